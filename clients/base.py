@@ -250,7 +250,7 @@ class DomainClient(NumPyClient):
         """Trains locally and returns the mean loss over the steps."""
         steps = self.begin_steps(round)
         for positions in steps.plan:
-            steps.took(steps.step(self.data.batch(positions, steps.transfer, steps.late)))
+            steps.take(self.data.batch(positions, steps.transfer, steps.late))
         return self.end_steps(steps)
 
     def begin_steps(self, round: LocalRound) -> LocalSteps:
@@ -266,13 +266,15 @@ class DomainClient(NumPyClient):
         if work.persist_optimizer and (kept := self.store.get("optimizer")):
             restore_optimizer(round.optimizer, kept)
         self.train_mode()
-        begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
-        round.terms = [function for function in begun if function is not None]
+        round.terms = [added for term in recipe.terms if term.acts(round.phase) and (added := term.begin(round))]
+        round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
         step = recipe.client.begin(round)
+        round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
         transfer = recipe.augment.begin(round) if recipe.augment else None
-        late = transfer is not None and recipe.augment.late
         best = BestIterate(self, round.steps, work.local_checks)
-        return LocalSteps(round, work, plan, step, transfer, late, best, self._after_step)
+        return LocalSteps(
+            round, work, plan, step, transfer, bool(transfer and recipe.augment.late), best, self._after_step
+        )
 
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""

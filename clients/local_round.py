@@ -1,9 +1,9 @@
 """What a client part sees of its local round: network, data, steps, and the records from and to the server."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +15,15 @@ from fedsim.common.seeding import numpy_rng, torch_generator
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.settings import TrainSettings
 
+Drawn = TypeVar("Drawn")
+
 
 @dataclass
 class Batch:
     """One training batch in a step; the forward pass fills `features`, `logits` and `loss`.
 
     labels: classes [B], or masks [B, Q, H, W]
+    soft: mixed labels [B, M], or mixed masks, on which the task's loss is computed in place of `labels`
     loss: the loss of the task alone, before any term
     raw: the images in [0, 1] before augmentation
     prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalization as `images`
@@ -38,9 +41,25 @@ class Batch:
     logits: Tensor | None = None
     loss: Tensor | None = None
     positions: np.ndarray | None = None
+    soft: Tensor | None = None
+    drawn: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def truth(self) -> Tensor:
+        """What the task's loss compares the logits with: soft labels where there are some."""
+        return self.labels if self.soft is None else self.soft
+
+    def once(self, part: Hashable, draw: Callable[[], Drawn]) -> Drawn:
+        """`draw()` for the batch's first pass, and the same value for every later one: an update may ask for the loss
+        of a batch several times (FedSAM does), at other weights, but for the same draws."""
+        if part not in self.drawn:
+            self.drawn[part] = draw()
+        return self.drawn[part]
 
 
 StepFunction = Callable[[Batch], Tensor]
+LossFunction = Callable[[], Tensor]
+UpdateFunction = Callable[[LossFunction], Tensor]
 Hook = Callable[[], None]
 
 
@@ -63,9 +82,11 @@ class LocalRound:
     data: its examples (`clients.local_data.LocalData`)
     optimizer, lr: the optimizer of the network's trainable parameters, made anew for the round, and its learning rate
     records: the records that the server sent with the model, by name
-    terms: the functions of the recipe's terms
+    objective, update, terms: the functions of the recipe's objective (None: `forward`), update (None: one gradient) and
+    terms
     scratch: values that live exactly as long as the round
     before_step: functions that change the gradients between the backward pass and the optimizer's step, in this order
+    after_step: functions that act on the batch after the step: companions, and second optimizers of other parts
     outbox: records that go to the server with the trained model; see `send`
     task: the loss and the metrics of the data set's task
     warm: see `remembered`
@@ -95,9 +116,12 @@ class LocalRound:
     optimizer: torch.optim.Optimizer | None = None
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    objective: StepFunction | None = None
+    update: UpdateFunction | None = None
     terms: list[StepFunction] = field(default_factory=list)
     scratch: dict[str, Any] = field(default_factory=dict)
     before_step: list[Hook] = field(default_factory=list)
+    after_step: list[Callable[[Batch], object]] = field(default_factory=list)
     outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     warm: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     task: TaskRules = CLASSIFIES
@@ -111,9 +135,9 @@ class LocalRound:
     means: set[str] = field(default_factory=set)
 
     def for_phase(self, phase: str) -> "LocalRound":
-        """The same round for another phase, without the scratch, terms, hooks and tallies of the first."""
-        return replace(self, phase=phase, steps=0, images=0, best_step=0, terms=[], scratch={}, before_step=[],
-                       sums={}, means=set())  # fmt: skip
+        """The same round for another phase, without the scratch, the parts' functions and the tallies of the first."""
+        return replace(self, phase=phase, steps=0, images=0, best_step=0, objective=None, update=None, terms=[],
+                       scratch={}, before_step=[], after_step=[], sums={}, means=set())  # fmt: skip
 
     @property
     def index(self) -> int:
@@ -163,7 +187,7 @@ class LocalRound:
             else:
                 batch.features = net.features(batch.images)
                 batch.logits = net.head(batch.features)
-        batch.loss = self.task.loss(batch.logits, batch.labels)
+        batch.loss = self.task.loss(batch.logits, batch.truth)
         return batch.loss
 
     def with_terms(self, batch: Batch, loss: Tensor) -> Tensor:
@@ -173,8 +197,11 @@ class LocalRound:
         return loss
 
     def loss_of(self, batch: Batch) -> Tensor:
-        """The local loss of the batch: forward pass, the task's loss, and the terms of the recipe."""
-        return self.with_terms(batch, self.forward(batch))
+        """The local loss of the batch at the present weights: the recipe's objective with its terms.
+
+        The objective may change the batch (views, mixtures); a step that needs it as it was keeps a copy.
+        """
+        return self.with_terms(batch, (self.objective or self.forward)(batch))
 
     def backward(self, loss: Tensor, keep_graph: bool = False) -> None:
         """Computes the gradients of the loss, which replace earlier ones. Call `take_step` after it.
@@ -191,13 +218,14 @@ class LocalRound:
         self.optimizer.step()
 
     def apply_gradients(self, loss: Tensor) -> Tensor:
-        """One whole step on the loss: `backward`, then `take_step`. Returns the loss without its graph.
-
-        A step with several gradient evaluations (a sharpness-aware one, for example) calls the two itself.
-        """
+        """One whole step on the loss, by its gradient: `backward`, then `take_step`. Returns the loss without graph."""
         self.backward(loss)
         self.take_step()
         return loss.detach()
+
+    def move(self, loss: LossFunction) -> Tensor:
+        """One step of the recipe's update, which asks for the loss as often as it needs; the loss without its graph."""
+        return self.update(loss) if self.update else self.apply_gradients(loss())
 
     def autocast(self) -> AbstractContextManager:
         """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""

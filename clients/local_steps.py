@@ -1,14 +1,14 @@
 """One client's steps in one round: what is fixed before the first one, and the best iterate among them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.parts import ClientPart, LocalRound, StepFunction
+from clients.parts import Batch, ClientPart, LocalRound, StepFunction
 from fedsim.settings import TrainSettings
 
 Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
@@ -58,6 +58,14 @@ class LocalSteps:
 
     def __post_init__(self) -> None:
         self.total = torch.zeros((), device=self.round.device)
+
+    def take(self, batch: Batch) -> None:
+        """One step on a batch, and all that follows it; the companions get the batch as it was before the step."""
+        before = replace(batch)
+        loss = self.step(batch)
+        for function in self.round.after_step:
+            function(before)
+        self.took(loss)
 
     def took(self, loss: Tensor | None = None) -> None:
         """What follows a step: its loss is added (unless it is counted elsewhere), layers are clipped, and the iterate

@@ -8,8 +8,12 @@ the variables of `begin`, or in `round.scratch` when `end` needs them too. Value
 The order of one round:
 
     what the server asks before (`collect`) - the received tensors are loaded - `Report.before` of each report
-    - the batches are planned - `begin` of terms, step and augment - the steps
+    - the batches are planned - `begin` of terms, objective, update, step, companions and augment - the steps
     - `end` of all parts - `Report.after` of each report - `leave` of all parts
+
+In one step, objective and terms give the loss of the batch, the update moves the weights by it, and companions follow.
+An update may ask for the loss twice. What a part draws for a batch it draws by `batch.once`, so that the second pass
+has the same draws.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +22,9 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from clients.local_round import Batch, LocalRound, StepFunction
+from clients.local_round import Batch, LocalRound, LossFunction, StepFunction, UpdateFunction
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
 from fedsim.parts.facts import Fact
 from fedsim.parts.part import Part, part_name
 from fedsim.settings import TrainSettings
@@ -32,12 +36,17 @@ __all__ = [
     "Batch",
     "Batches",
     "ClientPart",
+    "Companion",
     "LocalRound",
+    "LocalUpdate",
+    "LossFunction",
+    "Objective",
     "Report",
     "Step",
     "StepFunction",
     "Term",
     "Unlabelled",
+    "UpdateFunction",
 ]
 
 
@@ -53,6 +62,8 @@ class ClientPart(Part):
     received one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of
     the run with `run.keep_personal`. Empty: there is none
     keeps_last_iterate: `end` sees the model of the last step, also where an earlier one is sent (`train.local_checks`)
+    needs_levels: it uses the feature maps `net.levels`
+    compiles: it takes `round.forward`, the pass that `train.compile` compiles, if it makes a training pass
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
@@ -60,6 +71,8 @@ class ClientPart(Part):
     banks: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[str] = ""
     keeps_last_iterate: ClassVar[bool] = False
+    needs_levels: ClassVar[bool] = False
+    compiles: ClassVar[bool] = True
 
     def contributes(self) -> tuple[str, ...]:
         """Names of the banks to which this part contributes."""
@@ -98,19 +111,60 @@ def departing(parts: Iterable[ClientPart], round: LocalRound, trained: Arrays, r
     return trained
 
 
-class Step(ClientPart):
-    """Defines how one local step is taken."""
+class Objective(ClientPart):
+    """Says what the loss of a batch is, before the terms."""
 
-    side_by_side: ClassVar[bool] = False  # takes the step of `SupervisedStep`, and so needs no code of its own
+    side_by_side: ClassVar[bool] = False
+    assumes = (Fact.OBJECTIVE,)
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """A function from a batch to its loss, which fills its features, logits and loss, as `round.forward` does."""
+        raise NotImplementedError
+
+
+class LocalUpdate(ClientPart):
+    """Says how the loss of a batch moves the weights in one step."""
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = False
+    assumes = (Fact.UPDATE,)
+
+    def begin(self, round: LocalRound) -> UpdateFunction:
+        """A function that takes one step and returns the loss without its graph. It gets the loss as a function, which
+        gives the loss at the present weights, and may be called several times."""
+        raise NotImplementedError
+
+
+class Companion(ClientPart):
+    """Does something beside the step, after each update, that does not change the shared model."""
+
+    side_by_side: ClassVar[bool] = False
+
+    def acts(self, phase: str) -> bool:
+        """In the rounds alone."""
+        return phase == "train"
+
+    def begin(self, round: LocalRound) -> Callable[[Batch], object]:
+        """A function of the batch as it was before the objective changed it."""
+        raise NotImplementedError
+
+
+class Step(ClientPart):
+    """Defines a whole local step: a procedure that is more than an objective and an update (episodes, adversaries).
+
+    It takes the objective where it calls `round.loss_of`, and the update where it calls `round.move`. A procedure that
+    does without one of them breaks that fact.
+    """
+
+    side_by_side: ClassVar[bool] = False
+    breaks = (Fact.OBJECTIVE, Fact.UPDATE)
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
-    needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
-    compiles: ClassVar[bool] = True  # takes `round.forward`, the pass that `train.compile` compiles
 
     def begin(self, round: LocalRound) -> StepFunction:
         """A function that takes one step on a batch and returns its detached loss.
 
-        `lambda batch: round.apply_gradients(round.loss_of(batch))` is the supervised step. A step that computes its
-        loss itself adds the recipe's terms by `round.with_terms`.
+        `lambda batch: round.move(lambda: round.loss_of(batch))` is the plain step. A step that computes its loss itself
+        adds the recipe's terms by `round.with_terms`.
         """
         raise NotImplementedError
 
@@ -152,6 +206,7 @@ class Term(ClientPart):
     def begin(self, round: LocalRound) -> StepFunction | None:
         """A function from a batch to the scalar that is added to the loss, or None when there is nothing to add.
 
+        What it draws for a batch, it draws by `batch.once`.
         There is nothing to add with a weight of 0, or where a part only appends a function to `round.before_step`.
         """
         raise NotImplementedError

@@ -1,14 +1,13 @@
-"""Ditto's client step: a personal model beside the shared one."""
+"""Ditto: a personal model beside the shared one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from clients.optimizers import make_optimizer
-from clients.parts import Batch, LocalRound, Step, StepFunction
-from clients.step.supervised import SupervisedStep
+from clients.parts import Batch, Companion, LocalRound
 from clients.tools.losses import proximal
 from clients.tools.networks import after_step_functions, apart, descend, twin_of
 from fedsim.common.tasks import ANY_TASK
@@ -17,16 +16,17 @@ ENTRY = "ditto"  # the store's entry for the personal model
 
 
 @dataclass(frozen=True)
-class Ditto(Step):
-    """Each batch gives the shared model a supervised step, and then the client's personal model v a step on
+class Ditto(Companion):
+    """Each batch gives the shared model its step, and then the client's personal model v a step on
 
         F(v) + (lam / 2) ||v - w^t||^2, where w^t is the model received this round.
 
     Source: Ditto (Li et al., ICML 2021). v never leaves its client. It starts as the first received model and keeps its
     values between rounds. It is trained by an optimizer of its own with the experiment's settings, made anew in each
-    round. Its random numbers are its own, so that the shared model is FedAvg's bit for bit. F is cross-entropy; the
-    terms of the recipe belong to the shared model. Both steps see the same batch, as in the official code; PFLlib makes
-    the whole personal pass first. `lam = 0` trains v on the client's data alone.
+    round. Its random numbers are its own, so that the shared model is the same without it, bit for bit. F is the task's
+    loss of the batch as the data set gives it; objective, update and terms of the recipe belong to the shared model.
+    Both steps see the same batch, as in the official code; PFLlib makes the whole personal pass first. `lam = 0` trains
+    v on the client's data alone.
 
     lam: lambda, 1 in the official runs
     """
@@ -37,17 +37,15 @@ class Ditto(Step):
     personal: ClassVar[str] = ENTRY
     whole: ClassVar[bool] = True
 
-    def begin(self, round: LocalRound) -> StepFunction:
-        """The supervised step, followed by that of the personal model."""
-        main = SupervisedStep().begin(round)
+    def begin(self, round: LocalRound) -> Callable[[Batch], None]:
+        """The step of the personal model."""
         net = round.scratch[ENTRY] = twin_of(round.net, round.store.get(ENTRY))
         parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
         reference = [parameter.detach().clone() for parameter in round.parameters().values()]
         optimizer = make_optimizer(net, round.train, round.lr)
         randomness, after_step = round.generator(ENTRY), after_step_functions(net)
 
-        def step(batch: Batch) -> Tensor:
-            loss = main(batch)
+        def step(batch: Batch) -> None:
             with apart(randomness, round.device), round.autocast():
                 logits = net(batch.images)
             personal_loss = round.task.loss(logits, batch.labels)
@@ -55,7 +53,6 @@ class Ditto(Step):
             round.tally("personal_train_loss", descend(optimizer, personal_loss))
             for function in after_step:
                 function()
-            return loss
 
         return step
 

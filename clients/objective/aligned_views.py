@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clients.augment.aug_mix import STRENGTHS, mixed
 from clients.augment.cross_client_style import CrossClientStyle
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence, supervised_contrast
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
 from fedsim.parts.part import RecipeParts
@@ -55,7 +55,7 @@ def contrast_of(views: list[Tensor], labels: Tensor, temperature: float, own: bo
 
 
 @dataclass(frozen=True)
-class AlignedViews(Step):
+class AlignedViews(Objective):
     """L = sum_v CE(z_v, y) + lambda2 JS(z_0, ..., z_V) + lambda1 mean_{v>0} SC(f_v, f_0) + terms. z_v are the logits
     and f_v the features of the batch itself (v = 0) and of V other views of it.
 
@@ -143,13 +143,13 @@ class AlignedViews(Step):
         return dict(zip(("mean", "std"), joined, strict=True))
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step on all views, or the supervised step where the batch itself is the only one."""
+        """The loss of all views, or the batch's own where it is the only one."""
         if not self.views:
-            return lambda batch: round.apply_gradients(round.loss_of(batch))
+            return round.forward
         styles = self.styles(round)
 
-        def step(batch: Batch) -> Tensor:
-            changed = [self.changed(batch.augmented, styles) for _ in range(self.views)]
+        def loss_of(batch: Batch) -> Tensor:
+            changed = batch.once(self, lambda: [self.changed(batch.augmented, styles) for _ in range(self.views)])
             views = [batch, *(Batch(batch.normalize(images), batch.labels) for images in changed)]
             loss = sum(round.forward(view) for view in views)
             if self.lambda2:
@@ -161,9 +161,9 @@ class AlignedViews(Step):
                 contrast = contrast_of([view.features for view in views], batch.labels, self.temperature, own)
                 round.tally("contrast_loss", contrast)
                 loss = loss + self.lambda1 * contrast
-            return round.apply_gradients(round.with_terms(batch, loss))
+            return loss
 
-        return step
+        return loss_of
 
     def styles(self, round: LocalRound) -> Style | None:
         """The rows of other clients, [N, C, 1, 1] each; None where there are none."""

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
-from clients.parts import Batch, LocalRound, Step, StepFunction
-from clients.step.supervised import SupervisedStep
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import descend, statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
@@ -36,7 +35,7 @@ def cafl(features: Tensor, mixed: Tensor, reduction: str = "sum") -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClientAgnostic(Step):
+class ClientAgnostic(Objective):
     """Two forward passes over every batch, f by local batch norm and f_D by the network's second view, and one step on
 
         L = CE(C(f), y) + lambda1 CE(C(stopgrad(f_D)), y) + lambda2 mean_(i,d) (f_id - f_D,id)^2 + terms
@@ -83,23 +82,15 @@ class ClientAgnostic(Step):
         return ""
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Installs the global statistics. Returns the main step, followed by the adapters' step when there are
+        """Installs the global statistics. Returns the loss; the adapters' step follows each step when there are
         adapters."""
         layers = mixig_layers(round.net)
         if layers:
             install_global(round.net, round.record(GLOBAL_BN, "client_agnostic"))
-        main = self._main_step(round, layers)
         adapted = {path: layer for path, layer in layers.items() if layer.adapter is not None}
-        if not adapted:
-            return main
-        adapt = self._adapter_step(round, layers, adapted)
-
-        def step(batch: Batch) -> Tensor:
-            loss = main(batch)
-            adapt(batch)
-            return loss
-
-        return step
+        if adapted:
+            round.after_step.append(self._adapter_step(round, layers, adapted))
+        return self._loss(round, layers)
 
     def end(self, round: LocalRound) -> None:
         """Stores the adapters' momentum when the experiment asks for it."""
@@ -108,26 +99,24 @@ class ClientAgnostic(Step):
             with trainable(adapters):
                 round.store.put(ADAPTER_OPTIMIZER, optimizer_tensors(optimizer, adapters))
 
-    def _main_step(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> StepFunction:
+    def _loss(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> StepFunction:
         net, view = round.net, SecondView(round, layers)
         if self.lambda1 == 0 and self.lambda2 == 0:
-            return SupervisedStep().begin(round)
+            return round.forward
 
-        def step(batch: Batch) -> Tensor:
+        def loss(batch: Batch) -> Tensor:
             ce_loss = round.forward(batch)
             with round.autocast():
-                with view.shown(), torch.set_grad_enabled(self.lambda2 != 0):
+                with view.shown(batch), torch.set_grad_enabled(self.lambda2 != 0):
                     mixed = net.features(batch.images)
                 logits = net.head(mixed.detach())
             cacl_loss = F.cross_entropy(logits.float(), batch.labels)
             cafl_loss = cafl(batch.features, mixed, self.cafl_reduction)
-            loss = ce_loss + self.lambda1 * cacl_loss + self.lambda2 * cafl_loss
-            loss = round.apply_gradients(round.with_terms(batch, loss))
             for name, value in (("ce_loss", ce_loss), ("cacl_loss", cacl_loss), ("cafl_loss", cafl_loss)):
                 round.tally(name, value)
-            return loss
+            return ce_loss + self.lambda1 * cacl_loss + self.lambda2 * cafl_loss
 
-        return step
+        return loss
 
     def _adapter_step(
         self, round: LocalRound, layers: dict[str, MixIGLayer], adapted: dict[str, MixIGLayer]
@@ -180,9 +169,10 @@ class SecondView:
             module.second_view = on
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """The second pass runs inside this block."""
+    def shown(self, batch: Batch) -> Iterator[None]:
+        """The second pass of a batch runs inside this block."""
         if self.layers:
+            self.generator.set_state(batch.once(self, self.generator.get_state))
             draw_u(self.layers, self.generator)
         self._act(True)
         try:

@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.augment.aug_mix import STRENGTHS, mixed
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
 from fedsim.models.inserts.base import leading
 
 
 @dataclass(frozen=True)
-class ConsistentViews(Step):
+class ConsistentViews(Objective):
     """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms; p_0 is for the image, p_1 and p_2 for two AugMix versions of
     it.
 
@@ -43,12 +43,12 @@ class ConsistentViews(Step):
         return self.weight == 0
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step on three versions, or the supervised step when the weight is 0."""
+        """The loss of three versions, or of the image alone when the weight is 0."""
         if self.weight == 0:
-            return lambda batch: round.apply_gradients(round.loss_of(batch))
+            return round.forward
 
-        def step(batch: Batch) -> Tensor:
-            versions = [self.version(batch) for _ in range(2)]
+        def loss(batch: Batch) -> Tensor:
+            versions = batch.once(self, lambda: [self.version(batch) for _ in range(2)])
             with round.autocast():
                 features = round.net.features(torch.cat([batch.images, *versions]))
                 logits = round.net.head(features).chunk(3)
@@ -56,9 +56,9 @@ class ConsistentViews(Step):
             batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
             divergence = js_divergence(logits)
             round.tally("js_loss", divergence)
-            return round.apply_gradients(round.with_terms(batch, batch.loss + self.weight * divergence))
+            return batch.loss + self.weight * divergence
 
-        return step
+        return loss
 
     def version(self, batch: Batch) -> Tensor:
         """The network's input for one mixture of the batch."""

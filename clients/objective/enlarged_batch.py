@@ -1,5 +1,6 @@
-"""StableFDG's local step: batches with the styles of another client, and enlarged by samples with new styles."""
+"""StableFDG's loss: batches with the styles of another client, and enlarged by samples with new styles."""
 
+import copy
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.local_data import on_device
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.cut_network import CutNetwork
 from clients.tools.networks import evaluating, statistics_frozen
 from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_rows
@@ -25,7 +26,7 @@ BANK, STYLE = "feature_style", "style"  # the record, and the array in it
 
 
 @dataclass(frozen=True)
-class EnlargedBatch(Step):
+class EnlargedBatch(Objective):
     """L = CE(h(f(x)), y) over the batch as it leaves the styles' layers, with all labels, + terms.
 
     Sharing and shifting, after stage 1, in a batch with probability `sharing`: the ceil(B/2) samples that k-means++
@@ -89,7 +90,7 @@ class EnlargedBatch(Step):
         return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Sends the client's style and returns the step, whose draws are made on the host."""
+        """Sends the client's style and returns the loss, whose draws are made on the host."""
         net, rng = round.net, round.rng("styles")
         foreign = self._exchanged(round)
         highlighter = next((module for module in net.modules() if isinstance(module, Highlighter)), None)
@@ -98,23 +99,28 @@ class EnlargedBatch(Step):
         balanced = ClassBalanced(round, labels, max(every, 1.0), highlighter, rng)
         steps = itertools.count()
 
-        def step(batch: Batch) -> Tensor:
+        def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, dict]:
             own, number = labels[batch.positions], next(steps)
             share = foreign is not None and rng.random() < self.sharing
             styles = StylePass(net.styles.part, net.styles.explored, own, foreign if share else None, rng)
-            if (styles.active or highlighter) and lone_classes(own).size:
-                styles.balanced = balanced.passed(number)
+            lone = bool((styles.active or highlighter) and lone_classes(own).size)
+            if lone:
+                balanced.draw(number)
+            return styles, lone, batch.labels, rng.bit_generator.state
+
+        def loss(batch: Batch) -> Tensor:
+            styles, lone, own, rng.bit_generator.state = batch.once(self, lambda: draw(batch))
+            styles = copy.copy(styles)
+            styles.balanced = balanced.passed() if lone else styles.balanced
             paired = highlighter.paired(styles.partners) if highlighter else nullcontext()
             with round.autocast(), net.styles.acting(styles.acts), paired:
                 batch.features = net.features(batch.images)
                 batch.logits = net.head(batch.features)
-            if len(styles.labels) > len(own):
-                added = on_device(styles.labels[len(own) :], batch.labels.device)
-                batch.labels = torch.cat([batch.labels, added])
+            batch.labels = torch.cat([own, on_device(styles.labels[len(own) :], own.device)])
             batch.loss = round.task.loss(batch.logits, batch.labels)
-            return round.apply_gradients(round.with_terms(batch, batch.loss))
+            return batch.loss
 
-        return step
+        return loss
 
     def _exchanged(self, round: LocalRound) -> Tensor | None:
         """Another client's style, if one came; this client's own is sent."""
@@ -145,18 +151,21 @@ class ClassBalanced:
         self.classes = np.unique(labels)
         self.drawn, self.images = -1, None
 
-    @torch.no_grad()
-    def passed(self, step: int) -> Balanced:
-        """What the network in its present state, in training mode, makes of them; running statistics do not change.
+    def draw(self, step: int) -> None:
+        """Draws the images of this step, if it has others than the step before.
 
         A client with one class has no such batch: one image gives a norm layer no statistics.
         """
-        found, net = Balanced(self.classes), self.round.net
-        if len(self.classes) < 2:
-            return Balanced(self.classes[:0])
-        if self.drawn != int(step / self.every):
+        if len(self.classes) > 1 and self.drawn != int(step / self.every):
             self.drawn = int(step / self.every)
             self.images = self.round.data.batch(picked_rows(self.labels, self.classes, self.rng)).images
+
+    @torch.no_grad()
+    def passed(self) -> Balanced:
+        """What the network in its present state, in training mode, makes of them; running statistics do not change."""
+        found, net = Balanced(self.classes), self.round.net
+        if self.images is None:
+            return Balanced(self.classes[:0])
         paired = self.highlighter.paired(found.note_queries) if self.highlighter else nullcontext()
         with self.round.autocast(), statistics_frozen(net), net.styles.acting(found.note_map), paired:
             net.features(self.images)

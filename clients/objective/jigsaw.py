@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.objective.permutations import PERMUTATIONS, TILES
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import evaluating
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
@@ -19,14 +19,14 @@ SIDE = 3  # number of tiles in a row
 
 
 @dataclass(frozen=True)
-class Jigsaw(Step):
+class Jigsaw(Objective):
     """L = CE(h(f(x')), y) + alpha CE(j(f(x')), s) + terms, where x' is the image with its 3 x 3 tiles in the order s.
 
         s = 0 (the original order) with probability beta, else uniform over 0, 1, ..., P; the P permutations are fixed
 
     Source: JiGen (Carlucci et al., CVPR 2019). j is the insert `jigsaw_head`, which is aggregated like all tensors;
     predictions use the classifier on the whole image. The permutations are ours, and not the published list
-    (`clients/objective/permutations.py`). The step acts on the images after the data set's own crop, flip and jitter.
+    (`clients/objective/permutations.py`). It acts on the images after the data set's own crop, flip and jitter.
     Tiles have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224 pixels as in the paper.
     A network that accepts only one image size (ViT) is refused with it. `border = "keep"` leaves the border in place
     without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
@@ -43,15 +43,18 @@ class Jigsaw(Step):
     requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step with both losses."""
+        """The sum of both losses."""
         round.remembered("jigsaw size", self.border, lambda: self._require_size(round))
         head, generator = round.net.jigsaw, round.generator("jigsaw")
         table = torch.tensor([tuple(range(TILES)), *PERMUTATIONS])[: head.out_features]
 
-        def step(batch: Batch) -> Tensor:
+        def draw(batch: Batch) -> tuple[Tensor, Tensor]:
             orders = draw_orders(len(batch.labels), self.beta, len(table), generator)
             grey = torch.rand(len(orders), TILES, generator=generator) < self.grey
-            batch.images = batch.normalize(self.scrambled(batch.augmented, table[orders], grey))
+            return orders, batch.normalize(self.scrambled(batch.augmented, table[orders], grey))
+
+        def loss_of(batch: Batch) -> Tensor:
+            orders, batch.images = batch.once(self, lambda: draw(batch))
             loss = round.forward(batch)
             if self.alpha:
                 with round.autocast():
@@ -59,9 +62,9 @@ class Jigsaw(Step):
                 jigsaw_loss = F.cross_entropy(logits.float(), orders.to(logits.device))
                 round.tally("jigsaw_loss", jigsaw_loss)
                 loss = loss + self.alpha * jigsaw_loss
-            return round.apply_gradients(round.with_terms(batch, loss))
+            return loss
 
-        return step
+        return loss_of
 
     @torch.no_grad()
     def _require_size(self, round: LocalRound) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clients.augment.style_augmenter import StyleAugmenter
 from clients.optimizers import eager
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import kernel_sum, squared_distances, supervised_contrast
 from clients.tools.networks import descend, statistics_frozen
 from fedsim.models.inserts.base import Insert
@@ -23,7 +23,7 @@ SHARE = 0.6  # share of the augmented image in the view; the rest is the image i
 
 
 @dataclass(frozen=True)
-class LearnToDiversify(Step):
+class LearnToDiversify(Objective):
     """Every batch is used twice, with the view x+ = .6 normalize(sigmoid(G(x))) + .4 x of the augmenter G. Stage 1
     trains the network, with newly drawn convolutions of G:
 
@@ -62,18 +62,19 @@ class LearnToDiversify(Step):
         return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Both stages on every batch."""
+        """The loss of stage 1; stage 2 follows each step."""
         augmenter = round.scratch[ENTRY] = augmenter_of(round)
         optimizer = eager(torch.optim.SGD)(augmenter.parameters(), self.augmenter_lr)
 
-        def step(batch: Batch) -> Tensor:
-            with torch.no_grad():
-                styled = view(augmenter, batch, fresh=True)
-            loss = round.apply_gradients(self._agreement(round, batch, styled))
+        def train_augmenter(batch: Batch) -> None:
             round.tally("augmenter_loss", descend(optimizer, self._diversity(round, batch, augmenter)))
-            return loss
 
-        return step
+        @torch.no_grad()
+        def styled(batch: Batch) -> Tensor:
+            return view(augmenter, batch, fresh=True)
+
+        round.after_step.append(train_augmenter)
+        return lambda batch: self._agreement(round, batch, batch.once(self, lambda: styled(batch)))
 
     def end(self, round: LocalRound) -> None:
         """Stores the augmenter."""
@@ -90,7 +91,7 @@ class LearnToDiversify(Step):
         batch.loss = F.cross_entropy(logits, labels)
         contrast = supervised_contrast(F.normalize(embedded.float()), labels, self.temperature)
         likelihood = ((mean - embedded[:count]).square() / logvar.exp() + logvar).mean()
-        return round.with_terms(batch, batch.loss + self.alpha1 * contrast + self.alpha2 * likelihood)
+        return batch.loss + self.alpha1 * contrast + self.alpha2 * likelihood
 
     def _diversity(self, round: LocalRound, batch: Batch, augmenter: StyleAugmenter) -> Tensor:
         """L_G of stage 2, with a graph to the augmenter alone."""

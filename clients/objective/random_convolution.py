@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
 
 
 @dataclass(frozen=True)
-class RandomConvolution(Step):
+class RandomConvolution(Objective):
     """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, where p_v are the network's predictions for three views of the
     batch.
 
@@ -40,23 +40,21 @@ class RandomConvolution(Step):
     sizes: tuple[Literal[1, 3, 5, 7, 9, 11], ...] = (1, 3, 5, 7)
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step on three views."""
-        net, generator = round.net, round.generator("random-convolution")
+        """The loss of three views, or of one when the weight is 0."""
+        net, generator, count = round.net, round.generator("random-convolution"), 3 if self.weight else 1
 
-        def step(batch: Batch) -> Tensor:
-            images = batch.images
-            batch.images = self.view(images, generator)
+        def loss_of(batch: Batch) -> Tensor:
+            batch.images, *others = batch.once(self, lambda: [self.view(batch.images, generator) for _ in range(count)])
             loss = round.forward(batch)
-            if self.weight:
-                others = [self.view(images, generator) for _ in range(2)]
+            if others:
                 with round.autocast():
                     logits = [batch.logits, *(net(view) for view in others)]
                 divergence = js_divergence(logits)
                 round.tally("js_loss", divergence)
                 loss = loss + self.weight * divergence
-            return round.apply_gradients(round.with_terms(batch, loss))
+            return loss
 
-        return step
+        return loss_of
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """One random version of images [B, C, H, W]."""

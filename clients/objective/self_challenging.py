@@ -1,5 +1,6 @@
 """Representation self-challenging: the classifier must predict without the features that it relies on most."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.cut_network import CutNetwork
 from clients.tools.networks import statistics_frozen
 
@@ -21,7 +22,7 @@ MARGIN = 1e-4  # a sample counts as changed when its probability falls by more t
 
 
 @dataclass(frozen=True)
-class SelfChallenging(Step):
+class SelfChallenging(Objective):
     """L = CE(h(z * M), y) + terms: the features z with the largest gradient of the true class's score are set to 0.
 
         g = d o_y / dz,  M_i = 1[g_i < percentile_(1-f)(g)]
@@ -58,11 +59,11 @@ class SelfChallenging(Step):
         return self.variant != "official"
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step with masked features."""
+        """The loss of masked features."""
         return self._on_map(round) if self.variant == "official" else self._on_features(round)
 
     def _on_features(self, round: LocalRound) -> StepFunction:
-        def step(batch: Batch) -> Tensor:
+        def loss(batch: Batch) -> Tensor:
             round.forward(batch)
             features = batch.features
             if not features.requires_grad:  # nothing before the head is trained (`model.train`)
@@ -73,38 +74,40 @@ class SelfChallenging(Step):
             with torch.no_grad(), round.autocast():
                 muted = round.net.head(features * mask)
             challenged = most_changed(batch.logits, muted, batch.labels, self.b)
-            return finish(round, batch, features * torch.where(challenged[:, None], mask, 1.0))
+            return loss_with(round, batch, features * torch.where(challenged[:, None], mask, 1.0))
 
-        return step
+        return loss
 
     def _on_map(self, round: LocalRound) -> StepFunction:
         net, generator = round.net, round.generator("self-challenging")
         cut = CutNetwork(net, net.levels[-1])
-        taken = [0]
+        taken = itertools.count()
 
-        def step(batch: Batch) -> Tensor:
-            share = batch_share(epochs_done(round, taken[0]))
-            taken[0] += 1
+        def draw(batch: Batch) -> tuple[float, bool]:
             add_mirrored(batch)
+            share = batch_share(epochs_done(round, next(taken)))
+            return share, bool(torch.rand((), generator=generator) < 0.5)
+
+        def loss(batch: Batch) -> Tensor:
+            share, spatial = batch.once(self, lambda: draw(batch))
             with round.autocast():
                 level = cut.front(batch.images)
                 with statistics_frozen(net):
                     leaf = level.detach().requires_grad_()
                     logits = net.head(cut.tail(leaf))
                     gradient = saliency(logits, batch.labels, leaf)
-                    spatial = bool(torch.rand((), generator=generator) < 0.5)
                     mask = spatial_mask(leaf.detach(), gradient) if spatial else channel_mask(gradient)
                     with torch.no_grad():
                         muted = net.head(cut.tail(leaf * mask))
                 challenged = largest_falls(logits, muted, batch.labels, share)
                 batch.features = cut.tail(level * torch.where(challenged[:, None, None, None], mask, 1.0))
-            return finish(round, batch, batch.features)
+            return loss_with(round, batch, batch.features)
 
-        return step
+        return loss
 
 
 def add_mirrored(batch: Batch) -> None:
-    """Every image a second time, mirrored, in all that the step and its terms see; `raw` and `prepare` stay those of
+    """Every image a second time, mirrored, in all that the loss and the terms see; `raw` and `prepare` stay those of
     the images as they were drawn."""
     batch.images = torch.cat([batch.images, batch.images.flip(-1)])
     batch.labels = batch.labels.repeat(2)
@@ -114,12 +117,12 @@ def add_mirrored(batch: Batch) -> None:
         batch.positions = np.tile(batch.positions, 2)
 
 
-def finish(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:
-    """One step on the cross-entropy of the masked features, with the terms of the recipe."""
+def loss_with(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:
+    """The cross-entropy of the masked features."""
     with round.autocast():
         batch.logits = round.net.head(muted)
     batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
-    return round.apply_gradients(round.with_terms(batch, batch.loss))
+    return batch.loss
 
 
 def saliency(logits: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:

@@ -78,7 +78,8 @@ def reason_apart(recipe: Any) -> str:
     """Why clients with this recipe train one after the other whatever is set; empty: they may train as one program."""
     if recipe.pooled:
         return "one client holds all data"
-    parts = (recipe.client, *recipe.terms, recipe.norm, *recipe.inserts)
+    local = (recipe.client, recipe.objective, recipe.update, *recipe.companions)
+    parts = (*local, *recipe.terms, recipe.norm, *recipe.inserts)
     names = [part_name(part) for part in parts if not part.side_by_side]
     return f"{', '.join(names)}: not a function of one client's tensors and batch alone" if names else ""
 

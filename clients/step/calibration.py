@@ -15,6 +15,7 @@ from clients.step.supervised import SupervisedStep
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.tools.losses import mk_mmd
 from clients.tools.networks import frozen_copy
+from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
 
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
@@ -76,6 +77,7 @@ class SemanticCalibration(Step):
     qk_conv: bool = False
     freeze_proj: bool = False
     cross_entropy: bool = True
+    breaks = (Fact.OBJECTIVE,)
     prelude: ClassVar[str] = "acquire"
     needs_clients: ClassVar[bool] = True
     needs_levels: ClassVar[bool] = True
@@ -109,15 +111,15 @@ class SemanticCalibration(Step):
     def _calibration(self, round: LocalRound) -> StepFunction:
         align = self._logit_alignment(round) if self.align == "logits" else self._level_alignment(round)
 
-        def step(batch: Batch) -> Tensor:
+        def loss_of(batch: Batch) -> Tensor:
             with tapped(round.net) as levels:
                 cross_entropy = round.forward(batch)
             loss = self.weight * align(batch, levels)
             if self.cross_entropy:
                 loss = loss + cross_entropy
-            return round.apply_gradients(round.with_terms(batch, loss))
+            return round.with_terms(batch, loss)
 
-        return step
+        return lambda batch: round.move(lambda: loss_of(batch))
 
     def _logit_alignment(self, round: LocalRound) -> AlignFunction:
         local = round.scratch[ACQUIRED] = frozen_copy(round.net, round.store.get(ACQUIRED))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -12,22 +12,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.augment import frequency
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.parts import Batch, LocalRound, LossFunction, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from clients.tools.contours import boundary_loss
 from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.weights import StateDict
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
 class EpisodicStep(Step):
     """min_theta  L_in(theta) + L_out(theta^), where theta^ = theta - beta clamp(grad L_in(theta), -c, c).
 
-    L_in is the task's loss on the batch: cross-entropy, or the soft Dice loss of masks, plus the terms of the recipe.
-    L_out is its mean over m_test versions x' of the batch with low-frequency amplitudes of other clients (see
-    `clients.augment.frequency`), with lambda ~ U[0, 1] for each image and client. With masks, gamma L_bd(x, x'; theta,
-    theta^) is added, the contrast of boundary and background embeddings (`clients.tools.contours`).
+    L_in is the loss of the objective on the batch, by default cross-entropy or the soft Dice loss of masks, plus the
+    terms of the recipe. L_out is the mean of the task's loss over m_test versions x' of the batch with low-frequency
+    amplitudes of other clients (see `clients.augment.frequency`). lambda ~ U[0, 1] for each image and client. With
+    masks, gamma L_bd(x, x'; theta, theta^) is added, the contrast of boundary and background embeddings
+    (`clients.tools.contours`).
 
     In first order, grad = grad L_in(theta) + grad L_out(theta^). In second order, the latter is multiplied by I - beta
     H_in on the coordinates that were not clipped. Batch-norm statistics are updated by the inner pass alone.
@@ -40,6 +42,8 @@ class EpisodicStep(Step):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    assumes = (Fact.HARD_LABELS,)
+    breaks = (Fact.UPDATE,)
 
     L_w: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Half-width of the window as a share of the shorter side: b = floor(L_w min(H, W)). With 0.01, images of less than
@@ -104,13 +108,18 @@ class EpisodicStep(Step):
             return SupervisedStep().begin(round)
         outer = self._outer_loss(round)
         episode = self._second_order if self.second_order else self._first_order
-        return lambda batch: episode(round, round.loss_of, outer, batch)
 
-    def _outer_loss(self, round: LocalRound) -> Callable[[Batch, StateDict], Tensor]:
-        """L_out(theta^; batch); L_in is `round.loss_of`."""
+        def step(batch: Batch) -> Tensor:
+            seen = replace(batch)
+            return episode(round, lambda: round.loss_of(seen), lambda stepped: outer(batch, seen.features, stepped))
+
+        return step
+
+    def _outer_loss(self, round: LocalRound) -> Callable[[Batch, Tensor, StateDict], Tensor]:
+        """L_out(theta^; batch), with the embeddings of the inner pass; L_in is `round.loss_of`."""
         net, versions, contrasts = round.net, self.transfer(round), self._contrasts(round)
 
-        def outer(batch: Batch, stepped: StateDict) -> Tensor:
+        def outer(batch: Batch, embeddings: Tensor, stepped: StateDict) -> Tensor:
             buffers = {name: value.clone() for name, value in net.named_buffers()}
             losses = []
             for images in versions(batch.raw):
@@ -119,7 +128,7 @@ class EpisodicStep(Step):
                 loss = round.task.loss(logits, batch.labels)
                 if contrasts:
                     only = self.denominator == "negatives"
-                    contrast = boundary_loss(batch.features, features[0], batch.labels, self.tau, self.ring, only)
+                    contrast = boundary_loss(embeddings, features[0], batch.labels, self.tau, self.ring, only)
                     loss = loss + self.gamma * contrast
                 losses.append(loss)
             return sum(losses) / len(losses)
@@ -130,19 +139,19 @@ class EpisodicStep(Step):
         """Whether L_out has the boundary term: this needs feature maps, and masks with boundaries on these maps."""
         return self.gamma > 0 and round.task.maps
 
-    def _first_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
+    def _first_order(self, round: LocalRound, inner: LossFunction, outer: Callable[[StateDict], Tensor]) -> Tensor:
         """Sets p.grad = grad L_in(theta) + grad L_out(theta^), where the inner gradient is a constant.
 
         L_bd adds its gradient at theta, which it has through the embeddings of x.
         """
         named, contrasts = round.parameters(), self._contrasts(round)
-        loss = inner(batch)
+        loss = inner()
         round.backward(loss, keep_graph=contrasts)
         used = {name: parameter for name, parameter in named.items() if parameter.grad is not None}
         gradients = [parameter.grad for parameter in used.values()]
         stepped = dict(zip(used, inner_step(list(used.values()), gradients, self.beta, self.clip)))
         stepped = {name: value.requires_grad_() for name, value in stepped.items()}
-        meta_loss = outer(batch, stepped)
+        meta_loss = outer(stepped)
         at = [*stepped.values(), *(used.values() if contrasts else ())]
         meta = torch.autograd.grad(meta_loss, at, allow_unused=True)
         for some in (meta[: len(gradients)], meta[len(gradients) :]):
@@ -152,16 +161,16 @@ class EpisodicStep(Step):
         round.take_step()
         return (loss + meta_loss).detach()
 
-    def _second_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
+    def _second_order(self, round: LocalRound, inner: LossFunction, outer: Callable[[StateDict], Tensor]) -> Tensor:
         """Sets the gradient of the sum, through theta^."""
         named = round.parameters()
-        loss = inner(batch)
+        loss = inner()
         gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True, allow_unused=True)
         used = {name: gradient for name, gradient in zip(named, gradients) if gradient is not None}
         stepped = {
             name: named[name] - self.beta * gradient.clamp(-self.clip, self.clip) for name, gradient in used.items()
         }
-        return round.apply_gradients(loss + outer(batch, stepped))
+        return round.apply_gradients(loss + outer(stepped))
 
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
         """A function of raw images [B, C, H, W] that returns m_test versions of them with amplitudes of other

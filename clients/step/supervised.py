@@ -1,4 +1,4 @@
-"""The standard local step: forward, loss plus terms, backward, optimizer."""
+"""The plain local step: the objective with the terms gives the loss, and the update moves the weights by it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,11 +9,12 @@ from fedsim.common.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class SupervisedStep(Step):
-    """L = CE(h(f(x)), y) + the sum of the terms, and one optimizer step (FedAvg's local step)."""
+    """update(L), where L is the objective and the sum of the terms; with their defaults it is FedAvg's local step."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    breaks = ()
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """A step function over `round.net` and `round.optimizer`, which returns the total loss without a graph."""
-        return lambda batch: round.apply_gradients(round.loss_of(batch))
+        """One step of the recipe's update on the recipe's loss."""
+        return lambda batch: round.move(lambda: round.loss_of(batch))

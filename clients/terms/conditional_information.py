@@ -80,7 +80,7 @@ class ConditionalInformation(Term):
     kappa: Literal["free", "softplus", "none"] = "free"
     reference_weights: Literal["examples", "uniform"] = "examples"
     requires: ClassVar[dict[str, str]] = {"banks": "class_references"}
-    assumes = (Fact.DRAWN_FEATURES,)
+    assumes = (Fact.DRAWN_FEATURES, Fact.HARD_LABELS)
 
     @property
     def bank(self) -> str:

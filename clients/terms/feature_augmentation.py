@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from clients.terms.first_pass import first_pass
+from fedsim.parts.facts import Fact
 
 MOMENTS = "class-moments"  # the store's entry: count, sum and sum of outer products of each class's features
 FOLD_FROM = 4096  # so many rows are remembered before they are added to the sums
@@ -43,22 +43,30 @@ class FeatureAugmentation(Term):
     lam: Annotated[float, Field(ge=0)] = 1.0
     warmup: Annotated[int, Field(ge=1)] = 1
 
+    @property
+    def assumes(self) -> tuple[Fact, ...]:
+        """The covariances are those of classes."""
+        return (Fact.HARD_LABELS,) if self.variant == "a" else ()
+
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The cross-entropy with noise, or None when lam is 0."""
         if self.lam == 0:
             return None
         roots = self._roots(round) if self.variant == "a" else None
         moments = round.scratch[MOMENTS] = ClassMoments(round.classes)
-        first = first_pass(round)
+
+        def draw(batch: Batch) -> tuple[Tensor, Tensor | float]:
+            z = batch.features
+            if self.variant == "a":
+                moments.add(z.detach().float().clone(), batch.labels)  # the next pass may write over z
+            return torch.normal(1.0, self.sigma1, z.shape, device=z.device), self._shift(batch, roots)
 
         def term(batch: Batch) -> Tensor:
-            z = batch.features
-            noisy = z * torch.normal(1.0, self.sigma1, z.shape, device=z.device) + self._shift(batch, roots)
-            if self.variant == "a" and first(batch):
-                moments.add(z.detach().float().clone(), batch.labels)  # the next pass may write over z
+            a, b = batch.once(self, lambda: draw(batch))
+            noisy = batch.features * a + b
             with round.autocast():
-                logits = round.net.head(noisy.to(z.dtype))
-            return self.lam * F.cross_entropy(logits.float(), batch.labels)
+                logits = round.net.head(noisy.to(batch.features.dtype))
+            return self.lam * F.cross_entropy(logits.float(), batch.truth)
 
         return term
 

@@ -40,6 +40,6 @@ class GuidingHead(Term):
         def term(batch: Batch) -> Tensor:
             with round.autocast():
                 logits = global_head(batch.features)
-            return self.weight * round.task.loss(logits, batch.labels)
+            return self.weight * round.task.loss(logits, batch.truth)
 
         return term

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.parts.facts import Fact
 
 
 def in_batch_contrast(logits: Tensor, labels: Tensor) -> Tensor:
@@ -30,6 +31,7 @@ class InBatchContrast(Term):
     """
 
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    assumes = (Fact.HARD_LABELS,)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term, or None when the share is 0."""

@@ -43,7 +43,7 @@ class OtherHeads(Term):
         def term(batch: Batch) -> Tensor:
             with round.autocast():
                 logits = [head(batch.features) for head in heads]
-            return weight * sum(F.cross_entropy(each.float(), batch.labels) for each in logits)
+            return weight * sum(F.cross_entropy(each.float(), batch.truth) for each in logits)
 
         return term
 

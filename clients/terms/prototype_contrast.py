@@ -11,8 +11,8 @@ from torch import Tensor
 
 from clients.budget import fedavg_amount
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from clients.terms.first_pass import first_pass
 from clients.tools.networks import evaluating
+from fedsim.parts.facts import Fact
 
 SEEN = "prototypes"  # the scratch entry for the class means while they are summed
 
@@ -79,6 +79,7 @@ class PrototypeContrast(Term):
     """
 
     side_by_side: ClassVar[bool] = True
+    assumes = (Fact.HARD_LABELS,)
 
     tau: Annotated[float, Field(gt=0)] = 0.02
     upcr: Literal["mean", "sum"] = "mean"
@@ -101,7 +102,6 @@ class PrototypeContrast(Term):
     def begin(self, round: LocalRound) -> StepFunction:
         """The two losses. The features of the last epoch are summed while it runs."""
         means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
-        first = first_pass(round)
         epoch = round.train.model_copy(update={"epochs": 1, "iterations": 0})
         left = round.steps - fedavg_amount(round.data.examples, epoch).steps  # steps before the last epoch
 
@@ -113,8 +113,8 @@ class PrototypeContrast(Term):
         contrast = self._contrast(round)
 
         def term(batch: Batch) -> Tensor:
-            if first(batch) and left <= 0 and self.proto_source == "last_epoch":
-                means.add(batch.features, batch.labels)
+            if left <= 0 and self.proto_source == "last_epoch":
+                batch.once(self, lambda: means.add(batch.features, batch.labels))
             return contrast(batch)
 
         return term

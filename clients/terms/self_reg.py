@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class SelfReg(Term):
     """
 
     side_by_side: ClassVar[bool] = True
+    assumes = (Fact.HARD_LABELS,)
 
     alpha: Annotated[float, Field(gt=0)] = 0.5
     feature_weight: Annotated[float, Field(ge=0)] = 0.3
@@ -43,11 +45,13 @@ class SelfReg(Term):
         projector = round.net.projector
         rng, generator = round.rng("self-reg"), round.generator("self-reg")
 
+        def draw(batch: Batch) -> tuple[tuple[Tensor, ...], float]:
+            return class_permutations(batch.labels, generator), float(rng.beta(self.alpha, self.alpha))
+
         def term(batch: Batch) -> Tensor:
-            order, *partners = class_permutations(batch.labels, generator)
+            (order, *partners), lam = batch.once(self, lambda: draw(batch))
             with round.autocast():
                 projected = projector(batch.features)
-            lam = float(rng.beta(self.alpha, self.alpha))
             logits = regulariser(batch.logits.float()[order], batch.logits.float()[order], partners, lam)
             features = regulariser(batch.features.float()[order], projected.float()[order], partners, lam)
             scale = batch.loss.detach().clamp(max=1.0)

@@ -120,7 +120,7 @@ class StyleContrast(Term):
     decoder_weights: str = ""
     """Local file of the AdaIN decoder."""
 
-    assumes = (Fact.ROWS,)
+    assumes = (Fact.ROWS, Fact.HARD_LABELS)
     requires: ClassVar[dict[str, str]] = {"banks": "interpolation_style"}
 
     @property
@@ -182,12 +182,16 @@ class StyleContrast(Term):
         space, target, rng = space_of(self, round.device), (record["mean"], record["std"]), round.rng("negatives")
         correction = int(self.content_variance == "unbiased")
 
+        @torch.no_grad()
+        def draw(batch: Batch) -> tuple[Tensor, Tensor]:
+            images = style.restyle(space, batch.augmented, target, self.alpha, correction)
+            return batch.normalize(images), on_device(rng.random(len(images)), round.device)
+
         def term(batch: Batch) -> Tensor:
-            with torch.no_grad():
-                images = style.restyle(space, batch.augmented, target, self.alpha, correction)
+            images, draws = batch.once(self, lambda: draw(batch))
             with round.autocast():
-                styled = round.net.features(batch.normalize(images)).float()
-            features, draws = batch.features.float(), on_device(rng.random(len(images)), round.device)
+                styled = round.net.features(images).float()
+            features = batch.features.float()
             contrast = triplet(features, styled, batch.labels, draws, self.margin)
             squares = mean_squares(features, styled)
             round.tally("triplet_loss", contrast)

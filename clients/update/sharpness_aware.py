@@ -1,4 +1,4 @@
-"""Local steps with the gradient at a nearby point of higher loss: FedSAM and FedLESAM."""
+"""Updates by the gradient at a nearby point of higher loss: FedSAM and FedLESAM."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,12 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.parts import Batch, LocalRound, Step, StepFunction
-from clients.step.supervised import SupervisedStep
+from clients.parts import LocalRound, LocalUpdate, LossFunction, UpdateFunction
 from clients.tools.last_move import last_move
 from clients.tools.networks import statistics_frozen
+from clients.update.one_gradient import OneGradient
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import ANY_TASK
 from fedsim.settings.experiment import Experiment
 
 SMALL = 1e-7  # added to norms
@@ -40,8 +39,8 @@ def moved(parameters: Sequence[Tensor], changes: Sequence[Tensor]) -> Iterator[N
             torch._foreach_copy_(parameters, before)
 
 
-class Perturbed(Step):
-    """The part that both steps have in common."""
+class Perturbed(LocalUpdate):
+    """The part that both updates have in common."""
 
     def check(self, experiment: Experiment) -> None:
         """Changes of the size of rho are lost in half precision, which is therefore refused."""
@@ -54,39 +53,38 @@ class SharpnessAware(Perturbed):
     """e = rho g(w) / (||g(w)|| + 1e-7), and the optimizer gets g(w + e) at w; g is the gradient of the local loss with
     terms.
 
-    Source: FedSAM (Qu et al., ICML 2022). Both gradients are of the same batch; the norm is over all trainable
-    parameters of the network, a client's own layers among them; afterwards w is exactly what it was. Only the first
-    pass updates running statistics. Weight decay, and the changes that terms make to gradients, act on the step at w.
-    `rho = 0` gives FedAvg bit for bit.
+    Source: FedSAM (Qu et al., ICML 2022). Both gradients are of the same batch, with the same draws of the objective
+    and the terms; layers that draw (dropout, MixStyle) draw anew, as in the released code. The norm is over all
+    trainable parameters of the network, a client's own layers among them; afterwards w is exactly what it was. Only the
+    first pass updates running statistics. Weight decay, and the changes that terms make to gradients, act on the step
+    at w. `rho = 0` gives FedAvg bit for bit.
 
     rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
     variant: `official` lets the second pass update running statistics too, as the released code does
     """
 
-    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-
     rho: Annotated[float, Field(ge=0)] = 0.05
     variant: Literal["paper", "official"] = "paper"
 
-    def begin(self, round: LocalRound) -> StepFunction:
-        """The step with two gradients. The returned loss and the tallies of terms are those of the first."""
+    def begin(self, round: LocalRound) -> UpdateFunction:
+        """The update by two gradients. The returned loss and the tallies are those of the first."""
         if self.rho == 0:
-            return SupervisedStep().begin(round)
+            return OneGradient().begin(round)
         parameters = list(round.parameters().values())
 
-        def step(batch: Batch) -> Tensor:
-            loss = round.loss_of(batch)
+        def update(loss_of: LossFunction) -> Tensor:
+            loss = loss_of()
             round.backward(loss)
             moving = [parameter for parameter in parameters if parameter.grad is not None]
             ascent, tallied = of_length([parameter.grad for parameter in moving], self.rho), dict(round.sums)
             statistics = statistics_frozen(round.net) if self.variant == "paper" else nullcontext()
             with moved(moving, ascent), statistics:
-                round.backward(round.loss_of(batch))
+                round.backward(loss_of())
             round.sums = tallied
             round.take_step()
             return loss.detach()
 
-        return step
+        return update
 
 
 @dataclass(frozen=True)
@@ -101,24 +99,22 @@ class GlobalAscent(Perturbed):
     rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
     """
 
-    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-
     rho: Annotated[float, Field(ge=0)] = 0.05
     whole: ClassVar[bool] = True
 
-    def begin(self, round: LocalRound) -> StepFunction:
-        """The supervised step with its forward and backward pass at w + e."""
+    def begin(self, round: LocalRound) -> UpdateFunction:
+        """The update with its forward and backward pass at w + e."""
         move = last_move(round) if self.rho > 0 and round.phase == "train" else None
         if move is None:
-            return SupervisedStep().begin(round)
+            return OneGradient().begin(round)
         parameters = list(round.shared_parameters().values())
         ascent = of_length(list(move.values()), -self.rho)
 
-        def step(batch: Batch) -> Tensor:
+        def update(loss_of: LossFunction) -> Tensor:
             with moved(parameters, ascent):
-                loss = round.loss_of(batch)
+                loss = loss_of()
                 round.backward(loss)
             round.take_step()
             return loss.detach()
 
-        return step
+        return update

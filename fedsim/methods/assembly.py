@@ -65,7 +65,7 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
     settings = dict(method)
     name = settings.pop("name")
     recipe = functools.reduce(combine, [(word, find_row(word)) for word in name.split("+")])[1]
-    for slot in [key for key in settings if key in SLOTS]:
+    for slot in sorted((key for key in settings if key in SLOTS), key=lambda slot: slot != "client"):
         recipe = exchange(recipe, slot, settings.pop(slot))
     recipe = in_order(complete(add(recipe, settings.pop("add", []))))
     present = [part_name(part) for _, part in parts_of(recipe)]
@@ -112,9 +112,10 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
     if isinstance(net.head, TextHead):
         net.head.texts = None  # and with it the text encoder, which inserts alone need
     _check_trained(experiment, net, head)
-    if recipe.client.needs_levels and not net.levels:
+    reading = [part_name(part) for part in recipe.client_parts() if part.needs_levels]
+    if reading and not net.levels:
         raise UserError(
-            f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "
+            f"{reading[0]} aligns convolutional feature maps, and {experiment.model.backbone} "
             "has none; use a ResNet, DenseNet, AlexNet or the digits CNN"
         )
     _check_privacy(experiment, recipe, net)

@@ -13,14 +13,17 @@ import pydantic
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.methods.docstrings import field_texts
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
+from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
 from fedsim.settings.experiment import parse_override
 
 
 def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
-    """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
+    """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot.
+
+    A part for `client` answers the questions of `FORMER_CLIENT` too, unless the settings name parts for them as well.
+    """
     if slot in LIST_SLOTS:
         names = [] if value == "none" else _names(f"method.{slot}", value)
         _refuse_twice(f"method.{slot}", names)
@@ -35,7 +38,8 @@ def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
         raise UserError(f"method.{slot} is a slot: {hint}")
     if value == "none" and getattr(Recipe(), slot) is None:
         return dataclasses.replace(recipe, **{slot: None})
-    return dataclasses.replace(recipe, **{slot: _made(value, slot, recipe)})
+    rest = {other: getattr(Recipe(), other) for other in FORMER_CLIENT} if slot == "client" else {}
+    return dataclasses.replace(recipe, **rest, **{slot: _made(value, slot, recipe)})
 
 
 def add(recipe: Recipe, value: Any) -> Recipe:
@@ -233,7 +237,8 @@ def replace_parts(recipe: Recipe, change: Callable[[Part], Part]) -> Recipe:
 def _made(name: Any, slot: str, recipe: Recipe) -> Part:
     """The part of that name: the one that the recipe has already, with its fields, or else a new one."""
     kind = find_part(name, slot)
-    return next((part for part in parts_in(recipe, slot) if type(part) is kind), None) or make(kind)
+    present = [part for other in (slot, *slots_of(kind)) for part in parts_in(recipe, other)]
+    return next((part for part in present if type(part) is kind), None) or make(kind)
 
 
 def _names(where: str, value: Any) -> list[str]:

@@ -2,13 +2,27 @@
 
 import dataclasses
 import json
+import warnings
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from clients.batches.shuffled import Shuffled
-from clients.parts import Augment, Batches, ClientPart, Report, Step, Term, Unlabelled
+from clients.objective.supervised import SupervisedLoss
+from clients.parts import (
+    Augment,
+    Batches,
+    ClientPart,
+    Companion,
+    LocalUpdate,
+    Objective,
+    Report,
+    Step,
+    Term,
+    Unlabelled,
+)
 from clients.step.supervised import SupervisedStep
+from clients.update.one_gradient import OneGradient
 from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
@@ -27,6 +41,9 @@ SLOTS: dict[str, type[Part]] = {
     "banks": Bank,
     "refine": Refine,
     "visits": Visit,
+    "objective": Objective,
+    "update": LocalUpdate,
+    "companions": Companion,
     "client": Step,
     "terms": Term,
     "batches": Batches,
@@ -38,7 +55,9 @@ SLOTS: dict[str, type[Part]] = {
     "infer": Infer,
 }
 P = TypeVar("P")
-LIST_SLOTS = ("banks", "refine", "visits", "terms", "reports", "inserts")
+LIST_SLOTS = ("banks", "refine", "visits", "companions", "terms", "reports", "inserts")
+# The slots whose parts were in the slot `client` before they had slots of their own.
+FORMER_CLIENT = ("objective", "update", "companions")
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,9 @@ class Recipe:
     banks: tuple[Bank, ...] = ()
     refine: tuple[Refine, ...] = ()
     visits: tuple[Visit, ...] = ()
+    objective: Objective = SupervisedLoss()
+    update: LocalUpdate = OneGradient()
+    companions: tuple[Companion, ...] = ()
     client: Step = SupervisedStep()
     terms: tuple[Term, ...] = ()
     batches: Batches = Shuffled()
@@ -67,6 +89,16 @@ class Recipe:
     paper: str = ""
     discloses: str = "model updates"
     tried_with: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """A part in `client` that has a slot of its own by now goes there; one line says so."""
+        for slot in FORMER_CLIENT:
+            if isinstance(self.client, SLOTS[slot]) and not isinstance(self.client, Step):
+                name = part_name(self.client)
+                warnings.warn(f"client = {name!r} is {slot} = {name!r} now; the old name goes with the next version",
+                              FutureWarning, 3)  # fmt: skip
+                object.__setattr__(self, slot, (self.client,) if slot in LIST_SLOTS else self.client)
+                object.__setattr__(self, "client", SupervisedStep())
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, Any], ...]:
@@ -135,9 +167,10 @@ def values_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 def in_order(recipe: Recipe) -> Recipe:
     """The recipe with its terms and refining parts by their `order`, so that `a+b` has the numbers of `b+a`."""
-    slots = {slot: getattr(recipe, slot) for slot in ("terms", "refine")}
+    slots = {slot: getattr(recipe, slot) for slot in ("terms", "refine", "companions")}
     ordered = {
-        slot: tuple(sorted(parts, key=lambda part: (part.order, part_name(part)))) for slot, parts in slots.items()
+        slot: tuple(sorted(parts, key=lambda part: (getattr(part, "order", 0), part_name(part))))
+        for slot, parts in slots.items()
     }
     return dataclasses.replace(recipe, **ordered)
 

@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 
 from fedsim.common.errors import UserError
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
+from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, slots_of
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name, unfit
 from fedsim.settings.experiment import Experiment
@@ -23,6 +23,9 @@ FOLDERS = {
     "banks": "strategies.banks",
     "refine": "strategies.refine",
     "visits": "strategies.visits",
+    "objective": "clients.objective",
+    "update": "clients.update",
+    "companions": "clients.companions",
     "client": "clients.step",
     "terms": "clients.terms",
     "batches": "clients.batches",
@@ -78,14 +81,15 @@ def find_part(name: object, slot: str = "") -> type:
     Raises UserError, with the most similar known name, when there is no such part, or when it is not for that slot.
     """
     known: dict[str, type] = {}
+    wanted = ("client", *FORMER_CLIENT) if slot == "client" else (slot,)
     for key, kinds in parts_by_slot().items():
-        known |= kinds if slot in ("", key) else {}
+        known |= kinds if not slot or key in wanted else {}
     where = f"method.{slot}: no part" if slot else "method: no part"
     kind = lookup(name if isinstance(name, str) else repr(name), known, "parts", where)
     if not isinstance(kind, type) or not slots_of(kind) or not dataclasses.is_dataclass(kind):
         hint = "a part is a dataclass that derives from a slot's contract (docs/own-method.md)"
         raise UserError(f"{where} {name!r}: {hint}")
-    if slot and slot not in slots_of(kind):
+    if slot and not set(wanted) & set(slots_of(kind)):
         raise UserError(f"{where} {name!r}: it is for {', '.join(slots_of(kind))}")
     return kind
 
@@ -105,7 +109,7 @@ def _fitting(recipe: Recipe, slot: str, where: str) -> object:
         raise UserError(f"{where} takes a tuple of parts, and the row has {_shown(value)}; write ({_shown(value)},)")
     parts = tuple(value) if slot in LIST_SLOTS else (value,)
     for part in parts:
-        if isinstance(part, type) and issubclass(part, SLOTS[slot]):
+        if isinstance(part, type) and slots_of(part):
             raise UserError(f"{where} has the class {part.__name__} where a part is needed; write {part.__name__}()")
         if not isinstance(part, SLOTS[slot]):
             hint = f"it is for {', '.join(slots_of(type(part)))}" if slots_of(type(part)) else "it is no part"

@@ -18,13 +18,13 @@ from strategies.weights.uniform import Uniform
 STYLE_METHODS: dict[str, Recipe] = {
     "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
     "stablefdg": Recipe(
-        client=EnlargedBatch(),
+        objective=EnlargedBatch(),
         inserts=(StyleExploration(), FeatureHighlighter()),
         banks=(FeatureStyles(),),
         weights=Uniform(),
         paper="Park et al., NeurIPS 2023: StableFDG",
     ),
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
-    "fedccrl": Recipe(client=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
+    "fedccrl": Recipe(objective=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
     "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025: FISC"),
 }

@@ -13,6 +13,7 @@ from clients.objective.client_agnostic import ClientAgnostic
 from clients.objective.consistent_views import ConsistentViews
 from clients.objective.jigsaw import Jigsaw
 from clients.objective.learn_to_diversify import LearnToDiversify
+from clients.objective.mixtures import CutMix, MixUp
 from clients.objective.random_convolution import RandomConvolution
 from clients.objective.self_challenging import SelfChallenging
 from clients.reports.generalization_gap import GeneralizationGap
@@ -89,10 +90,10 @@ METHODS: dict[str, Recipe] = {
     "scaffold": Recipe(
         terms=(DriftCorrection(),), banks=(ControlVariates(),), paper="Karimireddy et al., ICML 2020, Option II"
     ),
-    "ditto": Recipe(client=Ditto(), paper="Li et al., ICML 2021; its shared model is FedAvg's"),
+    "ditto": Recipe(companions=(Ditto(),), paper="Li et al., ICML 2021; its shared model is FedAvg's"),
     "perada": Recipe(
         inserts=(Adapters(),),
-        client=Ditto(0.2),
+        companions=(Ditto(0.2),),
         weights=Uniform(),
         refine=(EnsembleDistillation(),),
         paper="Xie et al., CVPR 2024: PerAda",
@@ -150,7 +151,7 @@ METHODS: dict[str, Recipe] = {
         norm=MixIG(),
         share=WithoutBatchNorm(),
         banks=(GlobalBatchNorm(),),
-        client=ClientAgnostic(),
+        objective=ClientAgnostic(),
         paper="client-agnostic learning, ICLR 2023 submission: FedIG",
         discloses="as FedAvg: batch norm is uploaded, and its average is sent back",
     ),
@@ -158,25 +159,27 @@ METHODS: dict[str, Recipe] = {
         norm=MixIG(adapter=True),
         share=WithoutBatchNorm(),
         banks=(GlobalBatchNorm(),),
-        client=ClientAgnostic(),
+        objective=ClientAgnostic(),
         infer=ZeroShotAdapter(),
         paper="the same with zero-shot adapters: FedIG-A",
         discloses="as FedIG, and the adapters' weights",
     ),
     "mixstyle": Recipe(inserts=(MixStyle(),), paper="Zhou et al., ICLR 2021, inside FedAvg"),
     # Single-source generalization inside each client, under FedAvg
-    "rsc": Recipe(client=SelfChallenging(), paper="Huang et al., ECCV 2020, inside FedAvg"),
+    "rsc": Recipe(objective=SelfChallenging(), paper="Huang et al., ECCV 2020, inside FedAvg"),
     "randaugment": Recipe(augment=RandAugment(), paper="Cubuk et al., NeurIPS workshops 2020, inside FedAvg"),
-    "augmix": Recipe(client=ConsistentViews(), paper="Hendrycks et al., ICLR 2020, inside FedAvg"),
-    "randconv": Recipe(client=RandomConvolution(), paper="Xu et al., ICLR 2021, inside FedAvg"),
+    "augmix": Recipe(objective=ConsistentViews(), paper="Hendrycks et al., ICLR 2020, inside FedAvg"),
+    "mixup": Recipe(objective=MixUp(), paper="Zhang et al., ICLR 2018, inside FedAvg"),
+    "cutmix": Recipe(objective=CutMix(), paper="Yun et al., ICCV 2019, inside FedAvg"),
+    "randconv": Recipe(objective=RandomConvolution(), paper="Xu et al., ICLR 2021, inside FedAvg"),
     "sfa-s": Recipe(terms=(FeatureAugmentation("s"),), paper="Li et al., ICCV 2021: SFA-S, inside FedAvg"),
     "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
     "l2d": Recipe(
-        client=LearnToDiversify(),
+        objective=LearnToDiversify(),
         inserts=(StochasticEmbedding(),),
         paper="Wang et al., ICCV 2021, inside FedAvg; the augmenter stays on its client",
     ),
-    "jigen": Recipe(client=Jigsaw(), inserts=(JigsawHead(),), paper="Carlucci et al., CVPR 2019, inside FedAvg"),
+    "jigen": Recipe(objective=Jigsaw(), inserts=(JigsawHead(),), paper="Carlucci et al., CVPR 2019, inside FedAvg"),
     "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),
     "copa": Recipe(
         share=WithoutHead(),
@@ -223,23 +226,23 @@ METHODS: dict[str, Recipe] = {
         reports=(GradientCount(),),
         paper="Xu et al. 2021 (arXiv 2106.10874): FedCM",
     ),
-    "fedsam": Recipe(client=SharpnessAware(), paper="Qu et al., ICML 2022: FedSAM"),
+    "fedsam": Recipe(update=SharpnessAware(), paper="Qu et al., ICML 2022: FedSAM"),
     "mofedsam": Recipe(
-        client=SharpnessAware(),
+        update=SharpnessAware(),
         terms=(ClientMomentum(),),
         banks=(GlobalDirection(),),
         reports=(GradientCount(),),
         paper="Qu et al., ICML 2022: MoFedSAM",
     ),
-    "fedlesam": Recipe(client=GlobalAscent(), paper="Fan et al., ICML 2024: FedLESAM"),
+    "fedlesam": Recipe(update=GlobalAscent(), paper="Fan et al., ICML 2024: FedLESAM"),
     "fedlesam-s": Recipe(
-        client=GlobalAscent(),
+        update=GlobalAscent(),
         terms=(DriftCorrection(),),
         banks=(ControlVariates(),),
         paper="Fan et al., ICML 2024: FedLESAM-S",
     ),
     "fedlesam-d": Recipe(
-        client=GlobalAscent(),
+        update=GlobalAscent(),
         terms=(DynamicRegularizer(),),
         refine=(DynamicCorrection(),),
         weights=Uniform(),

@@ -44,6 +44,10 @@ class TaskRules:
         """The training loss of a batch, a scalar."""
         raise NotImplementedError
 
+    def soft(self, truth: Tensor, outputs: int) -> Tensor:
+        """Labels as numbers that can be mixed, which `loss` takes too; those of masks are the masks."""
+        return truth.float()
+
     def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
         """(primary metric, mean loss, examples) of labelled batches; NaN without any."""
         raise NotImplementedError
@@ -64,8 +68,12 @@ class Classification(TaskRules):
         return nn.Linear(features, outputs)
 
     def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
-        """Cross-entropy of logits [B, M] and labels [B]."""
+        """Cross-entropy of logits [B, M] and labels [B], or shares of the classes [B, M]."""
         return F.cross_entropy(logits.float(), truth)
+
+    def soft(self, truth: Tensor, outputs: int) -> Tensor:
+        """One-hot labels [B, M]."""
+        return F.one_hot(truth, outputs).float()
 
     def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
         """(accuracy, mean cross-entropy, examples)."""

@@ -27,6 +27,8 @@ class Fact(Enum):
     EVERY_CLIENT = "no client is left out of the fused model"
     CLIENTS_MOVE = "the global model moves about as far as its clients did in the round"
     WHOLE_MODEL = "a client trains the whole model"
+    OBJECTIVE = "a step takes the loss of a batch from the objective"
+    UPDATE = "the update moves the weights in each step"
     ONE_STEP = "one step with all terms of the loss trains all tensors"
     GLOBAL_HEAD = "all clients have the head of the global model"
     OWN_IMAGES = "a step gets the images as the data set's augmentation leaves them"

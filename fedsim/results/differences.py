@@ -31,6 +31,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+FORMER_CLIENT = ("objective", "update", "companions")  # slots whose parts were in `client` before
+STANDARD = ("supervised_loss", "one_gradient", "supervised_step")  # what these slots have where a row says nothing
 NEW_RULES = {"infer.recompute": "batch"}  # parts that do something else since they have this field
 
 
@@ -103,6 +105,7 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     A field that only one of the records has came with another version, and its default is what was done before, except
     for those of NEW_RULES.
     """
+    first, second = _by_former_slots(first), _by_former_slots(second)
     apart = [
         f"{name} (not in both)" for name in dict.fromkeys([*first, *second]) if (name in first) != (name in second)
     ]
@@ -114,6 +117,17 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
             if values[0] != values[1]:
                 apart.append(f"{name}.{field} ({' | '.join(values)})")
     return sorted(apart)
+
+
+def _by_former_slots(recipe: Recipe) -> Recipe:
+    """A recorded recipe with `objective.jigsaw` as `client.jigsaw`, as earlier versions recorded it."""
+    parts = {tuple(name.split(".", 1)): fields for name, fields in recipe.items()}
+    local = ("client", *FORMER_CLIENT)
+    return {
+        f"{'client' if slot in local else slot}.{name}": fields
+        for (slot, name), fields in parts.items()
+        if not (slot in local and name in STANDARD)
+    }
 
 
 def method_words(experiment: Experiment) -> str:

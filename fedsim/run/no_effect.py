@@ -20,9 +20,10 @@ def no_effect_remarks(experiment: Experiment, recipe: Recipe) -> list[str]:
     """What is said, and not refused, because a sweep over the other setting is usual (1 and 4 clients per domain, or
     methods)."""
     said = [f"{name} has no effect here, only with {needed}" for name, needed in _idle_in_a_grid(experiment)]
-    if experiment.train.compile != "off" and not recipe.client.compiles:
+    apart = [part_name(part) for part in recipe.client_parts() if not part.compiles]
+    if experiment.train.compile != "off" and apart:
         said.append(
-            f"train.compile has no effect here: {part_name(recipe.client)} does not train by the network's plain pass, "
+            f"train.compile has no effect here: {apart[0]} does not train by the network's plain pass, "
             "which is what it compiles"
         )
     return said

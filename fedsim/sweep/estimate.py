@@ -23,7 +23,7 @@ from fedsim.sweep.plan import Cell, measured_rates
 
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
-STEP_SLOTS = ("client", "terms", "augment", "norm", "inserts")
+STEP_SLOTS = ("objective", "update", "companions", "client", "terms", "augment", "norm", "inserts")
 Times = Mapping[tuple[str, ...], tuple[float, str]]
 COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
 

@@ -1,12 +1,14 @@
 """A client's local round on invented images, for tests of client parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from support import small_experiment
 from torch import nn
 
 from clients.local_data import LocalData
-from clients.parts import LocalRound
+from clients.parts import LocalRound, Objective, Step
 from clients.store import ClientStore
 from clients.tools.networks import view_of
 from fedsim.data import ClientData
@@ -57,6 +59,26 @@ def small_round(data: LocalData, records: dict | None = None, net: nn.Module | N
         "records": records or {},
     }
     return LocalRound(**{**values, **changes})
+
+
+def step_of(part, round: LocalRound):
+    """A function that takes one step with this step, objective or update, and with FedAvg's parts for the others."""
+    own = part.begin(round)
+    if isinstance(part, Step):
+        return own
+    if isinstance(part, Objective):
+        round.objective = own
+    else:
+        round.update = own
+
+    def step(batch):
+        before = replace(batch)
+        loss = round.move(lambda: round.loss_of(batch))
+        for function in round.after_step:
+            function(before)
+        return loss
+
+    return step
 
 
 def client_of(tmp_path, recipe, name="rot15", **sections):

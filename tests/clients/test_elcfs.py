@@ -10,7 +10,6 @@ from small_round import colour_images, small_data, small_round
 from support import numbers, run_small, small_experiment
 from torch import nn
 
-from clients.parts import Batch
 from clients.step.episodic import EpisodicStep
 from fedsim.common.errors import UserError
 from fedsim.data.augment import AUGMENTATIONS
@@ -72,9 +71,8 @@ def test_t7_meta_gradient(second_order: bool, clip: float, gradient: float, loss
     episode = part._second_order if second_order else part._first_order
     total = episode(
         round,
-        lambda batch: net.theta**2,
-        lambda batch, stepped: 2 * (stepped["theta"] - 0.5) ** 2,
-        Batch(torch.zeros(1), torch.zeros(1)),
+        lambda: net.theta**2,
+        lambda stepped: 2 * (stepped["theta"] - 0.5) ** 2,
     )
     assert 1 - net.theta.item() == pytest.approx(gradient, abs=1e-5)
     assert total.item() == pytest.approx(loss, abs=1e-5)

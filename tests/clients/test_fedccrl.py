@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 from torch import nn
 
 from clients.augment.aug_mix import mixed
@@ -36,7 +36,7 @@ def one_step(part, rows=None, lr=1.0):
     round = small_round(data, {"pixel_stats": ROWS if rows is None else rows}, net, steps=1)
     round.optimizer = torch.optim.SGD(net.parameters(), lr)
     torch.manual_seed(3)
-    loss = part.begin(round)(data.batch(np.arange(12)))
+    loss = step_of(part, round)(data.batch(np.arange(12)))
     return loss, {name: value.detach() - before[name] for name, value in net.named_parameters()}, round
 
 
@@ -207,7 +207,7 @@ def test_terms_see_the_batch_itself():
     round.terms = [lambda batch: seen.append((len(batch.features), batch.loss.item())) or batch.loss * 0]
     batch = data.batch(np.arange(12))
     expected = F.cross_entropy(small_net()(batch.images), batch.labels).item()
-    AlignedViews().begin(round)(batch)
+    step_of(AlignedViews(), round)(batch)
     assert seen == [(12, pytest.approx(expected, rel=1e-5))]
 
 
@@ -255,9 +255,9 @@ def test_disclosure_names_share_and_moment():
     ("method", "reason"),
     [
         ("fedccrl+ccst", "aligned_views and cross_client_style both give images the styles of other clients"),
-        ("fedccrl+elcfs", "client is aligned_views in one and episodic_step in the other"),
+        ("fedccrl+csac", "aligned_views assumes that .* the objective, which does not hold with semantic_calibration"),
         ("fedccrl+deepall", "all data pooled"),
-        ("fedccrl+fedsam", "cannot be combined"),
+        ("fedccrl+augmix", "cannot be combined"),
     ],
 )
 def test_what_does_not_fit_is_refused(method, reason):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from small_round import step_of
 from torch import nn
 
 from clients.objective.client_agnostic import ClientAgnostic, cafl
@@ -93,7 +94,7 @@ def test_cacl_reaches_the_classifier_alone(batch):
     round = local_round(net, momentum=0.0)
     before = snapshot(net)
     round.terms = [lambda batch: -batch.loss]
-    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(round)(batch)
+    step_of(ClientAgnostic(lambda1=0.3, lambda2=0.0), round)(batch)
     trained = changed(net, before) - set(bn_scope(net))
     assert trained == {"head.weight", "head.bias"}
     affine = {name for name in bn_scope(net) if name.endswith(("weight", "bias"))}
@@ -108,7 +109,7 @@ def test_cacl_reaches_the_classifier_alone(batch):
     for layer in layers.values():
         layer.mode = "local"
     step.terms = [lambda batch: -batch.loss]
-    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(step)(batch)
+    step_of(ClientAgnostic(lambda1=0.3, lambda2=0.0), step)(batch)
     torch.testing.assert_close(net.head.weight, before["head.weight"] - 0.05 * 0.3 * gradient, atol=1e-6, rtol=1e-4)
 
 
@@ -117,7 +118,7 @@ def test_cafl_reaches_everything_but_the_classifier(batch):
     before = snapshot(net)
     round = local_round(net)
     round.terms = [lambda batch: -batch.loss]
-    ClientAgnostic(lambda1=0.0, lambda2=1.0).begin(round)(batch)
+    step_of(ClientAgnostic(lambda1=0.0, lambda2=1.0), round)(batch)
     still = set(before) - changed(net, before)
     assert still == {"head.weight", "head.bias"}
 
@@ -125,7 +126,7 @@ def test_cafl_reaches_everything_but_the_classifier(batch):
 def test_running_statistics_are_those_of_a_plain_step(batch):
     plain, net = make_net(), make_net(MixIG(adapter=True))
     SupervisedStep().begin(local_round(plain))(batch)
-    ClientAgnostic().begin(local_round(net))(batch)
+    step_of(ClientAgnostic(), local_round(net))(batch)
     ours = {name.replace(".bn.", "."): value for name, value in net.state_dict().items()}
     for name, value in plain.state_dict().items():
         if "running" in name or "tracked" in name:
@@ -135,7 +136,7 @@ def test_running_statistics_are_those_of_a_plain_step(batch):
 def test_lambdas_0_train_as_fedbn(batch):
     plain, net = make_net(), make_net(MixIG())
     for one, step in ((plain, SupervisedStep()), (net, ClientAgnostic(lambda1=0.0, lambda2=0.0))):
-        take = step.begin(local_round(one))
+        take = step_of(step, local_round(one))
         for _ in range(3):
             take(batch)
     for value, own in zip(plain.state_dict().values(), net.state_dict().values(), strict=True):
@@ -147,7 +148,7 @@ def test_two_forward_passes_and_no_mode_left_behind(batch):
     calls = []
     for layer in mixig_layers(net).values():
         layer.register_forward_hook(lambda module, inputs, output: calls.append(module.mode))
-    ClientAgnostic().begin(local_round(net))(batch)
+    step_of(ClientAgnostic(), local_round(net))(batch)
     assert calls == ["local"] * 3 + ["mixed"] * 3 + ["adapted"] * 3
     assert all(layer.mode == "local" for layer in mixig_layers(net).values())
     assert all(norm.track_running_stats for norm in net.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm))
@@ -157,19 +158,18 @@ def test_steps_of_main_network_and_adapter_are_apart(batch, monkeypatch):
     net = make_net(MixIG(adapter=True))
     adapter = {name for name in net.state_dict() if ".adapter." in name}
     seen = []
-    tally = LocalRound.tally
+    take_step = LocalRound.take_step
 
-    def watch(round, name, value):
-        tally(round, name, value)
-        if name in ("cafl_loss", "adapter_loss"):
-            seen.append(snapshot(net))
+    def watch(round):
+        take_step(round)
+        seen.append(snapshot(net))
 
-    monkeypatch.setattr(LocalRound, "tally", watch)
+    monkeypatch.setattr(LocalRound, "take_step", watch)
     before = snapshot(net)
     round = local_round(net, weight_decay=0.1)
     round.terms = [lambda batch: sum(parameter.square().sum() for parameter in net.parameters())]  # a proximal pull
-    ClientAgnostic().begin(round)(batch)
-    main, both = seen
+    step_of(ClientAgnostic(), round)(batch)
+    (main,), both = seen, snapshot(net)
     assert not {name for name in adapter if not torch.equal(before[name], main[name])}
     assert {name for name in before if not torch.equal(main[name], both[name])} <= adapter
     assert {name for name in both if not torch.equal(main[name], both[name])}
@@ -178,7 +178,7 @@ def test_steps_of_main_network_and_adapter_are_apart(batch, monkeypatch):
 
 def test_what_the_step_reports(batch):
     round = local_round(make_net(MixIG(adapter=True)))
-    ClientAgnostic().begin(round)(batch)
+    step_of(ClientAgnostic(), round)(batch)
     assert sorted(round.sums) == ["adapter_loss", "cacl_loss", "cafl_loss", "ce_loss"]
 
 
@@ -186,16 +186,16 @@ def test_adapter_momentum_is_kept_when_asked_for(batch):
     net = make_net(MixIG(adapter=True))
     step = ClientAgnostic()
     round = local_round(net, persist_optimizer=True)
-    step.begin(round)(batch)
+    step_of(step, round)(batch)
     step.end(round)
     round.store.commit()
     kept = round.store.get("adapter-optimizer")
     assert len(kept) == 8  # two layers of four tensors
     assert any(value.abs().sum() > 0 for value in kept.values())
     round.store.open_round(3)
-    step.begin(round)(batch)
+    step_of(step, round)(batch)
     forgetful = local_round(net)
-    step.begin(forgetful)(batch)
+    step_of(step, forgetful)(batch)
     step.end(forgetful)
     forgetful.store.commit()
     assert forgetful.store.get("adapter-optimizer") is None
@@ -205,7 +205,7 @@ def test_mixstyle_inside_the_losses(batch):
     plain, net = make_net(), make_net()
     MixStyle(p=1.0, stages=(1,)).apply(net)
     round = local_round(net)
-    step = ClientAgnostic(lambda1=0.1, lambda2=1.0).begin(round)
+    step = step_of(ClientAgnostic(lambda1=0.1, lambda2=1.0), round)
     assert not net.inserts[0].second_view
     step(batch)
     assert float(round.sums["cafl_loss"]) > 0
@@ -216,7 +216,7 @@ def test_mixstyle_inside_the_losses(batch):
 
 def test_a_second_view_is_needed(batch):
     with pytest.raises(UserError, match="second view"):
-        ClientAgnostic().begin(local_round(make_net()))
+        step_of(ClientAgnostic(), local_round(make_net()))
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [
@@ -238,7 +238,7 @@ def test_settings_of_the_tables():
     assert recipe("fedig", mix_ig={"local": "bin"}).norm.local == "bin"
     assert recipe("fedig+fedprox").terms[0].mu == 0.1
     table3 = recipe("fedbn+mixstyle", client="client_agnostic", client_agnostic={"lambda2": 2.0})
-    assert (table3.client, table3.inserts) == (ClientAgnostic(lambda2=2.0), (MixStyle(),))
+    assert (table3.objective, table3.inserts) == (ClientAgnostic(lambda2=2.0), (MixStyle(),))
 
 
 def test_global_arrays_load_into_the_layers_that_infer():
@@ -253,7 +253,7 @@ def test_global_arrays_load_into_the_layers_that_infer():
 def trained_by(reduction, net, batches):
     """lambda2 CAFL / CE of every step of a client-agnostic training with the papers' lambda2."""
     round = local_round(net, lr=0.01)
-    step, ratios = ClientAgnostic(cafl_reduction=reduction).begin(round), []
+    step, ratios = step_of(ClientAgnostic(cafl_reduction=reduction), round), []
     for batch in batches:
         round.sums.clear()
         step(batch)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 from support import numbers, run_small, small_experiment
 
 from clients.budget import fedavg_amount
@@ -128,7 +128,7 @@ def test_sharpness_aware_steps_count_the_first_pass():
     batch = round.data.batch(np.arange(4))
     features = round.net.features(batch.images).detach()
     round.terms = [PrototypeContrast().begin(round)]
-    SharpnessAware(0.5).begin(round)(batch)
+    step_of(SharpnessAware(0.5), round)(batch)
     means = round.scratch[SEEN]
     assert means.counts.sum() == 4
     assert means.sums.sum(0) == pytest.approx(features.sum(0).numpy(), abs=1e-5)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 
 from clients.objective.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
 from clients.objective.permutations import PERMUTATIONS, generate
@@ -86,7 +86,7 @@ def one_step(part, size):
     data = small_data(colour_images(6, size=size))
     round = small_round(data, net=net, steps=1)
     round.optimizer = make_optimizer(net, round.train, 0.05)
-    return part.begin(round)(data.batch(data.training_positions())), net, round
+    return step_of(part, round)(data.batch(data.training_positions())), net, round
 
 
 def test_a_network_of_one_image_size_is_refused():

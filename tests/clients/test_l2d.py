@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 
 from clients.augment.style_augmenter import StyleAugmenter, branch_weights, convolved, transposed
 from clients.objective.learn_to_diversify import ENTRY, LearnToDiversify, class_mmd, club
@@ -136,7 +136,7 @@ def test_a_step_moves_both_and_the_augmenter_stays_home(precision):
     data = small_data(colour_images(6, size=28))
     round = small_round(data, net=net, steps=1, train=TrainSettings(precision=precision))
     round.optimizer = make_optimizer(net, round.train, 0.05)
-    step = LearnToDiversify().begin(round)
+    step = step_of(LearnToDiversify(), round)
     start = {name: value.clone() for name, value in round.scratch[ENTRY].state_dict().items()}
     names = set(net.state_dict())
     assert math.isfinite(step(data.batch(data.training_positions())).item())
@@ -153,7 +153,7 @@ def test_a_step_moves_both_and_the_augmenter_stays_home(precision):
     round.store.open_round(2)
     assert round.outbox == {}
     again = small_round(data, net=net, round=2, store=round.store)
-    LearnToDiversify().begin(again)
+    step_of(LearnToDiversify(), again)
     assert all(value.equal(moved[name]) for name, value in again.scratch[ENTRY].state_dict().items())
 
 
@@ -166,6 +166,6 @@ def test_stage_two_takes_no_step_of_the_network():
         round = small_round(data, net=net, steps=1)
         round.optimizer = make_optimizer(net, round.train, 0.05)
         torch.manual_seed(1)
-        LearnToDiversify(beta=beta).begin(round)(data.batch(data.training_positions()))
+        step_of(LearnToDiversify(beta=beta), round)(data.batch(data.training_positions()))
         results.append(net.state_dict())
     assert all(value.equal(results[1][name]) for name, value in results[0].items())

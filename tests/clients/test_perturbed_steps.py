@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 from support import run_small, small_experiment
 from torch import nn
 
@@ -44,7 +44,7 @@ def after_one_step(round, step=None, term=None):
     """w after one step with these parts."""
     if term is not None:
         assert term.begin(round) is None
-    (step or SupervisedStep()).begin(round)(Batch(None, None))
+    step_of(step or SupervisedStep(), round)(Batch(None, None))
     return round.net.w.item()
 
 
@@ -133,7 +133,7 @@ def test_statistics_see_the_first_pass_alone():
             return 0 * batch.loss
 
         round.terms = [term]
-        loss = step.begin(round)(data.batch(np.arange(6)))
+        loss = step_of(step, round)(data.batch(np.arange(6)))
         assert round.tallied()["seen"] == pytest.approx(loss.item())
         return body[1]
 

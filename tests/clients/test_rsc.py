@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 from support import numbers, run_small, small_experiment
 from torch import nn
 
@@ -66,7 +66,7 @@ def test_a_percentile_that_is_an_entry_is_muted(size, muted):
 def test_loss_of_one_sample():
     """Full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted."""
     net = Given(torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
-    step = SelfChallenging().begin(trained_round(net))
+    step = step_of(SelfChallenging(), trained_round(net))
     batch = Batch(torch.ones(1, 3), torch.tensor([0]))
     assert step(batch).item() == pytest.approx(0.0485874, abs=1e-6)
     assert batch.logits[0].tolist() == [3, 0]
@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_the_masked_features():
     z = images * mask
     expected = torch.autograd.grad(nn.functional.cross_entropy(net.head(z), labels), net.head.weight)[0]
     start = net.head.weight.detach().clone()
-    SelfChallenging().begin(trained_round(net))(Batch(images, labels))
+    step_of(SelfChallenging(), trained_round(net))(Batch(images, labels))
     assert torch.allclose((start - net.head.weight) / 0.01, expected, atol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_the_released_variant_takes_a_step():
     net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 3, 28, None, 0).train()
     part = SelfChallenging("official")
     assert part.needs_levels
-    step = part.begin(trained_round(net))
+    step = step_of(part, trained_round(net))
     before = net.head.weight.detach().clone()
     batch = Batch(torch.rand(6, 3, 28, 28), torch.arange(6) % 3)
     assert math.isfinite(step(batch).item())
@@ -174,7 +174,7 @@ def test_terms_see_the_mirrored_copies_in_every_field():
     round = small_round(small_data(colour_images(6, size=28)), net=net, steps=1)
     round.optimizer = make_optimizer(net, round.train, 0.01)
     batch = round.data.batch(np.arange(6))
-    SelfChallenging("official").begin(round)(batch)
+    step_of(SelfChallenging("official"), round)(batch)
     assert batch.normalize(batch.augmented).equal(batch.images)
     assert batch.augmented[6:].equal(batch.augmented[:6].flip(-1))
     assert batch.positions.tolist() == [*range(6), *range(6)]
@@ -193,7 +193,7 @@ def test_eval_is_the_plain_network(variant):
     """Nothing is muted after a step. A network without the part and with the same tensors predicts the same."""
     settings, x = ModelSettings(backbone="digits-cnn-bn", bottleneck=8), torch.rand(6, 3, 28, 28)
     net, plain = (build_model(settings, 3, 3, 28, None, seed) for seed in (0, 1))
-    SelfChallenging(variant).begin(trained_round(net.train()))(Batch(x, torch.arange(6) % 3))
+    step_of(SelfChallenging(variant), trained_round(net.train()))(Batch(x, torch.arange(6) % 3))
     plain.load_state_dict(net.state_dict())
     assert net.eval()(x).equal(plain.eval()(x))
 
@@ -203,7 +203,7 @@ def test_a_frozen_extractor_is_challenged_too():
     weight = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
     net = Given(weight.clone())
     net.scale.requires_grad_(False)
-    step = SelfChallenging().begin(trained_round(net))
+    step = step_of(SelfChallenging(), trained_round(net))
     assert step(Batch(torch.ones(1, 3), torch.tensor([0]))).item() == pytest.approx(0.0485874, abs=1e-6)
     assert not torch.equal(net.head.weight, weight)
     assert net.scale.item() == 1

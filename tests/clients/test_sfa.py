@@ -1,8 +1,10 @@
 """SFA: noise, covariances and loss."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 from support import run_small, small_experiment
 from torch import nn
 
@@ -115,9 +117,9 @@ def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
     """The second pass of a sharpness-aware step has features by weights that are nobody's."""
     part, round = FeatureAugmentation("a"), round_of(net)
     round.optimizer, round.loss_of = torch.optim.SGD(net.parameters(), 0.1), part.begin(round)
-    step, batch = SharpnessAware().begin(round), batch_of(net, torch.ones(6, 4), torch.arange(6) % 3)
+    step, batch = step_of(SharpnessAware(), round), batch_of(net, torch.ones(6, 4), torch.arange(6) % 3)
     for _ in range(2):
-        step(batch)
+        step(replace(batch, drawn={}))
     part.end(round)
     round.store.commit()
     round.store.open_round(2)

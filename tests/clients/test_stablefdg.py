@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_round import CONFIG, client_of, colour_images, fit, small_data, small_round
+from small_round import CONFIG, client_of, colour_images, fit, small_data, small_round, step_of
 from support import numbers, run_small, small_experiment
 
 from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
@@ -52,7 +52,7 @@ def taken(step, net, positions, record=None, **values):
     data = images_of(8)
     round = round_of(net, data, record, **values)
     batch = data.batch(np.array(positions))
-    return batch, step.begin(round)(batch).item(), round
+    return batch, step_of(step, round)(batch).item(), round
 
 
 def test_a_client_sends_the_style_of_all_its_images():
@@ -94,7 +94,7 @@ def test_terms_act_on_the_enlarged_batch():
     round = round_of(net, data)
     round.terms = [RepresentationNorm().begin(round)]
     batch = data.batch(np.arange(6))
-    total = EnlargedBatch().begin(round)(batch).item()
+    total = step_of(EnlargedBatch(), round)(batch).item()
     assert total > batch.loss.item()
 
 
@@ -116,15 +116,17 @@ def test_the_class_balanced_batch_changes_nothing():
     net, data = network(), images_of(8)
     balanced = ClassBalanced(round_of(net, data), data.labels.numpy(), 2.0, net.bottleneck, np.random.default_rng(0))
     before = copy.deepcopy(net.state_dict())
-    found = balanced.passed(0)
+    balanced.draw(0)
+    found = balanced.passed()
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert found.labels.tolist() == [0, 1, 2]
     assert found.maps[1].shape[0] == len(found.queries) == 3
     images = balanced.images
-    assert balanced.passed(1).maps[1].equal(found.maps[1])
+    balanced.draw(1)
     assert balanced.images is images
-    balanced.passed(2)  # the next local epoch
+    assert balanced.passed().maps[1].equal(found.maps[1])
+    balanced.draw(2)  # the next local epoch
     assert balanced.images is not images
 
 
@@ -161,7 +163,7 @@ def test_a_client_with_one_class():
     for positions in ([0], [0, 1, 2]):
         round = round_of(network(p=1.0), data)
         batch = data.batch(np.array(positions))
-        assert math.isfinite(EnlargedBatch().begin(round)(batch).item())
+        assert math.isfinite(step_of(EnlargedBatch(), round)(batch).item())
         assert batch.labels.tolist() == [0] * 2 * len(positions)
 
 
@@ -206,7 +208,7 @@ def test_a_client_alone_in_its_rounds_trains_without_sharing(tmp_path):
 @pytest.mark.parametrize(("words", "reason"), [
     ({"name": "stablefdg+moon"}, "model_contrast assumes that the rows .* not hold with enlarged_batch"),
     ({"name": "fisc+stablefdg"}, "style_contrast assumes that the rows of features"),
-    ({"name": "stablefdg+fedsam"}, "client is enlarged_batch in one and sharpness_aware in the other"),
+    ({"name": "stablefdg+jigen"}, "objective is enlarged_batch in one and jigsaw in the other"),
     ({"name": "fedavg", "add": ["style_exploration"]}, "style_exploration acts only beside enlarged_batch"),
     ({"name": "stablefdg+deepall"}, "pooled on one client"),
     ({"name": "stablefdg", "feature_styles": {"shared": False}}, r"set method.enlarged_batch.sharing = 0, which turns"),
@@ -232,7 +234,7 @@ def test_the_row():
     """Settings of the paper, and what it says about itself."""
     recipe = find_recipe("stablefdg")
     exploration, _ = recipe.inserts
-    assert (exploration.alpha, exploration.beta, exploration.p, recipe.client.sharing) == (3.0, 0.1, 0.5, 0.5)
+    assert (exploration.alpha, exploration.beta, exploration.p, recipe.objective.sharing) == (3.0, 0.1, 0.5, 0.5)
     assert "one other client" in recipe.disclosure()
     off = build_recipe(small_experiment("unused", {"name": "stablefdg", "enlarged_batch": {"sharing": 0.0}}))
     assert off.disclosure() == "model updates"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
+from small_round import colour_images, small_data, small_round, step_of
 
 from clients.objective.consistent_views import ConsistentViews
 from clients.objective.random_convolution import RandomConvolution, convolved, random_kernel
@@ -60,7 +60,7 @@ def one_step(part, weights=None):
     round = small_round(data, net=net, steps=1)
     round.optimizer = make_optimizer(net, round.train, 0.05)
     names = set(net.state_dict())
-    loss = part.begin(round)(data.batch(data.training_positions()))
+    loss = step_of(part, round)(data.batch(data.training_positions()))
     assert set(net.state_dict()) == names
     assert sum(len(group["params"]) for group in round.optimizer.param_groups) == len(list(net.parameters()))
     return loss, net, round

@@ -51,10 +51,10 @@ def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsy
     table.write_text("method,ratio,measured\nfedsam,1.987,a small machine\n")
     monkeypatch.setattr(method_list, "step_costs", lambda: step_costs(table))
     monkeypatch.setattr(console, "width", 80)
-    show_methods("client")
+    show_methods("objective,update")
     lines = capsys.readouterr().out.splitlines()
     assert "1.99" in next(line for line in lines if line.split()[:1] == ["fedsam"])
-    assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "client:"
+    assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "objective:"
     assert any("a small machine" in line for line in lines)
     assert step_costs(tmp_path / "none.csv") == ({}, "")
 

@@ -112,6 +112,6 @@ def test_the_values_without_the_settings_are_those_of_the_row():
     experiment = from_table(table)
     found = recipe_record(experiment, build_recipe(experiment))
     assert found["defaults"] == {"method": {"ditto": {"lam": 0.2}}}
-    assert found["recipe"]["client.ditto"]["lam"] == 0.5
+    assert found["recipe"]["companions.ditto"]["lam"] == 0.5
     plain = from_table({"method": {"name": "perada"}})
     assert set(recipe_record(plain, build_recipe(plain))) == {"recipe"}
