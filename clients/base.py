@@ -52,13 +52,11 @@ class DomainClient(NumPyClient):
         build_net: Callable[[], nn.Module] | None = None,
         compiled: Any = None,
     ) -> None:
-        self.experiment = experiment
-        self.recipe = recipe
+        self.experiment, self.recipe = experiment, recipe
         self._see(view)
         self.places = places
         self.initial = initial
-        self.data = data
-        self.store = store
+        self.data, self.store = data, store
         self.device, self.clients = device, tuple(clients)
         self.source_clients = source_clients
         self.build_net, self.compiled = build_net, compiled
@@ -272,9 +270,8 @@ class DomainClient(NumPyClient):
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
         transfer = recipe.augment.begin(round) if recipe.augment else None
         best = BestIterate(self, round.steps, work.local_checks)
-        return LocalSteps(
-            round, work, plan, step, transfer, bool(transfer and recipe.augment.late), best, self._after_step
-        )
+        late = bool(transfer and recipe.augment.late)
+        return LocalSteps(round, work, plan, step, transfer, late, best, self._after_step)
 
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""
