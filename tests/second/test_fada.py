@@ -15,8 +15,8 @@ from clients.step.disentangling_adversary import DisentanglingAdversary
 ADAM_LR, DECAY = 2e-4, 5e-4
 SETTINGS = (
     "method.disentangler.dropout=0.0",
-    "method.disentangling_adversary.lambda_mi=0.02",
-)  # its 1e-4 shows nothing
+    "method.disentangling_adversary.lambda_mi=0.01",
+)  # 1e-4 shows nothing
 
 
 class Adam:
@@ -132,7 +132,7 @@ def trained(weights, segment, aux, adam, target):
             return statistic(aux, p, q).mean() - torch.log(torch.exp(statistic(aux, p, q[order])).mean())
 
         step(-bound(), weights, moments, aux, adam, own=("statistic",))
-        step(0.02 * bound(), weights, moments, aux, adam, ("bottleneck",), ("specific",))
+        step(0.01 * bound(), weights, moments, aux, adam, ("bottleneck",), ("specific",))
         both = torch.cat([branch(weights, "bottleneck", f), branch(aux, "specific", f)], dim=1)
         loss = 0.01 * ((both @ aux["rebuild.weight"].T + aux["rebuild.bias"] - f) ** 2).sum() / f.numel()
         step(loss, weights, moments, aux, adam, ("bottleneck",), ("specific", "rebuild"))
