@@ -5,6 +5,7 @@ Dropout is off, because its masks are not seen.
 
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans
@@ -147,6 +148,7 @@ def spread(points, clusters):
     return sum(sum(float((a - b).norm()) for a in own for b in own) / (2 * len(own)) for own in groups.values())
 
 
+@pytest.mark.slow  # two codes part for good where rounding decides a ReLU, which another processor may do
 def test_fada(tmp_path):
     visits, made, clusters, fit = [], {}, [], KMeans.fit
     networks = DisentanglingAdversary._networks
