@@ -16,15 +16,11 @@ PREVIOUS = {"w": np.full((40, 3), 0.5, np.float32), "b": np.float32(-1.0), "n": 
 
 
 class Images:
-    """A client's data, of which only the number of examples matters."""
-
     def __init__(self, examples: int) -> None:
         self.examples = examples
 
 
 class Federation:
-    """One round, exchange by exchange: clients a, b, c, ... with these numbers of examples, and the server's banks."""
-
     def __init__(self, examples, weights=None, folder=None, **fields) -> None:
         self.names = list("abcdefgh"[: len(examples)])
         self.examples = dict(zip(self.names, examples))
@@ -36,13 +32,11 @@ class Federation:
         self.train = TrainSettings()
 
     def server(self) -> ServerRound:
-        """The round that a server part gets."""
         counts = {name: (count,) for name, count in self.examples.items()}
         return ServerRound(1, 3, self.names, PREVIOUS, banks=self.entries, class_counts=counts,
                            known_weights=self.weights.known, places=dict.fromkeys(PREVIOUS, "shared"))  # fmt: skip
 
     def local(self, name: str, asked: str = "", delivered=(), records=None) -> LocalRound:
-        """The round of a client, which may be in another process each time."""
         if records is None:
             records = {
                 bank: self.banks[bank].hand_out(self.entries[bank], name, self.server()) or {} for bank in self.entries
@@ -56,35 +50,29 @@ class Federation:
         )  # fmt: skip
 
     def ask(self, bank: str, names, delivered=()) -> None:
-        """Do one exchange: the clients contribute, and the bank accepts."""
         found = {name: self.part.collect(self.local(name, bank, delivered)) for name in names}
         for name, arrays in found.items():
             assert self.banks[bank].accept(name, arrays, self.server()) == ""
         self.entries[bank] = self.banks[bank].merge({}, found, self.server())
 
     def reply(self, name: str, trained) -> Update:
-        """A client's masked update."""
         return Update(name, self.examples[name], self.part.leave(self.local(name), trained, PREVIOUS))
 
     def begin(self) -> "Federation":
-        """Exchange the keys and shares of all clients."""
         self.ask(KEYS, self.names)
         self.ask(SHARES, self.names)
         return self
 
     def end(self, updates) -> dict[str, np.ndarray]:
-        """The sum of the updates that have arrived."""
         delivered = [update.client for update in updates]
         self.ask(OPENED, delivered, delivered)
         return self.fused(updates)
 
     def fused(self, updates) -> dict[str, np.ndarray]:
-        """The server's fusion."""
         return self.fuse.fuse(updates, self.weights.weigh(updates, self.server()), self.server())
 
 
 def models(names, seed=0) -> dict[str, dict[str, np.ndarray]]:
-    """A trained model of each client."""
     rng = np.random.default_rng(seed)
     return {
         name: {
@@ -97,7 +85,6 @@ def models(names, seed=0) -> dict[str, dict[str, np.ndarray]]:
 
 
 def plain(updates, trained, weights) -> dict[str, np.ndarray]:
-    """FedAvg's model of the same clients."""
     open_updates = [Update(update.client, update.examples, trained[update.client]) for update in updates]
     server = ServerRound(1, 3, [], PREVIOUS)
     return WeightedMean().fuse(open_updates, weights.weigh(open_updates, server), server)

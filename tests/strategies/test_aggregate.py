@@ -1,13 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from strategies import aggregate
 from strategies.aggregate import divergence_coefficients, project_simplex, tensorwise_mean, weighted_mean
 
 RNG = np.random.default_rng(0)
-VALUES = st.floats(-100, 100, width=32)
 
 
 def random_state(rng, big=False):
@@ -46,12 +43,6 @@ def fuse(states, **options):
     return tensorwise_mean(states, divergence_coefficients(states, **options))["w"]
 
 
-def client_vectors(min_clients=1):
-    return st.integers(1, 4).flatmap(
-        lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=min_clients, max_size=5)
-    )
-
-
 @pytest.mark.parametrize("clients", [2, 3, 20])
 def test_weighted_mean_equals_the_plain_formula(clients):
     states = [random_state(np.random.default_rng(k), big=True) for k in range(clients)]
@@ -61,10 +52,6 @@ def test_weighted_mean_equals_the_plain_formula(clients):
         np.testing.assert_allclose(mean[name], expected, rtol=1e-6 if expected.dtype != np.float16 else 1e-3)
     assert list(mean) == list(states[0])
     assert all(mean[name].shape == a.shape and mean[name].dtype == a.dtype for name, a in states[0].items())
-
-
-def test_uniform_weights_ignore_example_counts():
-    assert weighted_mean(scalars(1, 2, 6), [1, 1, 1])["w"] == 3.0
 
 
 def test_integer_buffers_take_the_maximum_and_keep_their_dtype():
@@ -84,16 +71,8 @@ def test_one_client_is_returned_bitwise_in_new_memory():
     assert not np.shares_memory(mean["w"], state["w"])
 
 
-def test_equal_clients_are_unchanged():
-    state = random_state(RNG, big=True)
-    mean = weighted_mean([state] * 7, RNG.random(7))
-    for name, array in state.items():
-        np.testing.assert_array_equal(mean[name], array)
-
-
 def test_accumulates_in_float64():
-    states = scalars(2.0**24, 1.0, 1.0)
-    states = [{"w": s["w"].astype(np.float32)} for s in states]
+    states = [{"w": state["w"].astype(np.float32)} for state in scalars(2.0**24, 1.0, 1.0)]
     assert weighted_mean(states, [1, 1, 1])["w"] == np.float32((2.0**24 + 2) / 3)
 
 
@@ -117,15 +96,12 @@ def test_same_bits_whatever_the_key_order_threads_and_repetition(monkeypatch):
         assert array.tobytes() == again[name].tobytes() == single[name].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (lambda s: s.pop("scalar"), "scalar"),
-        (lambda s: s.update(extra=np.zeros(1)), "extra"),
-        (lambda s: s.update({"half": s["half"][:2]}), "half"),
-        (lambda s: s.update({"conv.weight": s["conv.weight"].astype(np.float64)}), r"conv\.weight"),
-    ],
-)
+@pytest.mark.parametrize(("change", "match"), [
+    (lambda s: s.pop("scalar"), "scalar"),
+    (lambda s: s.update(extra=np.zeros(1)), "extra"),
+    (lambda s: s.update({"half": s["half"][:2]}), "half"),
+    (lambda s: s.update({"conv.weight": s["conv.weight"].astype(np.float64)}), r"conv\.weight"),
+])  # fmt: skip
 def test_replies_that_differ_are_refused_by_tensor_name(change, match):
     states = [random_state(RNG), random_state(RNG)]
     change(states[1])
@@ -133,29 +109,14 @@ def test_replies_that_differ_are_refused_by_tensor_name(change, match):
         weighted_mean(states, [1, 1])
 
 
-@pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0], [1, np.nan], [1, np.inf]])
-def test_weights_that_are_no_shares_are_refused(weights):
-    with pytest.raises(ValueError, match="weights"):
-        weighted_mean(scalars(1, 2), weights)
-
-
-def test_no_client_and_unknown_dtype_are_refused():
-    with pytest.raises(ValueError, match="no client"):
-        weighted_mean([], [])
-    with pytest.raises(ValueError, match="name"):
-        weighted_mean([{"name": np.array(["x"])}] * 2, [1, 1])
-
-
-@given(client_vectors(), st.data())
-def test_mean_is_convex_and_ignores_scale_of_weights(rows, data):
-    weights = data.draw(st.lists(st.floats(0.01, 10), min_size=len(rows), max_size=len(rows)))
-    states = [{"w": np.array(row, np.float32)} for row in rows]
-    mean = weighted_mean(states, weights)["w"]
-    assert (mean >= np.min([s["w"] for s in states], axis=0)).all()
-    assert (mean <= np.max([s["w"] for s in states], axis=0)).all()
-    order = data.draw(st.permutations(range(len(rows))))
-    shuffled = weighted_mean([states[k] for k in order], [3 * weights[k] for k in order])["w"]
-    np.testing.assert_allclose(shuffled, mean, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize(("states", "weights", "match"), [
+    *((scalars(1, 2), weights, "weights") for weights in ([1], [1, -1], [0, 0], [1, np.nan], [1, np.inf])),
+    ([], [], "no client"),
+    ([{"name": np.array(["x"])}] * 2, [1, 1], "name"),
+])  # fmt: skip
+def test_what_cannot_be_averaged_is_refused(states, weights, match):
+    with pytest.raises(ValueError, match=match):
+        weighted_mean(states, weights)
 
 
 def test_tensorwise_mean_weighs_every_tensor_by_itself():
@@ -172,33 +133,17 @@ def test_divergence_coefficients_by_hand():
     states = vectors([0, 0], [0, 0], [3, 4])
     np.testing.assert_allclose(divergence_coefficients(states)["w"], [0.25, 0.25, 0.5])
     np.testing.assert_allclose(fuse(states), [1.5, 2.0])
-    states = scalars(0, 1, 5)
-    np.testing.assert_allclose(divergence_coefficients(states)["w"], [1 / 3, 1 / 6, 1 / 2])
-    np.testing.assert_allclose(fuse(states), [2.666667], rtol=1e-6)
-
-
-def test_a_client_at_the_average_contributes_nothing():
+    np.testing.assert_allclose(divergence_coefficients(scalars(0, 1, 5))["w"], [1 / 3, 1 / 6, 1 / 2])
     np.testing.assert_allclose(divergence_coefficients(scalars(-1, 0, 1))["w"], [0.5, 0, 0.5])
-    assert fuse(scalars(-1, 0, 1)) == 0.0
-
-
-@pytest.mark.parametrize("metric", ["l1", "l2"])
-def test_two_clients_are_averaged_plainly(metric):
-    np.testing.assert_array_equal(divergence_coefficients(vectors([0, 7], [3, -4]), metric)["w"], [0.5, 0.5])
+    for metric in ("l1", "l2"):
+        np.testing.assert_array_equal(divergence_coefficients(vectors([0, 7], [3, -4]), metric)["w"], [0.5, 0.5])
+    np.testing.assert_array_equal(divergence_coefficients(vectors([3, 4]))["w"], [1])
 
 
 @pytest.mark.parametrize("metric", ["l1", "l2", "cosine"])
-@pytest.mark.parametrize("strategy", ["divergence", "similarity", "average"])
-def test_equal_clients_share_equally(metric, strategy):
+def test_equal_clients_share_equally(metric):
     for value in ([0.0, 0.0], [1e6, 0.1]):
-        states = vectors(value, value, value)
-        np.testing.assert_allclose(divergence_coefficients(states, metric, strategy)["w"], [1 / 3] * 3)
-        np.testing.assert_allclose(fuse(states, metric=metric, strategy=strategy), value)
-
-
-@pytest.mark.parametrize("strategy", ["divergence", "similarity", "average"])
-def test_one_client_is_the_fused_model(strategy):
-    np.testing.assert_array_equal(divergence_coefficients(vectors([3, 4]), strategy=strategy)["w"], [1])
+        np.testing.assert_allclose(divergence_coefficients(vectors(value, value, value), metric)["w"], [1 / 3] * 3)
 
 
 def test_other_metrics_and_strategies():
@@ -209,6 +154,8 @@ def test_other_metrics_and_strategies():
     np.testing.assert_allclose(divergence_coefficients(states, strategy="average")["w"], [1 / 3] * 3)
     orthogonal = vectors([1, 0], [0, 1], [1, 1])  # average [2, 2]/3: 1 − cos = 1 − 1/√2 twice, then 0
     np.testing.assert_allclose(divergence_coefficients(orthogonal, "cosine")["w"], [0.5, 0.5, 0.0], atol=1e-12)
+    one_zero = vectors([0, 0], [1, 0], [1, 0])  # 1 - cos is 1 for a model of zeros
+    np.testing.assert_allclose(divergence_coefficients(one_zero, "cosine")["w"], [1.0, 0.0, 0.0], atol=1e-12)
     for bad in ({"metric": "cosion"}, {"strategy": "far"}):
         with pytest.raises(ValueError, match="unknown"):
             divergence_coefficients(states, **bad)
@@ -228,22 +175,6 @@ def test_module_granularity_concatenates_the_tensors_of_a_group():
         divergence_coefficients(split, groups={"m.weight": "m"})
 
 
-@given(client_vectors(min_clients=3), st.data())
-def test_fusion_is_convex_and_equivariant(rows, data):
-    states = vectors(*rows)
-    fused = fuse(states)
-    low, high = np.min(rows, axis=0), np.max(rows, axis=0)
-    assert (fused >= low - 1e-9).all()
-    assert (fused <= high + 1e-9).all()
-    order = data.draw(st.permutations(range(len(rows))))
-    shift = data.draw(st.integers(-8, 8))
-    scale = data.draw(st.sampled_from([0.25, 1.0, 4.0]))
-    if np.ptp(np.asarray(rows), axis=0).max() > 1e-3:
-        np.testing.assert_allclose(fuse([states[k] for k in order]), fused, atol=1e-9)
-        moved = fuse(vectors(*(scale * np.array(row) + shift for row in rows)))
-        np.testing.assert_allclose(moved, scale * fused + shift, atol=1e-6)
-
-
 def test_simplex_projection_of_agnostic_federated_learning():
     uniform, losses = np.full(3, 1 / 3), np.array([1.0, 2.0, 3.0])
     np.testing.assert_allclose(project_simplex(uniform + 0.1 * losses), [0.233333, 0.333333, 0.433333], atol=1e-6)
@@ -254,17 +185,3 @@ def test_simplex_projection_of_agnostic_federated_learning():
     for bad in ([], [np.nan, 1.0], [[1.0]]):
         with pytest.raises(ValueError, match="project_simplex"):
             project_simplex(bad)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), st.data())
-def test_simplex_projection_properties(v, data):
-    v = np.array(v)
-    projected = project_simplex(v)
-    assert (projected >= 0).all()
-    assert projected.sum() == pytest.approx(1)
-    order = np.array(data.draw(st.permutations(range(len(v)))))
-    np.testing.assert_allclose(project_simplex(v[order]), projected[order], atol=1e-9)
-    np.testing.assert_allclose(project_simplex(projected), projected, atol=1e-9)
-    for vertex in np.eye(len(v)):  # the nearest point: no direction into the simplex improves
-        assert (v - projected) @ (vertex - projected) <= 1e-6

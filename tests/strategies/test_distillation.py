@@ -53,7 +53,6 @@ def test_teacher_is_the_mean_of_logits():
 
 
 def test_batches_take_everything_in_turn():
-    """No batch is smaller than the others; each pass has its own order."""
     batches = batch_positions(10, 4, 5, np.random.default_rng(0))
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(np.concatenate(batches[:2]))) == 8
@@ -70,8 +69,6 @@ def test_teachers_in_training_mode_depend_on_their_batch():
 
 
 class Small(nn.Module):
-    """A frozen convolution, batch norm, and a head."""
-
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -105,7 +102,6 @@ def server(tmp_path):
 
 
 def loss_on(server, part, arrays):
-    """The distillation loss of a model over all auxiliary images, in eval mode."""
     prepared, count = part._images(server)
     everything = [np.arange(count)]
     teacher = mean_logits(Small(), [update.arrays for update in server.updates], everything, prepared)
@@ -116,8 +112,7 @@ def loss_on(server, part, arrays):
 
 
 def test_distillation_reduces_its_loss(server, tmp_path):
-    """The loss on the auxiliary images falls; everything but the shared parameters stays as it was fused."""
-    part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=60, lr=0.05, batch_size=6)
+    part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=30, lr=0.05, batch_size=6)
     fused = {
         name: np.mean([update.arrays[name] for update in server.updates], axis=0, dtype=value.dtype)
         if value.dtype == np.float32
@@ -129,28 +124,20 @@ def test_distillation_reduces_its_loss(server, tmp_path):
     assert refined.keys() == fused.keys()
     still = [name for name in fused if np.array_equal(refined[name], fused[name])]
     assert sorted(still) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
-    again = part.refine(fused, server)
-    assert all(np.array_equal(again[name], refined[name]) for name in fused)
     moved = EnsembleDistillation(data=part.data, steps=4, bn="train").refine(fused, server)
     assert not np.array_equal(moved["norm.running_mean"], fused["norm.running_mean"])
-    other = EnsembleDistillation(data=part.data, steps=60, lr=0.05, batch_size=6, teachers="train")
-    found = [other.refine(fused, server) for _ in range(2)]
-    assert not np.array_equal(found[0]["head.weight"], refined["head.weight"])
-    assert all(np.array_equal(found[0][name], found[1][name]) for name in fused)
+    other = EnsembleDistillation(data=part.data, steps=4, lr=0.05, batch_size=6, teachers="train")
+    first, again = (other.refine(fused, server) for _ in range(2))
+    assert not np.array_equal(first["head.weight"], refined["head.weight"])
+    assert all(np.array_equal(first[name], again[name]) for name in fused)
 
 
-@pytest.mark.parametrize(
-    ("method", "untrained"),
-    [
-        ({"name": "selfreg"}, "projector"),
-        ({"name": "jigen"}, "jigsaw"),
-        ({"name": "perada+selfreg", "adapters": {"freeze": False}}, "projector"),
-        ({"name": "fedig-a"}, "adapter"),
-    ],
-    ids=lambda value: value["name"] if isinstance(value, dict) else value,
-)
+@pytest.mark.parametrize(("method", "untrained"), [
+    ({"name": "selfreg"}, "projector"),
+    ({"name": "perada+selfreg", "adapters": {"freeze": False}}, "projector"),
+    ({"name": "fedig-a"}, "adapter"),
+], ids=str)  # fmt: skip
 def test_layers_that_the_prediction_does_not_use_keep_their_fused_values(server, tmp_path, method, untrained):
-    """A module beside the head and adapters that are trained apart have no gradient; the rest is distilled."""
     experiment = small_experiment(tmp_path, method)
     net = build_net(experiment, build_recipe(experiment))
     state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
@@ -168,26 +155,16 @@ def test_layers_that_the_prediction_does_not_use_keep_their_fused_values(server,
 
 
 def test_when_nothing_is_distilled(server, tmp_path):
-    """Nothing is distilled with the model of one client, without a folder, and after T_kd."""
+    """Nothing is distilled without a folder, with the model of one client, and after T_kd = 30."""
     fused = dict(server.updates[0].arrays)
-    part = EnsembleDistillation(data=str(tmp_path / "aux"), rounds=0)
-    server.updates = server.updates[:1]
-    assert part.refine(fused, server) == fused
     assert EnsembleDistillation().refine(fused, server) == fused
-    server.updates = server.updates * 2
     server.round = 31
-    assert EnsembleDistillation(data=part.data).refine(fused, server) == fused
-
-
-@pytest.mark.parametrize("fuse", ["krum", "bulyan", "coordinate_median", "trimmed_mean"])
-def test_a_fusion_that_leaves_clients_out_is_refused(fuse):
-    """Their models would be teachers all the same."""
-    with pytest.raises(UserError, match=f"ensemble_distillation assumes .* not hold with {fuse}"):
-        build_recipe(Experiment(method={"name": "fedavg", "fuse": fuse, "add": ["ensemble_distillation"]}))
+    assert EnsembleDistillation(data=str(tmp_path / "aux")).refine(fused, server) == fused
+    server.round, server.updates = 1, server.updates[:1]
+    assert EnsembleDistillation(data=str(tmp_path / "aux"), rounds=0).refine(fused, server) == fused
 
 
 def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
-    """They are found by path, by the content of a single file, and by the fingerprint that a site has sent."""
     tree = make_tree(("cartoon", "photo", "sketch"))
     data = DataSettings(dataset="folder", root=str(tree), cache=str(tmp_path / "cache"), image_size=16)
     for own in (tree, tree / "photo", tree / "photo" / "dog"):
@@ -207,7 +184,6 @@ def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
 
 
 def test_folder_of_auxiliary_images(tmp_path):
-    """A missing or empty folder is an error of one line; images are grey for grey data, as Pillow converts them."""
     data = DataSettings(cache=str(tmp_path / "cache"), image_size=16)
     with pytest.raises(UserError, match="no folder"):
         auxiliary_images(str(tmp_path / "none"), data, 3)
@@ -223,7 +199,6 @@ def test_folder_of_auxiliary_images(tmp_path):
 
 
 def test_a_relative_folder_is_where_fedsim_was_started_in_flowers_engine_too(tmp_path, monkeypatch):
-    """The settings keep it as it was given, because the label of the run and the record of its recipe have it."""
     (tmp_path / "images").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "images" / "one.png")
     monkeypatch.chdir(tmp_path)
@@ -239,7 +214,6 @@ def test_a_relative_folder_is_where_fedsim_was_started_in_flowers_engine_too(tmp
 
 
 def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
-    """The label shows it; if the images' folder is missing, the run stops before its own folder is created."""
     (tmp_path / "aux").mkdir()
     for number in range(8):
         pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3)).astype(np.uint8)

@@ -3,15 +3,14 @@
 import math
 from dataclasses import replace
 
-import flwr.serverapp.strategy
+import flwr.serverapp.strategy as theirs
 import numpy as np
 import pytest
 from flwr.serverapp.strategy.multikrum import select_multikrum
-from support import Interrupt, numbers, run_small, small_experiment
+from support import small_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
-from fedsim.run.workspace import close_workspaces
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse.bulyan import Bulyan
@@ -25,7 +24,6 @@ from strategies.wire import flower_strategies as flower
 
 
 def model(*w, mean=0.0, count=0):
-    """A parameter, a running mean and a counter."""
     return {
         "w": np.array(w, np.float32),
         "mean": np.array([mean], np.float32),
@@ -34,7 +32,6 @@ def model(*w, mean=0.0, count=0):
 
 
 def steps(part, start, *targets):
-    """The parameter after each round; the clients' mean is one of `targets` in each round."""
     arrays, found = {}, []
     theta = model(start)
     for round, target in enumerate(targets, start=1):
@@ -78,23 +75,18 @@ def test_fedyogi_and_fedadagrad_by_hand():
     "part", [FedAdam(1e6, 0.0, 0.0, 1e6), FedYogi(1e6, 0.0, 0.0, 1e6), FedAdagrad(1e6, 1e6), FedAvgM(1.0, 0.0)]
 )
 def test_neutral_optimizers_are_fedavg(part):
-    """With a large tau = eta the divisor is nearly constant; FedAvgM without momentum is exactly FedAvg."""
-    found = steps(part, 1.0, 1.5, 1.3)
-    assert found == pytest.approx([1.5, 1.3], abs=1e-5)
-    if isinstance(part, FedAvgM):
-        assert found == [1.5, np.float32(1.3)]
+    assert steps(part, 1.0, 1.5, 1.3) == pytest.approx([1.5, 1.3], abs=1e-5)
 
 
 def updates(*columns, counts=None):
     """Replies of the clients a, b, c, ..., with counters 1, 2, 3, ..."""
     return [
-        Update("abcdefghijk"[k], 10, model(*column, mean=k, count=k + 1), {"train_loss": 1.0})
+        Update("abcdefghijk"[k], 10, model(*column, mean=k * k, count=k + 1), {"train_loss": 1.0})
         for k, column in enumerate(columns)
     ]
 
 
 def server(*start):
-    """A round that started from this parameter."""
     return ServerRound(1, 3, [], model(*start), parameters=frozenset({"w"}), experiment=Experiment(train={"lr": 0.5}))
 
 
@@ -117,20 +109,12 @@ def test_krum_by_hand():
     np.testing.assert_equal(whole, expected)
 
 
-def test_krum_sees_small_differences_of_large_models():
-    """For models near 1e4 that differ by 1e-2, squares of float32 models would lose the differences."""
-    columns = [[1e4, 1e4], [1e4 + 0.01, 1e4], [1e4 + 0.02, 1e4], [1e4 + 0.5, 1e4]]
-    replies = updates(*columns)
-    fused = Krum().fuse(replies, even(replies), server(1e4, 1e4))
-    assert fused["w"][0] == np.float32(1e4 + 0.01)
-
-
 def test_bulyan_by_hand():
     """f = 1 of 7: of the five with the lowest scores, the three values nearest to the median are averaged: 2, 3, 4."""
     replies = updates([1.0], [2.0], [3.0], [4.0], [5.0], [400.0], [-900.0])
     fused = Bulyan(1).fuse(replies, even(replies), server(0.0))
     assert fused["w"].item() == pytest.approx(3.0)
-    assert fused["mean"].item() == 3.0  # the median of 0 .. 6
+    assert fused["mean"].item() == 9.0  # the median of 0, 1, 4, .. 36
     few = updates([1.0], [2.0], [3.0])
     kept = Bulyan(1).fuse(few, even(few), server(7.0))
     assert kept["w"].item() == 7.0
@@ -152,13 +136,12 @@ def test_q_fed_avg_by_hand():
 
 
 def test_q_fed_avg_is_flower_s():
-    """Flower's own strategy gives the same model for seven clients with random models and losses."""
     rng = np.random.default_rng(3)
     replies = updates(*rng.normal(size=(7, 5)))
     for reply in replies:
         reply.metrics["train_loss"] = float(rng.uniform(0, 3))
     start = rng.normal(size=5).astype(np.float32)
-    rule = flwr.serverapp.strategy.QFedAvg(client_learning_rate=0.5, q=0.7)
+    rule = theirs.QFedAvg(client_learning_rate=0.5, q=0.7)
     rule.current_arrays = flower.record({"w": start.astype(np.float64)})
     losses = [{flower.WEIGHT: 1, flower.LOSS: reply.metrics["train_loss"]} for reply in replies]
     expected = flower.aggregate(rule, 1, [{"w": reply.arrays["w"].astype(np.float64)} for reply in replies], losses)
@@ -167,7 +150,6 @@ def test_q_fed_avg_is_flower_s():
 
 
 def test_bulyan_and_krum_are_flower_s():
-    """Flower's own strategies select and average the same, with all models in memory."""
     rng = np.random.default_rng(3)
     replies = updates(*rng.normal(size=(11, 5)))
     moved = [{"w": reply.arrays["w"].astype(np.float64)} for reply in replies]
@@ -181,7 +163,6 @@ def test_bulyan_and_krum_are_flower_s():
 
 
 def flowers_selection(states, malicious, count):
-    """Places of the models that Flower's own function selects, best first."""
     contents = [flower.answer(state, {}).content for state in states]
     chosen = select_multikrum(contents, malicious, count)
     return [next(index for index, content in enumerate(contents) if content is one) for one in chosen]
@@ -197,55 +178,30 @@ def test_a_huge_model_takes_no_digits_from_the_others():
 
 @pytest.mark.parametrize("clients", [3, 4, 7])
 def test_ties_are_flower_s(clients):
-    """Of three clients, the two nearest to each other always have equal scores."""
     rng = np.random.default_rng(clients)
-    for _ in range(50):
+    for _ in range(20):
         moved = [{"w": rng.normal(size=300)} for _ in range(clients)]
         assert selected_by_krum(moved, 0, 2) == flowers_selection(moved, 0, 2)
 
 
-def test_bulyan_searches_no_garbage(monkeypatch):
-    """Flower starts a search after every record that it reads, which takes longer than all the rest of a round."""
-    searches = []
-    monkeypatch.setattr("flwr.app.message.arrayrecord.gc.collect", lambda: searches.append(1))
-    replies = updates([1.0], [2.0], [3.0], [4.0], [5.0], [400.0], [-900.0])
-    Bulyan(1).fuse(replies, even(replies), server(0.0))
-    assert not searches
-
-
 def test_our_median_and_trimmed_mean_are_flower_s():
-    """They give the same numbers as FedMedian and FedTrimmedAvg."""
-    from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg
-
     rng = np.random.default_rng(0)
     for clients in (3, 4, 7):
         states = [{"w": rng.normal(size=(4, 3)).astype(np.float32)} for _ in range(clients)]
         replies = [Update(f"c{k}", 1, state) for k, state in enumerate(states)]
         said = [{flower.WEIGHT: 1}] * clients
-        for rule, part in ((FedMedian(), CoordinateMedian()), (FedTrimmedAvg(beta=0.34), TrimmedMean(0.34))):
-            theirs = flower.aggregate(rule, 1, states, said)
+        for rule, part in (
+            (theirs.FedMedian(), CoordinateMedian()),
+            (theirs.FedTrimmedAvg(beta=0.34), TrimmedMean(0.34)),
+        ):
+            expected = flower.aggregate(rule, 1, states, said)
             ours = part.fuse(replies, even(replies), replace(server(0.0), previous={}))
-            np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-6)
+            np.testing.assert_allclose(ours["w"], expected["w"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("part", "least"), [("krum", 5), ("bulyan", 7)])
 def test_too_few_clients_for_the_guarantee(part, least, tmp_path):
-    """The error comes when the experiment is read."""
     settings = {"name": "fedavg", "fuse": part, part: {"malicious": 1}}
     with pytest.raises(UserError, match=f"needs {least} clients"):
         build_recipe(small_experiment(tmp_path, settings))
     build_recipe(small_experiment(tmp_path, settings, data={"clients_per_domain": 3}))
-
-
-@pytest.mark.parametrize("method", ["fedavgm", "fedadam"])
-def test_a_resumed_server_optimizer_has_its_moments(method, tmp_path):
-    """After a kill in round 2, rounds.csv and clients.csv are those of the uninterrupted run, and not FedAvg's."""
-    whole, _ = run_small(small_experiment(tmp_path / "whole", method, train={"rounds": 4}))
-    with pytest.raises(KeyboardInterrupt):
-        run_small(small_experiment(tmp_path / "cut", method, train={"rounds": 4}), Interrupt(2))
-    close_workspaces()
-    cut, _ = run_small(small_experiment(tmp_path / "cut", method, train={"rounds": 4}))
-    for table in ("rounds.csv", "clients.csv"):
-        assert numbers(whole / table).equals(numbers(cut / table))
-    plain, _ = run_small(small_experiment(tmp_path / "plain", train={"rounds": 4}))
-    assert not numbers(whole / "rounds.csv")["target_loss"].equals(numbers(plain / "rounds.csv")["target_loss"])

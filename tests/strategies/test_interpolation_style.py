@@ -11,26 +11,22 @@ BANK = InterpolationStyle()
 
 
 def style(*numbers):
-    """A contribution whose mean is the first half of the numbers, and whose std is the second."""
     mean, std = np.split(np.array([numbers], np.float32), 2, axis=1)
     return {"mean": mean, "std": std}
 
 
 def merged(styles, bank=BANK, server=None):
-    """All numbers of the interpolation style of these contributions."""
     entries = {f"client{number}": style(*numbers) for number, numbers in enumerate(styles)}
     record = bank.hand_out(bank.merge({}, entries, server or ServerRound(0, 3, [], {})), "client0", server)
     return np.concatenate([record["mean"], record["std"]], axis=1)[0].tolist()
 
 
 def groups_of(*means, sizes, spread=0.0):
-    """So many styles around each of the means."""
     rng = np.random.default_rng(0)
     return [np.array(mean) + spread * rng.normal(size=2) for mean, size in zip(means, sizes) for _ in range(size)]
 
 
 def test_t2_median_of_the_cluster_means():
-    """Pairs of equal styles are the clusters; an even number has two middles, of which `lower` takes the lower."""
     three = [(1, 5), (2, 9), (9, 1)]
     assert merged([each for each in three for _ in range(2)]) == [2, 5]
     four = [*three, (4, 2)]
@@ -40,10 +36,6 @@ def test_t2_median_of_the_cluster_means():
 
 
 def test_t8_every_group_counts_the_same():
-    """Nine clients in four groups: the median of four cluster means, whatever the sizes of the groups.
-
-    The same style sent many times does not move it, but moves the mean of all, which CCST's overall style would be.
-    """
     means = [(1, 9), (3, 7), (6, 5), (8, 1)]
     wanted = np.median(means, axis=0)
     for sizes in ((2, 2, 2, 3), (3, 2, 2, 2), (2, 3, 2, 2)):
@@ -52,13 +44,10 @@ def test_t8_every_group_counts_the_same():
         assert merged(styles, server=server) == pytest.approx(wanted, abs=0.02)
         assert [(row["quantity"], row["value"]) for row in server.details] == [("style_clusters", 4)]
     tight = groups_of(*means, sizes=(2, 2, 2, 3))
-    repeated = [*tight, *[tight[0]] * 40]
-    assert merged(repeated) == merged(tight) == pytest.approx(wanted)
-    assert np.abs(np.mean(repeated, axis=0) - np.mean(tight, axis=0)).min() > 1
+    assert merged([*tight, *[tight[0]] * 40]) == merged(tight) == pytest.approx(wanted)
 
 
 def test_few_clients():
-    """One style is the style; two or three have the plain mean, and the log says so; nothing comes of nothing."""
     for styles in ([(1, 4)], [(1, 4), (3, 1)], [(1, 4), (3, 1), (8, 1)]):
         server = ServerRound(0, 3, [], {})
         assert merged(styles, server=server) == pytest.approx(np.mean(styles, axis=0))
@@ -76,33 +65,25 @@ def test_t9_the_same_2c_numbers_for_every_client():
     assert bank.keys() == {SERVER}  # no client's own style is kept
     first, second, late = (BANK.hand_out(bank, client, ServerRound(1, 3, [], {})) for client in ("a", "b", "late"))
     assert first is second is late
-    assert {name: (array.shape, str(array.dtype)) for name, array in first.items()} == {
-        "mean": ((1, 3), "float32"),
-        "std": ((1, 3), "float32"),
-    }
+    assert {name: (array.shape, array.dtype) for name, array in first.items()} == dict.fromkeys(
+        ("mean", "std"), ((1, 3), np.float32)
+    )
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32)}, "it holds 2 styles, expected one"),
-        ({"std": np.zeros((1, 3), np.float32)}, "not positive"),
-        ({"std": np.ones((1, 2), np.float32)}, "but std"),
-        ({"mean": np.zeros((1, 3))}, "float64"),
-        ({"other": np.zeros((1, 3), np.float32)}, "it holds"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32)}, "it holds 2 styles, expected one"),
+    ({"std": np.zeros((1, 3), np.float32)}, "not positive"),
+    ({"mean": np.zeros((1, 3))}, "float64"),
+])  # fmt: skip
 def test_what_is_refused(change, reason):
-    good = style(1, 2, 3, 1, 1, 1)
-    server = ServerRound(0, 3, [], {})
+    good, server = style(1, 2, 3, 1, 1, 1), ServerRound(0, 3, [], {})
     assert BANK.accept("a", good, server) == ""
     assert reason in BANK.accept("a", {**good, **change}, server)
 
 
 def test_finch_of_inner_products_is_finch_of_the_points():
-    """Every partition of the series, also with a zero vector and with equal points."""
     rng = np.random.default_rng(0)
-    for count in (1, 2, 3, *rng.integers(4, 40, 60)):
+    for count in (1, 2, 3, *rng.integers(4, 40, 30)):
         points = rng.normal(size=(count, 6)) + rng.normal(size=6)
         points[rng.random(count) < 0.1] = 0
         points[-1] = points[0]

@@ -31,44 +31,18 @@ def uniform(updates):
     return {update.client: 1 / len(updates) for update in updates}
 
 
-SIGNS = ((1, 2, -3), (1, 2, 3), (1, 1, -0.5))  # one row per coordinate of three clients
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        (GradientMask(0.4), (1, 5 / 3, -1 / 18)),  # A = (1, 1, 1/3)
-        (GradientMask(0.3), (1, 5 / 3, -1 / 6)),
-        (GradientMask(0.4, "hard"), (1, 5 / 3, 0)),
-    ],
-)
-def test_mask_on_numbers_worked_out_here(part, expected):
-    """Three vectors, whose columns are the coordinates: (1,1,1), (2,2,1), (-3,3,-.5)."""
-    updates, server = replies(*zip((1, 1, 1), (2, 2, 1), (-3, 3, -0.5)))
-    np.testing.assert_allclose(part.fuse(updates, uniform(updates), server)["w"], expected, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        (GradientMask(0.4), (0, 2, 0.5 / 3)),
-        (GradientMask(0.3), (0, 2, 0.5)),
-        (GradientMask(0.4, "feddg_benchmark"), (0, 1.6, 0)),
-    ],
-)
+@pytest.mark.parametrize(("part", "expected"), [
+    (GradientMask(0.4), (0, 2, 0.5 / 3)),
+    (GradientMask(0.4, "hard"), (0, 2, 0)),
+    (GradientMask(1 / 3), (0, 2, 0.5)),  # tau itself moves in full
+    (GradientMask(0.4, "feddg_benchmark"), (0, 1.6, 0)),
+])  # fmt: skip
 def test_mask_numbers_by_hand(part, expected):
     """Coordinates (1, 2, -3), (1, 2, 3), (1, 1, -.5): averages (0, 2, .5), A = (1/3, 1, 1/3)."""
     updates, server = replies(*zip((1, 2, -3), (1, 2, 3), (1, 1, -0.5)))
     fused = part.fuse(updates, uniform(updates), server)
     np.testing.assert_allclose(fused["w"], expected, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(fused["mean"], [10.0])  # buffers are never masked
-
-
-@pytest.mark.parametrize("part", [GradientMask(1.0), GradientMask(0.9, "hard")])
-def test_mask_of_equal_clients_is_fedavg(part):
-    updates, server = replies((0.1, -0.2, 0.0), (0.1, -0.2, 0.0), start=0.3)
-    ours, plain = (rule.fuse(updates, uniform(updates), server) for rule in (part, WeightedMean()))
-    assert all(np.array_equal(ours[name], plain[name]) for name in plain)
 
 
 def test_mask_without_a_threshold_is_fedavg_bit_for_bit():
@@ -82,7 +56,6 @@ def test_mask_without_a_threshold_is_fedavg_bit_for_bit():
 
 
 def agnostic(gamma, losses, round=2, state=None, delivered="abc"):
-    """The weights after one round of AFL, when the received model has these losses."""
     updates, server = replies((0,), (0,), (0,), metrics=[{"received_loss": loss} for loss in losses])
     server.round, server.state = round, {} if state is None else state
     updates = [update for update in updates if update.client in delivered]

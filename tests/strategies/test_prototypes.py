@@ -14,12 +14,10 @@ BANK = Prototypes()
 
 
 def round_of(classes=3):
-    """A round with this number of classes."""
     return ServerRound(2, 3, [], {}, classes=classes)
 
 
 def circle(*degrees):
-    """Unit vectors with these angles."""
     angles = np.radians(degrees)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
@@ -31,12 +29,10 @@ def contribution(**protos):
 
 
 def groups(labels):
-    """The sets of points that are in one cluster."""
     return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
 
 
 def test_finch_on_a_circle():
-    """Two clusters, their means, and U, which is not the plain mean."""
     points = circle(0, 10, 25, 90, 100)
     labels = finch(points)
     assert labels.tolist() == [0, 0, 0, 1, 1]
@@ -50,15 +46,11 @@ def test_finch_looks_at_directions():
     """Vectors of other lengths have the same clusters; means are of the vectors with their lengths."""
     points = np.array([(2, 0), (4, 1), (3, 0.5), (0, 1), (0.2, 2)])
     labels = finch(points)
-    means = cluster_means(points, labels)
     assert labels.tolist() == [0, 0, 0, 1, 1]
-    assert means.tolist() == [pytest.approx([3, 0.5]), pytest.approx([0.1, 1.5])]
-    assert means.mean(0) == pytest.approx([1.55, 1.0])
-    assert points.mean(0) == pytest.approx([1.84, 0.9])
+    assert cluster_means(points, labels).tolist() == [pytest.approx([3, 0.5]), pytest.approx([0.1, 1.5])]
 
 
 def test_finch_partitions():
-    """There are at most half as many clusters as points; the coarsest partition with more than one is chosen."""
     rng = np.random.default_rng(0)
     for count in (1, 2, 3):
         for _ in range(20):
@@ -73,19 +65,15 @@ def test_finch_does_not_see_order_or_length():
     """A permutation permutes the labels, a factor changes nothing, and a zero vector is not an error."""
     rng = np.random.default_rng(1)
     points = rng.normal(size=(12, 4))
-    found = groups(finch(points))
-    order = rng.permutation(12)
+    found, order = groups(finch(points)), rng.permutation(12)
     assert {frozenset(order[list(group)].tolist()) for group in groups(finch(points[order]))} == found
-    longer = points.copy()
-    longer[3] *= 7
-    assert groups(finch(longer)) == found
-    zeros = finch(np.concatenate([points, np.zeros((1, 4))]))
-    assert len(zeros) == 13
+    points[3] *= 7
+    assert groups(finch(points)) == found
+    assert len(finch(np.concatenate([points, np.zeros((1, 4))]))) == 13
     assert finch(np.zeros((5, 2))).tolist() == [0] * 5
 
 
 def exact_groups(points):
-    """The first partition of points with whole coordinates, whose cosines are compared without rounding."""
     cluster = list(range(len(points)))
     for i, p in enumerate(points):
         # The sign and the square of cos(p, q) |p|, which puts the other points in the order of their cosines.
@@ -97,7 +85,6 @@ def exact_groups(points):
 
 
 def test_the_first_of_equally_near_points_is_taken():
-    """Cosines that are equal but for rounding are ties, so that a factor on one point changes no cluster."""
     points = [(0, -1), (-2, -2), (1, 1), (2, 2), (2, -2), (-2, 0), (1, -1)]
     longer = [*points[:6], (7, -7)]
     found = groups(first_neighbour_clusters(np.array(points, float)))
@@ -105,13 +92,12 @@ def test_the_first_of_equally_near_points_is_taken():
     pairs = {frozenset({0, 2}), frozenset({1, 3})}
     assert groups(finch(np.array([(2, 1), (-2, 0), (1, -2), (-2, -1)], float))) == pairs
     rng = np.random.default_rng(0)
-    for _ in range(150):
+    for _ in range(60):
         points = rng.integers(-2, 3, (rng.integers(2, 9), 2)).tolist()
         assert groups(first_neighbour_clusters(np.array(points, float))) == exact_groups(points), points
 
 
 def test_merge():
-    """The clusters of the bank and J_c in the records; prototypes of earlier rounds are removed."""
     server = round_of()
     points = circle(0, 10, 25, 90, 100)
     entries = {f"client{number}": contribution(c0=point) for number, point in enumerate(points)}
@@ -131,7 +117,6 @@ def test_merge():
 
 
 def test_three_clients_never_cluster_and_the_log_says_so_once():
-    """Each class has the plain mean; a class that no client sent is absent; no prototypes at all are not an error."""
     server = round_of()
     entries = {name: contribution(c1=point) for name, point in zip("abc", circle(0, 90, 180))}
     new = BANK.merge({}, entries, server)[SERVER]
@@ -157,7 +142,6 @@ def test_three_clients_never_cluster_and_the_log_says_so_once():
     ],
 )
 def test_what_is_refused(change, reason):
-    """Everything is refused that is not one vector for each of some classes."""
     good = contribution(c0=(1, 2), c2=(3, 4))
     assert BANK.accept("a", good, round_of()) == ""
     none = {"protos": np.zeros((0, 2), np.float32), "classes": np.zeros(0, np.int64)}

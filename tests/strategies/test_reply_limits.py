@@ -8,7 +8,6 @@ from support import run_small, small_experiment
 
 from fedsim.settings import RunSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import Update
 from strategies.wire.guard import Guard
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
@@ -27,6 +26,7 @@ def test_counts_are_limited_by_those_of_the_others():
     assert refused("gradient_count", {"a": 10.0, "b": 12.0, "c": 1201.0}).keys() == {"c"}
     assert refused("steps", {"a": 1e-6, "b": 12, "c": 10}) == {}
     assert refused("gradient_count", {"a": 10.0, "b": 12.0, "c": 11_900.0}, 0.9) == {}
+    assert refused("gradient_count", {"a": 10.0, "b": 12.0, "c": 12_100.0}, 0.9).keys() == {"c"}
     assert refused("learning_rate", {"a": 0.0, "b": 0.0, "c": 0.0}) == {}
     assert refused("learning_rate", {"a": 0.1}) == {}
     assert refused("steps", {"a": 1, "b": 1, "c": 10**9}, run=RunSettings(examples_limit=0)) == {}
@@ -50,14 +50,7 @@ def test_records_are_limited_by_those_of_the_others():
     assert records_over_limit({"a": 0.0, "b": 0.0, "c": 9.0}, MODEL, 100.0) == {}
 
 
-def test_sums_of_gradients_are_compared_as_means():
-    """A client with many batches is not refused for them."""
-    record = {"head.bias": np.array([6.0], np.float32), "batches": np.array([3.0], np.float32)}
-    assert ClassifierGradients().compared(record) == {"head.bias": np.array([2.0])}
-
-
 def test_a_model_that_moves_much_further_than_every_update():
-    """The limit is that of the updates."""
     guard, updates = Guard(100.0), [Update("a", 1, {}), Update("b", 1, {})]
     guard.sizes = {"a": 1.0, "b": 2.0, "refused": 1e9}
     assert guard.too_far(200.0, updates) == ""
@@ -83,21 +76,16 @@ def lie(bank, metrics):
     return tamper
 
 
-@pytest.mark.parametrize(
-    ("method", "bank", "metrics", "reason"),
-    [
-        ("scaffold", "control", {}, "control: its record has the norm"),
-        ("fediir", "classifier_gradient", {}, "classifier_gradient refused: its record has the norm"),
-        ("fednova", "", {"gradient_count": 1e-6}, "the aggregated model moves"),
-        ("fednova", "", {"gradient_count": 1e30, "steps": 10**30}, "its gradient_count is 1e+30"),
-        ("fedcm", "", {"learning_rate": -0.09999999}, "learning_rate is -0.09999999"),
-        ("afl", "", {"received_loss": 1e30}, "its received_loss is 1e+30"),
-        ("qfedavg", "", {"train_loss": 1e30}, "its train_loss is 1e+30"),
-    ],
-)
+@pytest.mark.parametrize(("method", "bank", "metrics", "reason"), [
+    ("scaffold", "control", {}, "control: its record has the norm"),
+    ("fediir", "classifier_gradient", {}, "classifier_gradient refused: its record has the norm"),
+    ("fednova", "", {"gradient_count": 1e-6}, "the aggregated model moves"),
+    ("afl", "", {"received_loss": 1e30}, "its received_loss is 1e+30"),
+])  # fmt: skip
 def test_one_lie_is_refused_by_name(tmp_path, method, bank, metrics, reason):
     """The run goes on with the honest clients alone."""
-    experiment = small_experiment(tmp_path, method, train={"rounds": 1}, run={"on_client_failure": "continue"})
+    train = {"rounds": 1, "iterations": 2}
+    experiment = small_experiment(tmp_path, method, train=train, run={"on_client_failure": "continue"})
     folder, _ = run_small(experiment, tamper=lie(bank, metrics))
     clients = pd.read_csv(folder / "clients.csv").query("round == 1").set_index("client")
     assert reason in clients.loc[LIAR, "status"]

@@ -28,7 +28,7 @@ def states(clients=CLIENTS):
     rng = np.random.default_rng(0)
     return [
         {
-            "wide": rng.standard_normal((300, 200)).astype(np.float32),
+            "wide": rng.standard_normal((150, 100)).astype(np.float32),
             "half": rng.standard_normal(5).astype(np.float16),
             "one": np.float32(rng.standard_normal()).reshape(()),
             "counter": np.array(int(rng.integers(100))),
@@ -42,7 +42,6 @@ def states(clients=CLIENTS):
 
 @pytest.fixture
 def pair(tmp_path):
-    """The same states in memory and in a file."""
     memory, storage = states(), Storage(tmp_path, memory=0)
     yield memory, [storage.put(state) for state in memory]
     storage.clear()
@@ -69,7 +68,6 @@ def test_tensors_come_back_as_they_went(pair):
 
 @pytest.mark.parametrize("block", [32768, 700])
 def test_means_are_those_of_memory_to_the_last_bit(pair, monkeypatch, block):
-    """This holds for blocks with several tensors, and with a part of one."""
     monkeypatch.setattr(aggregate, "BLOCK", block)
     memory, stored = pair
     weights = np.random.default_rng(1).dirichlet(np.ones(CLIENTS))
@@ -85,55 +83,51 @@ COMPARING = [SemanticDivergence(), CoordinateMedian(), GradientMask()]
 COMPARING += [Krum(2, 5), Bulyan(2), QFedAvg(1.0), PrivateMean(noise=0.0)]
 
 
+def fused(fuse, arrays, start, parameters):
+    """What a rule makes of these clients' models."""
+    names = [f"c{index}" for index in range(len(arrays))]
+    updates = [Update(name, 1, own, {"train_loss": 1.0}) for name, own in zip(names, arrays, strict=True)]
+    server = ServerRound(1, 2, names, start, parameters=frozenset(parameters))
+    return fuse.fuse(updates, dict.fromkeys(names, 1 / len(names)), server)
+
+
 @pytest.mark.parametrize("fuse", COMPARING)
 def test_parts_that_compare_clients_see_no_difference(pair, fuse):
-    memory, stored = pair
-    names = [f"c{index}" for index in range(CLIENTS)]
-    weights = dict.fromkeys(names, 1 / CLIENTS)
-    start = {name: np.zeros_like(array) for name, array in memory[0].items()}
-    round = ServerRound(1, 2, names, start, parameters=frozenset({"wide", "exact"}))
+    start = {name: np.zeros_like(array) for name, array in pair[0][0].items()}
+    same(*(fused(fuse, arrays, start, {"wide", "exact"}) for arrays in pair))
 
-    def fused(arrays):
-        sent = zip(names, arrays, strict=True)
-        return fuse.fuse([Update(name, 1, own, {"train_loss": 1.0}) for name, own in sent], weights, round)
 
-    same(fused(memory), fused(stored))
+def peak_of(work):
+    """The most bytes that were held while something was computed."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("fuse", COMPARING)
 def test_parts_that_compare_clients_hold_one_tensor_of_each(tmp_path, fuse):
     """With all models of forty clients in memory, Krum and Bulyan took 240 times the memory of one model."""
-    rng, names = np.random.default_rng(0), [f"w{index}" for index in range(20)]
-    clients = [f"c{index}" for index in range(40)]
-    start = {name: rng.standard_normal(12_500).astype(np.float32) for name in names}
+    rng = np.random.default_rng(0)
+    start = {f"w{index}": rng.standard_normal(6_000).astype(np.float32) for index in range(10)}
     with closing(Storage(tmp_path, memory=0)) as storage:
-        stored = [storage.put({name: start[name] + np.float32(index) for name in names}) for index in range(40)]
-        updates = [Update(name, 1, own, {"train_loss": 1.0}) for name, own in zip(clients, stored, strict=True)]
-        round = ServerRound(1, 2, clients, start, parameters=frozenset(names))
-        tracemalloc.start()
-        try:
-            fuse.fuse(updates, dict.fromkeys(clients, 1 / 40), round)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        stored = [
+            storage.put({name: array + np.float32(index) for name, array in start.items()}) for index in range(20)
+        ]
+        peak = peak_of(lambda: fused(fuse, stored, start, start))
     assert peak < 30 * sum(array.nbytes for array in start.values())
 
 
 def test_an_average_of_stored_models_takes_two_models(tmp_path):
-    """For forty models of 2.4 MB, only the result and the blocks are in memory, not the models."""
-    storage = Storage(tmp_path, memory=0)
+    """Only the result and the blocks are in memory: two threads with 16 rows of a block in float64 each."""
     rng = np.random.default_rng(0)
     model = {f"w{index}": rng.standard_normal(60_000).astype(np.float32) for index in range(10)}
-    stored = [storage.put(model) for _ in range(40)]
+    with closing(Storage(tmp_path, memory=0)) as storage:
+        stored = [storage.put(model) for _ in range(20)]
+        peak = peak_of(lambda: weighted_mean(stored, [1.0] * 20))
     size = sum(array.nbytes for array in model.values())
-    tracemalloc.start()
-    try:
-        weighted_mean(stored, [1.0] * 40)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-        storage.clear()
-    # two threads with 16 rows of a block in float64 each
     assert peak < size + 2 * (aggregate.GROUP + 3) * aggregate.BLOCK * 8
 
 
@@ -149,7 +143,6 @@ def test_memory_is_used_first_and_given_back(tmp_path):
 
 
 def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors(tmp_path, monkeypatch):
-    """The file's space is used again, up to a size; tensors of an earlier round are an error, not other numbers."""
     monkeypatch.setattr("strategies.stored.KEPT_BYTES", 6000)
     with closing(Storage(tmp_path, memory=0)) as storage:
         old = [storage.put({"w": np.full(1000, index, np.float32)}) for index in range(3)]
@@ -166,7 +159,6 @@ def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors
 
 
 def test_a_small_round_stays_in_memory_as_a_whole(tmp_path, monkeypatch):
-    """Five replies that fit together are not written; of thirty only what always has room is kept."""
     monkeypatch.setattr("strategies.stored.WHOLE_BYTES", 20_000)
     state = {"w": np.ones(1000, np.float32)}
     with closing(Storage(tmp_path, memory=9000)) as storage:

@@ -29,11 +29,13 @@ class Pool(nn.Module):
         return self.conv(x).mean((2, 3))
 
 
-def test_hidden_layers_are_found_by_their_place():
-    """Hidden layers are CSAC's bottleneck, the digits CNN's own layer, both, or a projection head's two layers.
+def projected():
+    net = Net(Pool(), 512, 7)
+    ProjectionHead(256).apply(net)
+    return net
 
-    There are none after pooled features.
-    """
+
+def test_hidden_layers_are_found_by_their_place():
     (bottleneck,) = hidden_layers(Net(Pool(), 512, 7, bottleneck=256))
     assert bottleneck.units == 256
     assert bottleneck.rows == ("bottleneck.0.weight", "bottleneck.0.bias", "bottleneck.1.weight", "bottleneck.1.bias",
@@ -41,13 +43,8 @@ def test_hidden_layers_are_found_by_their_place():
     assert (bottleneck.columns, bottleneck.reader) == ("head.weight", "head")
     both = hidden_layers(Net(DigitsCNN(batch_norm=True), 50, 10, bottleneck=16))
     assert [(layer.units, layer.columns) for layer in both] == [(50, "bottleneck.0.weight"), (16, "head.weight")]
-    projected = Net(Pool(), 512, 7)
-    ProjectionHead(256).apply(projected)
-    assert [layer.units for layer in hidden_layers(projected)] == [512, 256]
-    assert hidden_layers(Net(Pool(), 512, 7)) == []
-
-
-def test_a_network_without_hidden_layers_is_refused():
+    assert [layer.units for layer in hidden_layers(projected())] == [512, 256]
+    assert hidden_layers(Net(Pool(), 512, 7)) == []  # pooled features
     with pytest.raises(UserError, match="nothing to drop"):
         KeptScale(0.5).apply(Net(Pool(), 512, 7))
 
@@ -68,12 +65,11 @@ def test_uploaded_elements_of_the_bottleneck():
 
 def test_draws_are_those_of_client_and_round():
     net, rule = Net(Pool(), 512, 7, bottleneck=256), RandomSubnet(0.5)
-    kept = [
-        rule.cut(net, client, round, 0)["head.weight"][1] for client, round in (("a", 1), ("a", 1), ("b", 1), ("a", 2))
-    ]
-    assert np.array_equal(kept[0], kept[1])
-    assert not np.array_equal(kept[0], kept[2])
-    assert not np.array_equal(kept[0], kept[3])
+    drawn = (("a", 1), ("a", 1), ("b", 1), ("a", 2))
+    first, *others = (rule.cut(net, client, round, 0)["head.weight"][1] for client, round in drawn)
+    assert [np.array_equal(first, other) for other in others] == [True, False, False]
+    few = len(RandomSubnet(0.9).cut(net, "a", 1, 0)["head.weight"][1])
+    assert 5 < few < 60  # a tenth of 256
     assert len(RandomSubnet(0.999).cut(Net(DigitsCNN(), 50, 10), "a", 1, 0)["backbone.fc.bias"][0]) >= 1
     assert RandomSubnet(0.0).cut(net, "a", 1, 0) == {}
 
@@ -130,18 +126,18 @@ def test_silent_units_stay_silent_and_train_as_a_smaller_network():
 
 def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
     """On digits every client receives and returns its part of fc and head; at rate 0 all numbers are FedAvg's."""
-    ours, grid = run_small(small_experiment(tmp_path / "a", "feddrop"))
-    none, _ = run_small(small_experiment(tmp_path / "b", {"name": "feddrop", "random_subnet": {"rate": 0.0}}))
-    plain, _ = run_small(small_experiment(tmp_path / "c"))
-    a, b = (load_file(folder / "last.safetensors") for folder in (none, plain))
-    assert all(np.array_equal(a[name], b[name]) for name in b)
-    own, other = numbers(ours / "clients.csv"), numbers(plain / "clients.csv")
-    trained = own["round"] > 0
-    up, full = own.loc[trained, "bytes_up"], other.loc[trained, "bytes_up"]
-    for saved in full.to_numpy() - up.to_numpy():
-        units, rest = divmod(saved, 4 * (320 + 1 + 10))  # a unit: its 320 weights, bias and 10 columns
-        assert rest == 0
-        assert 8 <= units <= 42
+
+    def run(method):
+        folder, grid = run_small(small_experiment(tmp_path / str(method), method, train={"rounds": 2, "iterations": 1}))
+        clients = numbers(folder / "clients.csv").query("round > 0")
+        return load_file(folder / "last.safetensors"), clients["bytes_up"].to_numpy(), grid
+
+    none, plain = run({"name": "feddrop", "random_subnet": {"rate": 0.0}}), run("fedavg")
+    assert all(np.array_equal(none[0][name], plain[0][name]) for name in plain[0])
+    _, up, grid = run("feddrop")
+    units, rest = np.divmod(plain[1] - up, 4 * (320 + 1 + 10))  # a unit: its 320 weights, bias and 10 columns
+    assert not rest.any()
+    assert ((units >= 8) & (units <= 42)).all()
     sent = [m.content.array_records["arrays"] for m, _ in grid.seen if m.metadata.message_type == "train"]
     assert len({record["backbone.fc.weight"].shape[0] for record in sent}) > 1
     assert all(record["backbone.fc.weight"].shape[0] == record["head.weight"].shape[1] for record in sent)
@@ -150,16 +146,16 @@ def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
 @pytest.mark.parametrize("method", ["feddrop+scaffold", "feddrop+ditto", "feddrop+feddg-ga", "feddrop+afl"])
 def test_parts_that_need_the_whole_model_are_refused(tmp_path, method):
     with pytest.raises(UserError, match="trains the whole model"):
-        run_small(small_experiment(tmp_path, method))
+        build_recipe(small_experiment(tmp_path, method))
 
 
 @pytest.mark.parametrize("train", [{"momentum": 0.9}, {"momentum": 0.0, "optimizer": "adam"}])
 def test_kept_buffers_are_refused(tmp_path, train):
     """Momentum of the round before would move units that are left out in this one away from 0."""
     kept = {"rounds": 2, "persist_optimizer": True}
+    experiment = small_experiment(tmp_path, "feddrop", train={**kept, **train})
     with pytest.raises(UserError, match="persist_optimizer = false"):
-        build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, **train}))
-    build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, **train}), recorded=True)
-    whole = {"name": "feddrop", "random_subnet": {"rate": 0.0}}
-    build_recipe(small_experiment(tmp_path, whole, train={**kept, **train}))
+        build_recipe(experiment)
+    build_recipe(experiment, recorded=True)
+    build_recipe(experiment.replace(method={"random_subnet": {"rate": 0.0}}))
     build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, "momentum": 0.0}))  # SGD then has no buffers

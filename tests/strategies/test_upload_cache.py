@@ -9,7 +9,6 @@ from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.run.workspace import close_workspaces
 from fedsim.settings.experiment import Experiment
-from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import ServerRound, Update
 from strategies.refine.upload_cache import UploadCache
 from strategies.weights.by_examples import ByExamples
@@ -47,16 +46,7 @@ def trained(folder, *callbacks, **method):
     return load_file(folder / "last.safetensors"), numbers(folder / "rounds.csv")
 
 
-def test_with_all_clients_nothing_changes():
-    """Bit for bit: the same means over the same clients, in the same order."""
-    updates = [update("a", 3, 0.1, 1), update("b", 7, 0.7, 2)]
-    fused = WeightedMean().fuse(updates, ByExamples().weigh(updates, None), None)
-    server = ServerRound(1, 3, ["a", "b"], {}, updates=updates, places=PLACES, known_weights=ByExamples().known)
-    assert UploadCache().refine(fused, server) == fused
-
-
 def test_drawn_clients_train_alike_and_a_resumed_run_has_the_cache(tmp_path):
-    """Only the BN side of the model for the unseen domain changes; after a kill and a resume the model is equal."""
     plain, ours = (trained(tmp_path / str(len(add)), add=add) for add in ([], ["upload_cache"]))
     assert plain[1]["train_loss"].equals(ours[1]["train_loss"])
     changed = {name for name in plain[0] if not np.array_equal(plain[0][name], ours[0][name])}

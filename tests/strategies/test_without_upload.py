@@ -7,28 +7,25 @@ from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 
 
-@pytest.mark.parametrize("infer", ["eval_mode", "tsmo_bn", "recompute"])
-def test_fedbn_needs_the_upload(tmp_path, infer):
-    """No rule computes gamma and beta again: without the upload they would be those of the untrained network."""
-    method = {"name": "fedbn", "infer": infer, "without_batch_norm": {"upload": False}}
-    with pytest.raises(UserError, match=r"keep upload = true, or set method\.share = 'without_statistics'"):
-        build_recipe(small_experiment(tmp_path, method))
-
-
-@pytest.mark.parametrize("infer", ["eval_mode", "tsmo_bn", "fixed_alpha"])
-def test_silobn_without_the_upload_needs_a_rule_that_replaces_all_statistics(tmp_path, infer):
-    """TsmoBN, for example, leaves batch norm of vectors and of one-pixel maps as it is."""
-    method = {"name": "silobn", "infer": infer, "without_statistics": {"upload": False}}
-    with pytest.raises(UserError, match=r"keep upload = true, or set method\.infer = 'recompute'"):
-        build_recipe(small_experiment(tmp_path, method))
+@pytest.mark.parametrize(("method", "infer", "said"), [
+    *(("fedbn", infer, r"method\.share = 'without_statistics'") for infer in ("eval_mode", "tsmo_bn", "recompute")),
+    *(("silobn", infer, r"method\.infer = 'recompute'") for infer in ("eval_mode", "tsmo_bn", "fixed_alpha")),
+])  # fmt: skip
+def test_without_the_upload_a_rule_must_replace_all_that_is_missing(tmp_path, method, infer, said):
+    """No rule computes gamma and beta again; TsmoBN, for example, leaves batch norm of vectors as it is."""
+    share = {"fedbn": "without_batch_norm", "silobn": "without_statistics"}[method]
+    with pytest.raises(UserError, match=f"keep upload = true, or set {said}"):
+        build_recipe(small_experiment(tmp_path, {"name": method, "infer": infer, share: {"upload": False}}))
 
 
 def test_silobn_without_the_upload_sends_no_statistics(tmp_path):
     method = {"name": "silobn", "infer": "recompute", "without_statistics": {"upload": False}}
-    _, grid = run_small(small_experiment(tmp_path, method, model={"bottleneck": 16}, train={"rounds": 1}))
+    train = {"rounds": 1, "iterations": 1}
+    _, grid = run_small(small_experiment(tmp_path, method, model={"bottleneck": 16}, train=train))
     replies = [reply for message, reply in grid.seen if message.metadata.message_type == "train"]
     assert len(replies) == 3
-    assert not any("running" in name for reply in replies for name in reply.content.array_records["arrays"])
+    sent = {name for reply in replies for name in reply.content.array_records["arrays"]}
+    assert not [name for name in sent if "running" in name or "num_batches" in name]
 
 
 def test_a_scope_without_layers_has_nothing_to_upload(tmp_path):
