@@ -1,6 +1,7 @@
 # make demo   install into .venv and run the main job on the embedded data: table, CSV files, plot
 # make test   install and run the tests
 # make oldest-flower   run the tests that touch Flower on the oldest version of the range
+# make trials   run all long trials in order (hours), resumable, into one page
 # make docs   build the documentation site into docs/_build; every warning is an error
 # They do only what is missing: called again, they start at once.
 
@@ -11,7 +12,7 @@ OUTPUT ?= outputs
 # What touches Flower beside its public interface, for the oldest version of the range; `make test` has the newest.
 FLOWER_TESTS := tests/flower tests/deployment tests/deploy tests/strategies/test_flower_parts.py
 
-.PHONY: install demo test oldest-flower lint docs
+.PHONY: install demo test oldest-flower trials lint docs
 
 install: .venv/installed
 
@@ -32,6 +33,9 @@ test: install
 oldest-flower: install
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --target .venv/oldest-flower --no-deps "flwr==1.41.*"
 	PYTHONPATH=.venv/oldest-flower $(BIN)/pytest -n 2 $(FLOWER_TESTS)
+
+trials: oldest-flower
+	$(BIN)/python tests/trials.py
 
 lint: install
 	$(BIN)/ruff check .
