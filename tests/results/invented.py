@@ -1,6 +1,7 @@
-"""Invented but plausible runs on disk, for the tests of records, tables, plots and the report."""
+"""Invented but plausible runs on disk, of any size and with any names, for the tests of records, tables and figures."""
 
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from fedsim.results import Recorder, summary_row
 from fedsim.settings.experiment import Experiment, from_table
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
+LEVELS = {"art_painting": 0.80, "cartoon": 0.77, "photo": 0.93, "sketch": 0.68}
+EXAMPLES = {"art_painting": 1844, "cartoon": 2110, "photo": 1503, "sketch": 3537}
 LAYERS = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 MODEL_BYTES = 44_800_000
 
@@ -19,24 +22,43 @@ def pacs_experiment(
 ) -> Experiment:
     """Settings of one PACS run at the papers' size; `sections` change single settings."""
     table = {
-        "name": name,
-        "data": {"dataset": "pacs", "image_size": 224} | sections.get("data", {}),
-        "model": {"backbone": "resnet18", "weights": "imagenet"} | sections.get("model", {}),
-        "train": {"rounds": 12} | sections.get("train", {}),
-        "method": {"name": method} | sections.get("method", {}),
-        "run": {"target": target, "seed": seed} | sections.get("run", {}),
+        "data": {"dataset": "pacs", "image_size": 224},
+        "model": {"backbone": "resnet18", "weights": "imagenet"},
+        "train": {"rounds": 12},
+        "method": {"name": method},
+        "run": {"target": target, "seed": seed},
     }
-    return from_table(table)
+    return from_table({"name": name} | {key: own | sections.get(key, {}) for key, own in table.items()})
 
 
-def write_run(root: Path, experiment: Experiment, skill: float = 0.0, finish: bool = True, label: str = "") -> Path:
-    """One run's folder with smooth saturating curves; `skill` raises the target accuracy."""
-    folder = root / experiment.name / experiment.method_name / experiment.run.target / f"seed{experiment.run.seed}"
-    rng = np.random.default_rng([experiment.run.seed, len(experiment.method_name), PACS.index(experiment.run.target)])
+def write_run(
+    root: Path,
+    experiment: Experiment,
+    skill: float = 0.0,
+    finish: bool = True,
+    label: str = "",
+    clients: int = 1,
+    drawn: int = 0,
+) -> Path:
+    """One run's folder with smooth saturating curves; `skill` raises the target accuracy.
+
+    clients: of each domain. drawn: of all clients in each round; 0 means all.
+    """
+    run, domains = experiment.run, experiment.data.domains or PACS
+    folder = root / experiment.name / experiment.method_name / run.target.replace("/", "_") / f"seed{run.seed}"
+    rng = np.random.default_rng([run.seed, len(experiment.method_name), list(domains).index(run.target)])
     recorder = Recorder(folder)
     recorder.write_experiment(experiment.toml())
     recorder.write_environment({"python": "3.11.7", "device": "cpu", "packages": {"torch": "2.12.0"}})
-    rows = [_round(recorder, experiment, round_, skill, rng) for round_ in range(experiment.train.rounds + 1)]
+    sources = [domain for domain in domains if domain != run.target]
+    names = [f"{domain}/{number}" if clients > 1 else domain for domain in sources for number in range(clients)]
+    rows = [_round(experiment, number, skill, len(names), rng) for number in range(experiment.train.rounds + 1)]
+    recorder.rounds.append(rows)
+    for row in rows[1:]:
+        own = list(rng.choice(names, drawn, replace=False)) if drawn else names
+        recorder.append_clients([_client(experiment, row, name, rng) for name in own])
+        if experiment.method_name == "csac":
+            recorder.append_details(_details(row["round"], own, rng))
     if finish:
         recorder.write_summary(summary_row(experiment, pd.DataFrame(rows), label=label))
     return folder
@@ -48,7 +70,7 @@ def write_grid(
     seeds: int = 2,
     rounds: int = 12,
     name: str = "pacs",
-    targets: tuple[str, ...] = PACS,
+    targets: Iterable[str] = PACS,
 ) -> Path:
     """Runs of all methods (name -> skill) on PACS domains."""
     for method, skill in methods.items():
@@ -58,70 +80,70 @@ def write_grid(
     return root / name
 
 
-def _round(recorder: Recorder, experiment: Experiment, round_: int, skill: float, rng: np.random.Generator) -> dict:
-    sources = [domain for domain in PACS if domain != experiment.run.target]
-    level = {"art_painting": 0.80, "cartoon": 0.77, "photo": 0.93, "sketch": 0.68}[experiment.run.target]
-    grown = 1 - math.exp(-round_ / 4)
-    target = float(np.clip(0.14 + (level + skill - 0.14) * grown + 0.012 * rng.standard_normal(), 0, 1))
-    validation = float(0.14 + 0.80 * grown + 0.006 * rng.standard_normal())
+def write_crowd(
+    root: Path, domains: Sequence[str], rounds: int, clients: int = 1, drawn: int = 0, method: str = "fedavg"
+) -> Path:
+    """One run on each of these domains, whose names may be anything."""
+    for target in domains:
+        data = {"dataset": "folder", "domains": list(domains)}
+        experiment = pacs_experiment(method, target, name="crowd", data=data, train={"rounds": rounds})
+        write_run(root, experiment, clients=clients, drawn=drawn)
+    return root / "crowd"
+
+
+def _round(experiment: Experiment, number: int, skill: float, clients: int, rng: np.random.Generator) -> dict:
+    level = LEVELS.get(experiment.run.target, 0.7)
+    grown = 1 - math.exp(-number / 4)
     row = {
-        "round": round_,
-        "mean_validation_accuracy": validation,
+        "round": number,
+        "mean_validation_accuracy": float(0.14 + 0.80 * grown + 0.006 * rng.standard_normal()),
         "mean_validation_loss": 2 - 1.7 * grown,
-        "target_accuracy": target,
+        "target_accuracy": float(np.clip(0.14 + (level + skill - 0.14) * grown + 0.012 * rng.standard_normal(), 0, 1)),
         "target_loss": 2 - 1.3 * grown,
         "evaluation_seconds": 1.5,
     }
-    if round_ == 0:
-        recorder.append_round(row)
+    if number == 0:
         return row
-    row |= {
+    return row | {
         "train_loss": 1.9 * (1 - grown) + 0.2,
-        "clients": 3,
+        "clients": clients,
         "failed": 0,
-        "bytes_down": 3 * MODEL_BYTES * (2 if experiment.method_name == "csac" else 1),
-        "bytes_up": 3 * MODEL_BYTES,
+        "bytes_down": clients * MODEL_BYTES,
+        "bytes_up": clients * MODEL_BYTES,
         "train_seconds": 20 + rng.random(),
         "aggregation_seconds": 0.1,
         "round_seconds": 22 + 400 * max(skill, 0) + rng.random(),
     }
-    recorder.append_clients([_client(experiment, round_, domain, validation, rng) for domain in sources])
-    if experiment.method_name == "csac":
-        recorder.append_details(_details(round_, sources, rng))
-    recorder.append_round(row)
-    return row
 
 
-def _client(experiment: Experiment, round_: int, domain: str, validation: float, rng: np.random.Generator) -> dict:
-    examples = {"art_painting": 1844, "cartoon": 2110, "photo": 1503, "sketch": 3537}[domain]
-    row = {
-        "round": round_,
-        "client": domain,
+def _client(experiment: Experiment, row: dict, name: str, rng: np.random.Generator) -> dict:
+    domain = name.partition("/")[0] if name.rpartition("/")[2].isdigit() else name
+    examples, number = EXAMPLES.get(domain, 100), row["round"]
+    sent = {f"bytes_{way}{record}": MODEL_BYTES for way in ("down", "up") for record in ("", "_arrays")}
+    own = {"weight": examples / 7500}
+    if experiment.method_name == "feddg-ga":
+        own = {"weight": 1 / 3 + 0.1 * math.sin(number / 3 + examples), "gap": 0.5 / number + 0.05 * rng.random()}
+    return {
+        "round": number,
+        "client": name,
         "domain": domain,
         "status": "ok",
         "examples": examples,
-        "weight": examples / 7500,
         "train_loss": 0.5,
-        "validation_accuracy": validation + 0.02 * rng.standard_normal(),
+        "validation_accuracy": row["mean_validation_accuracy"] + 0.02 * rng.standard_normal(),
         "validation_loss": 0.4,
         "validation_examples": examples // 9,
-        "bytes_down": MODEL_BYTES,
-        "bytes_up": MODEL_BYTES,
-        "bytes_down_arrays": MODEL_BYTES,
-        "bytes_up_arrays": MODEL_BYTES,
         "train_seconds": 6.5 + rng.random(),
         "evaluation_seconds": 0.4,
+        **sent,
+        **own,
     }
-    if experiment.method_name == "feddg-ga":
-        weight = 1 / 3 + 0.1 * math.sin(round_ / 3 + PACS.index(domain))
-        row |= {"weight": weight, "gap": 0.5 / round_ + 0.05 * rng.random()}
-    return row
 
 
-def _details(round_: int, sources: list[str], rng: np.random.Generator) -> list[dict]:
+def _details(number: int, clients: Iterable[str], rng: np.random.Generator) -> list[dict]:
     return [
-        {"round": round_, "client": client, "quantity": quantity, "name": f"{layer}.weight", "value": value}
-        for client in sources
+        {"round": number, "client": client, "quantity": quantity, "name": f"{layer}.weight", "value": value}
+        for client in clients
         for depth, layer in enumerate(LAYERS)
         for quantity, value in (
             ("divergence_weight", float(1 / 3 + 0.02 * depth * rng.standard_normal())),

@@ -1,14 +1,12 @@
 """A record that was cut off, or saved in another form by a spreadsheet, ends in one line that names the file."""
 
 import pytest
-from invented import write_grid
 from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs, rebuild_results
-from fedsim.run.plan import run_folder
 
 NO_ENVIRONMENT = (
     "[]", "5", '{"data": 5}', '{"data": {"rot0": {}}}', '{"data": {"rot0": 5}}', '{"server_data": {"x": {}}}',
@@ -17,39 +15,19 @@ NO_ENVIRONMENT = (
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """(the words that give a finished run of one round again, its folder)."""
-    return made(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """The same of a run that was stopped after its first round."""
-    return made(tmp_path_factory.mktemp("stopped"), Interrupt(1))
-
-
-def made(output, *callbacks):
-    experiment = small_experiment(output, train={"rounds": 1 + len(callbacks)})
-    try:
-        run_small(experiment, *callbacks)
-    except KeyboardInterrupt:
-        assert callbacks
-    (output / "small.toml").write_text(experiment.toml())
-    return ["run", str(output / "small.toml")], run_folder(experiment)
-
-
-@pytest.fixture
-def change():
-    """Function: (file, the change of its text, or None to remove it); the file is put back after the test."""
-    before = {}
-
-    def changed(file, edit):
-        before.setdefault(file, file.read_bytes())
-        file.write_text(edit(file.read_text())) if edit else file.unlink()
-
-    yield changed
-    for file, content in before.items():
-        file.write_bytes(content)
+def runs(tmp_path_factory):
+    """{finished or stopped after round 1: (the words that give the run again, its folder)}."""
+    found = {}
+    for name, callbacks in (("finished", []), ("stopped", [Interrupt(1)])):
+        output = tmp_path_factory.mktemp(name)
+        experiment = small_experiment(output, train={"rounds": 1 + len(callbacks)})
+        try:
+            run_small(experiment, *callbacks)
+        except KeyboardInterrupt:
+            assert callbacks
+        (output / "small.toml").write_text(experiment.toml())
+        found[name] = ["run", str(output / "small.toml")], next(output.rglob("rounds.csv")).parent
+    return found
 
 
 def half(text):
@@ -94,70 +72,64 @@ def one_line(words, file):
 
 
 @pytest.mark.parametrize(
-    ("name", "edit"),
+    ("run", "name", "edit"),
     [
-        ("experiment.toml", half),
-        ("environment.json", half),
-        ("rounds.csv", semicolons),
-        ("rounds.csv", german),
-        ("summary.csv", semicolons),
-        ("summary.csv", lambda text: ""),
-        ("summary.csv", without_selection),
-        *(("environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
+        *((run, name, half) for run in ("finished", "stopped") for name in ("experiment.toml", "environment.json")),
+        ("finished", "rounds.csv", semicolons),
+        ("stopped", "rounds.csv", semicolons),
+        ("finished", "rounds.csv", german),
+        ("finished", "summary.csv", semicolons),
+        ("finished", "summary.csv", lambda text: ""),
+        ("finished", "summary.csv", without_selection),
+        *(("finished", "environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
     ],
 )
-def test_a_finished_run_given_again(name, edit, finished, change):
-    words, folder = finished
-    change(folder / name, edit)
+def test_a_changed_run_given_again(run, name, edit, runs):
+    words, folder = runs[run]
+    before = (folder / name).read_text()
+    (folder / name).write_text(edit(before))
     one_line(words, folder / name)
+    (folder / name).write_text(before)
 
 
-@pytest.mark.parametrize(
-    ("name", "edit"), [("experiment.toml", half), ("environment.json", half), ("rounds.csv", semicolons)]
-)
-def test_a_stopped_run_given_again(name, edit, stopped, change):
-    words, folder = stopped
-    change(folder / name, edit)
-    one_line(words, folder / name)
-
-
-def test_a_finished_run_without_its_environment(finished, change):
-    words, folder = finished
-    change(folder / "environment.json", None)
+def test_a_finished_run_without_its_environment(runs):
+    words, folder = runs["finished"]
+    kept = (folder / "environment.json").rename(folder / "kept")
     done = CliRunner().invoke(app, words)
+    kept.rename(folder / "environment.json")
     assert done.exit_code == 0
     assert done.output.startswith("already finished: ")
     assert f"records: {folder}" in done.output
 
 
-@pytest.mark.parametrize("edit", [semicolons, german, quoted, narrowed])
-@pytest.mark.parametrize("verb", ["plot", "report"])
-def test_figures_of_a_changed_file(verb, edit, tmp_path, change):
-    folder = write_grid(tmp_path, {"fedavg": 0}, rounds=2, targets=("photo",))
-    file = folder / "fedavg" / "photo" / "seed1" / "rounds.csv"
-    change(file, edit)
-    assert "copy the file again" in one_line([verb, folder], file)
+@pytest.mark.parametrize(
+    ("verb", "edit"), [("plot", semicolons), ("plot", german), ("report", quoted), ("report", narrowed)]
+)
+def test_figures_of_a_changed_file(verb, edit, own_grid):
+    run = own_grid / "csac" / "photo" / "seed1"
+    (run / "rounds.csv").write_text(edit((run / "rounds.csv").read_text()))
+    assert "copy the file again" in one_line([verb, own_grid], run / "rounds.csv")
 
 
 @pytest.mark.parametrize("edit", [semicolons, german, quoted, without_selection])
-def test_other_runs_do_not_end_with_a_changed_summary(edit, tmp_path, change):
+def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
     """Every run that ends collects the summaries of its experiment."""
-    folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=2, targets=("photo",))
-    change(folder / "csac" / "photo" / "seed1" / "summary.csv", edit)
-    runs = read_runs(folder)
+    run = own_grid / "csac" / "photo" / "seed1"
+    (run / "summary.csv").write_text(edit((run / "summary.csv").read_text()))
+    runs = read_runs(own_grid, only=["summary"])
     assert runs.damaged == ["csac/photo/seed1"]
     assert any("cut off or changed: csac/photo/seed1" in note for note in compare(runs).notes)
-    assert len(rebuild_results(folder)) >= 3
+    assert len(rebuild_results(own_grid)) >= 3
 
 
-def test_a_mark_at_the_start_of_a_file_changes_nothing(tmp_path, change):
+def test_a_mark_at_the_start_of_a_file_changes_nothing(own_grid):
     """A spreadsheet writes it in files that it saves as UTF-8."""
-    folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=2, targets=("photo",))
-    before, rows = read_runs(folder), rebuild_results(folder)
+    run = own_grid / "csac" / "photo" / "seed1"
+    before, rows = read_runs(own_grid), rebuild_results(own_grid)
     for name in ("summary.csv", "rounds.csv", "clients.csv"):
-        change(folder / "csac" / "photo" / "seed1" / name, lambda text: f"\ufeff{text}")
-    after = read_runs(folder)
+        (run / name).write_text("\ufeff" + (run / name).read_text())
+    after = read_runs(own_grid)
     assert after.damaged == []
     for name in ("summary", "rounds", "clients"):
         assert getattr(after, name).equals(getattr(before, name))
-    assert rebuild_results(folder).equals(rows)
+    assert rebuild_results(own_grid).equals(rows)

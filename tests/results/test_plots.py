@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from invented import pacs_experiment, write_grid, write_run
+from invented import pacs_experiment, write_run
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
@@ -16,53 +16,53 @@ from fedsim.common.errors import UserError
 from fedsim.results import choose_runs, compare, plot_all, read_runs
 from fedsim.results.bars import target_bars
 from fedsim.results.cost_figure import FRONT, cost_front, readable
-from fedsim.results.figure_style import styles
+from fedsim.results.figure_style import styles, wrapped
 from fedsim.results.figures import (
     are_shares,
     detail_over_rounds,
     few_enough,
     histogram_bounds,
     layer_group,
+    metric_over_rounds,
 )
 from fedsim.results.plots import draw
 
-LONG_NAME = "an-experiment-with-a-long-name"
-METHODS = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03}
+NAME = "an-experiment-with-a-long-name"
+METHODS = ("fedavg", "feddg-ga", "csac")
+NAMES = {
+    "learning-curves", "target-accuracy", "cost", "client-weight", "client-gap", "divergence_weight-csac",
+    "alpha-csac", "alpha-csac-histogram",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return read_runs(write_grid(tmp_path_factory.mktemp("outputs"), METHODS, rounds=4, targets=("photo", "sketch")))
+def runs(grid):
+    return read_runs(grid)
 
 
 @pytest.fixture(scope="module")
 def figures(runs):
     """All figures of the runs; tests only look at them."""
-    return dict(draw(runs, LONG_NAME))
+    return dict(draw(runs, NAME))
 
 
 @pytest.fixture(scope="module")
-def files(runs, tmp_path_factory):
-    return plot_all(runs, tmp_path_factory.mktemp("plots"))
+def of_one_run(grid):
+    return dict(draw(read_runs(grid / "csac" / "sketch" / "seed0"), NAME, "oracle"))
 
 
-NAMES = {
-    "learning-curves",
-    "target-accuracy",
-    "cost",
-    "client-weight",
-    "client-gap",
-    "divergence_weight-csac",
-    "alpha-csac",
-    "alpha-csac-histogram",
-}
+@pytest.fixture
+def alpha(runs):
+    return runs.details[runs.details["quantity"] == "alpha"]
 
 
-def test_every_record_has_its_figure_in_both_formats(files):
+def texts(found):
+    return [text.get_text() for text in found]
+
+
+def test_every_record_has_its_figure_in_both_formats_and_none_is_blank(runs, tmp_path):
+    files = plot_all(choose_runs(runs, targets=["photo"], seeds=[0]), tmp_path)
     assert {path.name for path in files} == {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg")}
-
-
-def test_pictures_are_not_blank(files):
     for path in files:
         if path.suffix == ".png":
             pixels = imread(path)
@@ -72,62 +72,59 @@ def test_pictures_are_not_blank(files):
             assert len(list(ElementTree.parse(path).iter())) > 100
 
 
-@pytest.mark.parametrize("part", ["all", "one run"])
-def test_nothing_is_cut_off(runs, figures, part):
-    one = draw(read_runs(runs.folder / "csac" / "sketch" / "seed0"), LONG_NAME, "oracle")
-    for figure in figures.values() if part == "all" else dict(one).values():
-        figure.draw_without_rendering()
-        box, page = figure.get_tightbbox(), figure.get_size_inches()
-        assert box.x0 >= -0.02
-        assert box.y0 >= -0.02
-        assert box.x1 <= page[0] + 0.02
-        assert box.y1 <= page[1] + 0.02
+def assert_whole(figure):
+    """Nothing of the figure is cut off."""
+    figure.draw_without_rendering()
+    box, page = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(box.x0, box.y0) >= -0.02
+    assert (box.x1, box.y1) <= (page[0] + 0.02, page[1] + 0.02)
 
 
-def test_axes_and_titles_are_labelled(runs, figures):
+def test_nothing_is_cut_off(figures, of_one_run):
+    for figure in (*of_one_run.values(), figures["client-gap"], figures["cost"]):
+        assert_whole(figure)
+
+
+def test_axes_and_titles_are_labelled(figures, of_one_run):
+    """The titles say the rule and the seeds; of several seeds they say what the band is."""
     assert set(figures) == NAMES
     for key, figure in figures.items():
-        assert LONG_NAME in figure.get_suptitle(), key
+        assert NAME in figure.get_suptitle(), key
         assert figure.get_supxlabel() or any(axes.get_ylabel() for axes in figure.axes), key
-    by_oracle = dict(islice(draw(runs, "pacs", "oracle"), 3))
-    assert "ORACLE" in by_oracle["target-accuracy"].get_suptitle()
-    assert "ORACLE" in by_oracle["cost"].get_suptitle()
+    for key in ("target-accuracy", "cost"):
+        assert "ORACLE" in of_one_run[key].get_suptitle()
+        assert "ORACLE" not in figures[key].get_suptitle()
+    for several, drawn in ((True, figures), (False, of_one_run)):
+        for key in ("learning-curves", "target-accuracy", "cost", "divergence_weight-csac", "client-weight"):
+            words = " ".join(drawn[key].get_suptitle().split())
+            assert ("mean ± std over seeds" in words, "one seed" in words) == (several, not several), words
 
 
-def test_legend_names_every_client_although_one_is_unseen_in_each_panel(figures):
+def test_rows_and_legend_of_a_clients_metric(figures):
+    """Constant weights are left out where others move; the legend has the client that is unseen in a panel, too."""
     figure = figures["client-gap"]
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"art_painting", "cartoon", "photo", "sketch"}
+    assert set(texts(figure.legends[0].get_texts())) == {"art_painting", "cartoon", "photo", "sketch"}
+    assert {axes.get_ylabel() for axes in figures["client-weight"].axes} == {"feddg-ga\nweight", ""}
 
 
-def test_constant_weights_are_left_out_where_others_move(figures):
-    figure = figures["client-weight"]
-    assert {axes.get_ylabel() for axes in figure.axes} == {"feddg-ga\nweight", ""}
-
-
-def test_same_records_same_svg(runs, files, tmp_path):
-    one = read_runs(runs.folder / "fedavg" / "photo")
-    first = [path.read_bytes() for path in plot_all(one, tmp_path / "a") if path.suffix == ".svg"]
-    second = [path.read_bytes() for path in plot_all(one, tmp_path / "b") if path.suffix == ".svg"]
+def test_an_unfinished_run_has_curves_only_and_the_same_svg_again(tmp_path):
+    write_run(tmp_path, pacs_experiment(train={"rounds": 2}), finish=False)
+    files = [plot_all(read_runs(tmp_path, unfinished=True), tmp_path / name) for name in "ab"]
+    assert [{path.stem for path in own} for own in files] == [{"learning-curves", "client-weight"}] * 2
+    first, second = ([path.read_bytes() for path in own if path.suffix == ".svg"] for own in files)
     assert first == second
     assert mpl.rcParams["axes.grid"] is False
 
 
-def test_an_unfinished_run_has_curves_only(tmp_path):
-    write_run(tmp_path, pacs_experiment(train={"rounds": 2}), finish=False)
-    files = plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")
-    assert {path.stem for path in files} == {"learning-curves", "client-weight"}
-
-
-def test_experiments_are_drawn_apart_and_variants_are_labelled(tmp_path):
+def test_experiments_are_drawn_apart_and_variants_are_labelled(tmp_path, unrendered):
     for name, rate in (("pacs", 0.01), ("pacs-fast", 0.1)):
         write_run(tmp_path, pacs_experiment(name=name, train={"rounds": 1, "lr": rate}))
     stems = {path.stem for path in plot_all(read_runs(tmp_path), tmp_path / "plots")}
     assert {"pacs-learning-curves", "pacs-fast-learning-curves"} <= stems
     write_run(tmp_path / "again", pacs_experiment(name="pacs", train={"rounds": 1, "lr": 0.5}))
-    both = read_runs(tmp_path)
-    figure = dict(draw(both, "all"))["target-accuracy"]
-    texts = {text.get_text() for text in figure.axes[0].get_yticklabels()}
-    assert texts == {"fedavg (lr=0.01)", "fedavg (lr=0.1)", "fedavg (lr=0.5)"}
+    figure = dict(draw(read_runs(tmp_path), "all"))["target-accuracy"]
+    labels = {f"fedavg (lr={rate})" for rate in (0.01, 0.1, 0.5)}
+    assert set(texts(figure.axes[0].get_yticklabels())) == labels
 
 
 def test_nothing_to_plot_is_said(tmp_path):
@@ -144,13 +141,9 @@ def test_styles_differ_without_colour():
     assert len({(str(look.line), look.marker) for look in looks}) == 20
 
 
-def test_shares_are_drawn_by_their_spread(runs):
-    details = runs.details
-    alpha = details[details["quantity"] == "alpha"]
+def test_shares_are_drawn_by_their_spread(alpha):
     shares = alpha.assign(value=alpha["value"] / alpha.groupby(["run", "round", "name"])["value"].transform("sum"))
-    assert not are_shares(alpha)
-    assert are_shares(shares)
-    assert not are_shares(shares[shares["client"] == "cartoon"])
+    assert [are_shares(each) for each in (alpha, shares, shares[shares["client"] == "cartoon"])] == [False, True, False]
     drawn = detail_over_rounds(shares.assign(group="x"), "pacs", "csac", "share")
     assert drawn.axes[2].get_ylabel() == "share\nspread between clients"
     own = shares[(shares["target"] == "photo") & (shares["round"] == 2) & shares["name"].str.startswith("conv1")]
@@ -159,11 +152,20 @@ def test_shares_are_drawn_by_their_spread(runs):
     assert line.get_ydata()[list(line.get_xdata()).index(2)] == pytest.approx(expected)
 
 
-def test_a_quantity_of_whole_clients_has_no_panel_of_layers(runs):
-    """FADA records one number for each client; the cell of the tensor's name is empty in details.csv."""
-    alpha = runs.details[runs.details["quantity"] == "alpha"]
-    drawn = detail_over_rounds(alpha.assign(name=float("nan")), "pacs", "fada", "tightness")
-    assert len(drawn.axes) == alpha["target"].nunique()
+def test_details_without_tensors_or_clients(alpha):
+    """The cell of the tensor's name is empty for whole clients, and that of the client for the server's own numbers.
+
+    FADA records the fused model's number beside those of the clients, and FedGMA only such numbers. The Dice of each
+    structure is recorded where other quantities name a layer.
+    """
+    whole = detail_over_rounds(alpha.assign(name=float("nan")), "pacs", "fada", "tightness")
+    assert len(whole.axes) == alpha["target"].nunique()
+    of_server = alpha[alpha["client"] == alpha["client"].iloc[0]].assign(client=float("nan"))
+    for frame, clients in ((pd.concat([of_server, alpha]), 3), (of_server, 0)):
+        lines = {line.get_label() for line in detail_over_rounds(frame, "pacs", "fada", "x").axes[0].get_lines()}
+        assert ("server" in lines, len(lines & set(alpha["client"]))) == (True, clients)
+    structures = alpha.replace({"name": {"conv1.weight": "cup"}})
+    assert detail_over_rounds(structures, "fundus", "fedavg", "dice").axes[2].get_ylabel() == "dice\nper structure"
 
 
 def test_no_panel_has_more_curves_than_one_can_tell_apart():
@@ -175,17 +177,6 @@ def test_no_panel_has_more_curves_than_one_can_tell_apart():
     assert few_enough(labels[:-1], ())[1] == "; 12 of 56 methods: the first"
 
 
-def test_a_quantity_of_the_server_has_a_line_of_its_own(runs):
-    """FADA records the fused model's number beside those of the clients, and FedGMA only such numbers: no client."""
-    alpha = runs.details[runs.details["quantity"] == "alpha"]
-    of_server = alpha[alpha["client"] == alpha["client"].iloc[0]].assign(client=float("nan"))
-    for frame in (pd.concat([of_server, alpha]), of_server):
-        drawn = detail_over_rounds(frame, "pacs", "fada", "tightness")
-        lines = {line.get_label() for line in drawn.axes[0].get_lines()}
-        assert "server" in lines
-        assert len(lines & set(alpha["client"])) == (0 if frame is of_server else 3)
-
-
 def test_histograms_zoom_into_narrow_values():
     assert histogram_bounds(0.1, 0.9) == (0.0, 1.0)
     assert histogram_bounds(0.25, 0.26) == pytest.approx((0.249, 0.261))
@@ -193,79 +184,111 @@ def test_histograms_zoom_into_narrow_values():
     assert histogram_bounds(-1.0, 3.0) == pytest.approx((-1.4, 3.4))
 
 
-@pytest.mark.parametrize(
-    ("most", "column", "shown"),
-    [
-        (0.005, "gigabytes", "5 MB"),
-        (2e-5, "gigabytes", "20 kB"),
-        (134.4, "gigabytes", "134.4 GB"),
-        (0.6, "minutes", "36 s"),
-        (45, "minutes", "45 min"),
-        (300, "minutes", "5 h"),
-    ],
-)
-def test_costs_are_in_readable_units(most, column, shown):
-    factor, unit = readable(most, column)
-    assert f"{factor * most:g} {unit}" == shown
+def test_costs_are_in_readable_units():
+    shown = {
+        ("gigabytes", 0.005): "5 MB", ("gigabytes", 2e-5): "20 kB", ("gigabytes", 134.4): "134.4 GB",
+        ("minutes", 0.6): "36 s", ("minutes", 45): "45 min", ("minutes", 300): "5 h",
+    }  # fmt: skip
+    for (column, most), text in shown.items():
+        factor, unit = readable(most, column)
+        assert f"{factor * most:g} {unit}" == text
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("features.layer1.0.bn1.weight", "layer1"),
-        ("fc.bias", "fc"),
-        ("blocks.3.attention", "blocks.3"),
-        ("features", "features"),
-    ],
-)
-def test_layer_groups(name, group):
-    assert layer_group(name) == group
-
-
-def test_one_seed_has_no_mean_over_seeds(runs, figures):
-    """The titles say so; those of several seeds say what the band is."""
-    for several, drawn in ((True, figures), (False, dict(draw(choose_runs(runs, seeds=[0]), "pacs")))):
-        for key in ("learning-curves", "target-accuracy", "cost", "divergence_weight-csac", "client-gap"):
-            words = " ".join(drawn[key].get_suptitle().split())
-            assert ("mean ± std over seeds" in words, "one seed" in words) == (several, not several), words
+def test_layer_groups():
+    groups = {"features.layer1.0.bn1.weight": "layer1", "fc.bias": "fc", "blocks.3.attention": "blocks.3"}
+    groups |= {"features": "features"}
+    assert {name: layer_group(name) for name in groups} == groups
 
 
 def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(runs):
     """Beside the others they would make these look worse than they are."""
     own = replace(runs, summary=runs.summary.assign(transductive=runs.summary["method"] == "csac"))
-    table, found = own.summary.assign(label=own.summary["method"]), compare(own)
+    table, found = own.summary.assign(label=own.summary["method"]), compare(own, published=False)
     bars = target_bars(found, table.assign(accuracy=table["best_validation_target_accuracy"]), "pacs", styles(METHODS))
-    assert {text.get_text() for text in bars.axes[0].get_yticklabels()} == {"fedavg", "feddg-ga", "csac †"}
-    costs = pd.DataFrame({"gigabytes": 1.0, "minutes": [2.0, 3.0, 1.0]}, index=["fedavg", "feddg-ga", "csac"])
+    assert set(texts(bars.axes[0].get_yticklabels())) == {"fedavg", "feddg-ga", "csac †"}
+    costs = pd.DataFrame({"gigabytes": 1.0, "minutes": [2.0, 3.0, 1.0]}, index=METHODS)
     drawn = cost_front(found, costs, "pacs", styles(METHODS))
-    assert "csac †" in {text.get_text() for text in drawn.legends[0].get_texts()}
+    assert {"csac †", FRONT} <= set(texts(drawn.legends[0].get_texts()))
     (front,) = [line for line in drawn.axes[1].get_lines() if line.get_label() == FRONT]
     assert 1.0 not in front.get_xdata()
-    assert not [line for line in drawn.axes[0].get_lines() if line.get_label() == FRONT]  # one point is no line
-    assert FRONT in {text.get_text() for text in drawn.legends[0].get_texts()}
+    assert FRONT not in [line.get_label() for line in drawn.axes[0].get_lines()]  # one point is no line
     drawn = cost_front(found, costs[["gigabytes"]].assign(minutes=float("nan")), "pacs", styles(METHODS))
-    assert FRONT not in {text.get_text() for text in drawn.legends[0].get_texts()}
-
-
-def test_structures_are_no_layers(runs):
-    """The Dice of each structure is recorded where other quantities name a layer."""
-    alpha = runs.details[runs.details["quantity"] == "alpha"].replace({"name": {"conv1.weight": "cup"}})
-    assert detail_over_rounds(alpha, "fundus", "fedavg", "dice").axes[2].get_ylabel() == "dice\nper structure"
+    assert FRONT not in texts(drawn.legends[0].get_texts())
 
 
 def test_a_method_looks_the_same_in_all_figures(figures):
     """The bars are in the order of ranks, the curves in that of the records."""
     bars = figures["target-accuracy"].axes[0]
-    names = [text.get_text() for text in bars.get_yticklabels()]
+    names = texts(bars.get_yticklabels())
     drawn = [{name: to_hex(bar.get_facecolor()) for name, bar in zip(names, bars.patches)}]
     assert names != list(METHODS)
     markers = []
     for key in ("learning-curves", "cost"):
-        axes = figures[key].axes[0]
-        lines = [line[0] if isinstance(line, tuple) else line for line in axes.get_legend_handles_labels()[0]]
-        own = {name: line for name, line in zip(axes.get_legend_handles_labels()[1], lines) if name in METHODS}
-        drawn.append({name: to_hex(line.get_color()) for name, line in own.items()})
-        markers.append({name: line.get_marker() for name, line in own.items()})
+        lines, labels = figures[key].axes[0].get_legend_handles_labels()
+        own = {name: line[0] if isinstance(line, tuple) else line for name, line in zip(labels, lines)}
+        drawn.append({name: to_hex(own[name].get_color()) for name in METHODS})
+        markers.append({name: own[name].get_marker() for name in METHODS})
     assert drawn[0] == drawn[1] == drawn[2]
     assert markers[0] == markers[1]
     assert len(set(drawn[0].values())) == len(markers[0]) == len(METHODS)
+
+
+def test_the_lowest_panel_of_every_column_has_numbers(runs):
+    """Six targets and the average fill two rows of four, so that one place is empty."""
+    own = choose_runs(runs, ["fedavg"])
+    found = compare(own, published=False)
+    found.targets = [f"d{index}" for index in range(6)]
+    figure = target_bars(found, own.summary.assign(label="fedavg", accuracy=0.5), "six", styles(["fedavg"]))
+    figure.draw_without_rendering()
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    numbers = [any(label.get_visible() for label in axes.get_xticklabels()) for axes in shown]
+    assert numbers == [False] * 3 + [True] * 4
+
+
+def test_long_labels_keep_their_differences(tmp_path):
+    """They go on in further lines, at most three, which fit the page; a word that is too long for one is cut."""
+    whole = ["fedprox (proximal.mu=0.01,", "fraction=0.1, rounds=2,", "lr=0.02543)"]
+    assert wrapped(" ".join(whole)).split("\n") == whole
+    assert wrapped("x" * 100).count("\n") == 0
+    assert len(wrapped("x" * 100)) <= 28
+    assert wrapped("$ $") == r"\$ \$"
+    assert wrapped(f"{'a' * 20} {'b' * 20} {'c' * 20} {'d' * 20} end").split("\n")[2] == f"… {'d' * 20} end"
+    for rate in (0.011430, 0.25430):
+        own = {"rounds": 1, "lr": rate, "weight_decay": rate / 100, "momentum": rate}
+        write_run(tmp_path / str(rate), pacs_experiment("fedprox", train=own))
+    for _, figure in islice(draw(read_runs(tmp_path), "pacs"), 1, 3):
+        assert_whole(figure)
+
+
+def test_a_constant_is_drawn_on_an_axis_from_zero():
+    """Around one number, an axis of its own would have 0.19 to 0.21, as if there were something to see."""
+
+    def limits(*values):
+        rows = [(client, round_, value) for client, value in zip("abc", values) for round_ in (1, 2)]
+        frame = pd.DataFrame(rows, columns=["client", "round", "weight"])
+        frame = frame.assign(run="r", label="fedavg", target="photo", seed=0)
+        return metric_over_rounds(frame, "weight", "pacs").axes[0].get_ylim()
+
+    assert limits(0.2, 0.2, 0.2) == pytest.approx((0, 0.22))
+    assert limits(0.2, 0.3, 0.5)[0] > 0.1
+    assert limits(0.0, 0.0, 0.0)[0] < 0
+
+
+@pytest.mark.slow
+def test_figures_that_are_not_drawn_any_more_are_removed(own_grid):
+    """Only those that the same command has drawn, and only where it draws all runs: FOLDER/plots."""
+    plots = own_grid / "plots"
+    (own := [plots / "client-mine.png", plots / "notes.svg", plots / "confusion-mine.svg"])[0].parent.mkdir()
+    for file in own:
+        file.write_text("mine")
+    csac = {file.name for file in plot_all(read_runs(own_grid), plots) if "csac" in file.name}
+    for kind in ("png", "svg"):
+        (plots / f"cost.{kind}").rename(plots / f"renamed.{kind}")  # a copy that the user has kept
+    plot_all(choose_runs(read_runs(own_grid), ["fedavg"]), plots)
+    assert csac
+    assert csac <= {file.name for file in plots.iterdir()}
+    for run in (own_grid / "csac").rglob("summary.csv"):
+        run.unlink()
+    left = plot_all(read_runs(own_grid), plots)
+    kept = {file.name for file in [*left, *own]} | {"renamed.png", "renamed.svg"}
+    assert {file.name for file in plots.iterdir()} == kept

@@ -2,10 +2,8 @@
 
 import json
 import math
-import subprocess
-import sys
 
-import pandas as pd
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,8 @@ from fedsim.results.recorder import CLIENT_COLUMNS, ROUND_COLUMNS
 FILES = ("rounds.csv", "clients.csv", "details.csv")
 
 
-def record(recorder, rounds, start=0):
+def record(folder, rounds, start=0):
+    recorder = Recorder(folder)
     for round_ in range(start, rounds + 1):
         base = {"round": round_, "status": "ok", "train_loss": 0.1 * round_}
         clients = [base | {"client": name, "domain": name} for name in "ab"]
@@ -28,20 +27,11 @@ def record(recorder, rounds, start=0):
         recorder.append_details([{"round": round_, "client": "a", "quantity": "alpha", "name": "bn1", "value": 0.1}])
         row = {"round": round_, "mean_validation_accuracy": 0.1 + 0.2 * round_}
         recorder.append_round(row | ({"extra": 7} if round_ >= 3 else {}))
-
-
-def contents(folder):
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
-def test_equal_numbers_give_equal_bytes(tmp_path):
-    for name in ("one", "two"):
-        record(Recorder(tmp_path / name), 5)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
 @given(value=st.floats(allow_infinity=True, allow_nan=True))
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_floats_survive_the_round_trip(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("run")
     Recorder(folder).append_round({"round": 1, "train_loss": value})
@@ -50,46 +40,32 @@ def test_floats_survive_the_round_trip(tmp_path_factory, value):
 
 
 def test_standard_columns_lead_and_new_ones_follow(tmp_path):
-    record(Recorder(tmp_path), 3)
+    record(tmp_path, 3)
     lines = (tmp_path / "clients.csv").read_text().splitlines()
     assert lines[0] == ",".join([*CLIENT_COLUMNS, "gap"])
     assert lines[1].startswith("0,a,a,ok,,,,,0.0,")
-    assert lines[1].endswith(",")
     assert lines[5].endswith(repr(2 / 3))
-    assert lines[6].endswith(",")
+    assert lines[1][-1] == lines[6][-1] == ","
     assert (tmp_path / "rounds.csv").read_text().splitlines()[0] == ",".join([*ROUND_COLUMNS, "extra"])
     assert len({line.count(",") for line in lines}) == 1
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("kept", [-1, 0, 1, 2, 3, 4])
 def test_truncate_and_go_on_equals_the_unbroken_run(tmp_path, kept):
-    record(Recorder(tmp_path / "unbroken"), 5)
-    record(Recorder(tmp_path / "broken"), 4)
+    unbroken = record(tmp_path / "unbroken", 5)
+    record(tmp_path / "broken", 4)
     with (tmp_path / "broken" / "clients.csv").open("a") as file:
         file.write("5,a,a,ok")
-    resumed = Recorder(tmp_path / "broken")
-    resumed.truncate(kept)
-    record(resumed, 5, start=kept + 1)
-    assert contents(tmp_path / "broken") == contents(tmp_path / "unbroken")
-
-
-def test_truncate_below_zero_forgets_all(tmp_path):
-    recorder = Recorder(tmp_path)
-    record(recorder, 3)
-    recorder.truncate(-1)
-    record(recorder, 3)
-    record(Recorder(tmp_path / "fresh"), 3)
-    assert contents(tmp_path) == contents(tmp_path / "fresh")
+    Recorder(tmp_path / "broken").truncate(kept)
+    assert record(tmp_path / "broken", 5, start=kept + 1) == unbroken
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_half_written_last_line_is_cut_off(tmp_path, cut):
-    record(Recorder(tmp_path), 2)
-    whole = (tmp_path / "rounds.csv").read_bytes()
+    whole = record(tmp_path, 2)["rounds.csv"]
     (tmp_path / "rounds.csv").write_bytes(whole[:-cut])
     Recorder(tmp_path)
-    left = (tmp_path / "rounds.csv").read_bytes()
-    assert left == whole[: whole[:-cut].rfind(b"\n") + 1]
+    assert (tmp_path / "rounds.csv").read_bytes() == whole[: whole[:-cut].rfind(b"\n") + 1]
 
 
 def test_half_written_header_starts_the_file_again(tmp_path):
@@ -99,9 +75,8 @@ def test_half_written_header_starts_the_file_again(tmp_path):
 
 
 def test_text_with_line_ends_and_commas_stays_one_line(tmp_path):
-    reason = 'KeyError: "a, b"\nline two'
     recorder = Recorder(tmp_path)
-    recorder.append_clients([{"round": 1, "client": "a", "status": reason}])
+    recorder.append_clients([{"round": 1, "client": "a", "status": 'KeyError: "a, b"\nline two'}])
     recorder.append_clients([{"round": 2, "client": "a", "status": "ok", "gap": 1.0}])
     recorder.truncate(1)
     text = (tmp_path / "clients.csv").read_text()
@@ -110,19 +85,17 @@ def test_text_with_line_ends_and_commas_stays_one_line(tmp_path):
 
 
 def test_numpy_scalars_are_written_as_python_ones(tmp_path):
-    row = pd.Series({"round": 1, "train_loss": 0.1}).to_dict()
-    Recorder(tmp_path).append_round(row | {"clients": pd.Series([3])[0]})
-    assert ",3," in (tmp_path / "rounds.csv").read_text()
-    assert "np." not in (tmp_path / "rounds.csv").read_text()
+    Recorder(tmp_path).append_round({"round": 1, "train_loss": np.float64(0.1), "clients": np.int64(3)})
+    text = (tmp_path / "rounds.csv").read_text()
+    assert ",0.1," in text
+    assert ",3," in text
 
 
 def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path):
-    file = tmp_path / "summary.csv"
-    atomic_write(file, "old")
+    atomic_write(tmp_path / "summary.csv", "old")
     with pytest.raises(TypeError):
-        atomic_write(file, None)
-    assert file.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.csv"]
+        atomic_write(tmp_path / "summary.csv", None)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.csv", "old")]
 
 
 def test_environment_names_versions_and_commit(tmp_path):
@@ -132,9 +105,3 @@ def test_environment_names_versions_and_commit(tmp_path):
     assert found["cpu_count"] >= 1
     Recorder(tmp_path).write_environment(found)
     assert json.loads((tmp_path / "environment.json").read_text()) == found
-
-
-def test_results_need_no_heavy_imports():
-    code = "import sys, fedsim.results; print(sorted({'torch', 'ray', 'flwr', 'matplotlib'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -1,12 +1,12 @@
 """The examples of docs/records.md run without changes; its table of columns is that of the records."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from invented import write_grid
 from support import Interrupt, run_small, small_experiment
 
 from fedsim.results import read_runs
@@ -16,27 +16,11 @@ from fedsim.results.selection import RULES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
 SUMMARY_COLUMNS = (
-    "label",
-    "dataset",
-    "backbone",
-    "split_seed",
-    "rounds",
-    "settings",
-    "transductive",
-    "uses_target_unlabelled",
-    "target_images",
-    "R_round",
-    "R_target_accuracy",
-    "R_mean_validation_accuracy",
-    "bytes_down_per_round",
-    "bytes_up_per_round",
-    "seconds_per_round",
-    "train_seconds",
-    "images",
-    "steps",
-)
+    "label", "dataset", "backbone", "split_seed", "rounds", "settings", "transductive", "uses_target_unlabelled",
+    "target_images", "R_round", "R_target_accuracy", "R_mean_validation_accuracy", "bytes_down_per_round",
+    "bytes_up_per_round", "seconds_per_round", "train_seconds", "images", "steps",
+)  # fmt: skip
 
 
 def block(words: str) -> str:
@@ -45,17 +29,10 @@ def block(words: str) -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
-    """Invented runs in outputs/digits."""
-    root = tmp_path_factory.mktemp("work")
-    write_grid(root / "outputs", {"fedavg": 0, "csac": 0.03}, rounds=3, name="digits")
-    return root
-
-
-def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
+def test_reading_records_as_in_the_page(own_grid, monkeypatch, capsys):
     """The script runs and prints the mean accuracy that is also computed here."""
-    monkeypatch.chdir(outputs)
+    shutil.copytree(own_grid, own_grid.parent / "outputs" / "digits")
+    monkeypatch.chdir(own_grid.parent)
     names = {}
     exec(compile(block("pivot_table"), "records.md", "exec"), names)
     printed = capsys.readouterr().out
@@ -63,7 +40,7 @@ def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
     own = summary[(summary["method"] == "csac") & (summary["target"] == "sketch")]["best_validation_target_accuracy"]
     assert f"{100 * own.mean():.1f}" in printed
     assert "| csac |" in printed
-    assert len(names["weights"]) == 2 * 4 * 2 * 3
+    assert len(names["weights"]) == 2 * 2 * 2 * 4  # methods, targets, seeds, rounds
     assert names["curves"].loc[("fedavg", 0), "mean"] < names["curves"].loc[("fedavg", 3), "mean"]
 
 
@@ -76,14 +53,14 @@ def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
         ("details", DETAIL_COLUMNS),
     ],
 )
-def test_columns_are_as_in_the_readme(outputs, frame, columns):
+def test_columns_are_as_in_the_page(grid, frame, columns):
     """The table of the page, the recorder and the frames agree."""
     (row,) = re.findall(rf"^\| `{frame}` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
     shown = re.findall(r"`([^`]+)`", row.partition("; then")[0])
     assert [name for name in shown if name not in RULES] == list(columns)
     spread = [name.replace("R_", f"{rule}_", 1) for name in columns for rule in RULES if name.startswith("R_")]
     expected = {*KEYS, *(name for name in columns if not name.startswith("R_")), *spread}
-    found = set(getattr(read_runs(outputs / "outputs"), frame))
+    found = set(getattr(read_runs(grid), frame))
     assert expected <= found
     if frame != "clients":
         assert found == expected
@@ -93,15 +70,13 @@ class FakeRun(SimpleNamespace):
     """A replacement for wandb's run, which keeps what it receives."""
 
     def log(self, row, step):
-        """Keep the row."""
         self.rows[step] = row
 
     def finish(self, exit_code=0):
-        """Keep the code."""
         self.code = exit_code
 
 
-def test_tracker_of_the_readme_follows_a_run(tmp_path, monkeypatch):
+def test_tracker_of_the_page_follows_a_run(tmp_path, monkeypatch):
     """The settings only name it. It is called at the start, after each round, at the end and after an interruption."""
     opened = []
     wandb = SimpleNamespace(init=lambda **words: opened.append(FakeRun(rows={}, summary={}, **words)) or opened[-1])
@@ -112,11 +87,10 @@ def test_tracker_of_the_readme_follows_a_run(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_small(experiment, Interrupt(1))
     run_small(experiment)
+    sys.modules.pop("trackers")
     first, second = opened
     assert (list(first.rows), first.code, first.summary) == ([0], 1, {})
-    assert (list(second.rows), second.code) == ([2, 3], 0)
-    assert second.summary["last_round"] == 3
+    assert (list(second.rows), second.code, second.summary["last_round"]) == ([2, 3], 0, 3)
     assert first.id == second.id == "small-fedavg-rot45-seed0"
     assert "train_loss" not in first.rows[0]
     assert first.config["train"]["rounds"] == 3
-    sys.modules.pop("trackers")

@@ -8,12 +8,10 @@ import torch
 from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import scores, task_in, task_of
-from fedsim.results import compare, read_runs
+from fedsim.results import compare, read_runs, write_report
 from fedsim.results.case_grid import error_map, overlay
 from fedsim.results.cases import Cases, read_cases, worst_middle_best
-from fedsim.results.plots import draw
 from fedsim.results.predictions import read_predictions
-from fedsim.results.report import write_report
 
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded"]', "run.target=noise",
@@ -29,26 +27,18 @@ def outputs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(outputs):
-    """The folder of that run."""
-    return next(outputs.rglob("summary.csv")).parent
-
-
-def test_columns_are_named_after_the_metric(run):
-    """Every record has Dice instead of accuracy, and the summary has the rounds that the rules select by it."""
-    rounds, clients, summary = (pd.read_csv(run / f"{name}.csv") for name in ("rounds", "clients", "summary"))
+def test_records_and_kept_cases_have_the_metric(outputs):
+    """Dice instead of accuracy, the rounds that the rules select by it, and each structure in details.csv."""
+    run = next(outputs.rglob("summary.csv")).parent
+    rounds, clients, summary, details = (
+        pd.read_csv(run / f"{name}.csv") for name in ("rounds", "clients", "summary", "details")
+    )
     assert {"target_dice", "mean_validation_dice"} < set(rounds)
     assert "validation_dice" in clients
     assert not [column for frame in (rounds, clients, summary) for column in frame if "accuracy" in column]
     best = rounds.loc[rounds["round"] >= 1].sort_values("mean_validation_dice", kind="stable").iloc[-1]
     assert summary["best_validation_target_dice"][0] == best["target_dice"]
     assert summary["oracle_target_dice"][0] == rounds["target_dice"].iloc[1:].max()
-
-
-def test_kept_cases_are_the_recorded_numbers(run):
-    """Dice of the kept cases is the recorded one, and details.csv has each structure's."""
-    summary, details = (pd.read_csv(run / f"{name}.csv") for name in ("summary", "details"))
     cases = read_cases(run, "last")
     assert cases.dice.mean() == pytest.approx(summary["last_target_dice"][0])
     last = details[(details["round"] == 2) & (details["quantity"] == "surface_distance")].set_index("name")["value"]
@@ -58,7 +48,6 @@ def test_kept_cases_are_the_recorded_numbers(run):
 
 
 def test_tables_figures_and_report(outputs, unrendered):
-    """The comparison's numbers, the titles of the figures, and the grid of images in the report."""
     runs = read_runs(outputs)
     table = compare(runs)
     assert table.metric == "dice"
@@ -66,17 +55,13 @@ def test_tables_figures_and_report(outputs, unrendered):
     assert table.cells["mean"].iloc[0] == runs.summary["best_validation_target_dice"][0]
     with pytest.raises(UserError, match="no auroc, a metric of another task; theirs are dice, surface_distance"):
         compare(runs, metric="auroc")
-    distance = compare(runs, metric="surface_distance").cells["mean"].iloc[0]
-    assert 0 < distance < 1
-    figures = dict(draw(runs, "contract"))
-    assert {"learning-curves", "target-accuracy", "cases-fedavg-noise"} <= set(figures)
-    words = " ".join(
-        text.get_text() for text in figures["learning-curves"].findobj(lambda one: hasattr(one, "get_text"))
-    )
-    assert "target Dice (%)" in words
+    assert 0 < compare(runs, metric="surface_distance").cells["mean"].iloc[0] < 1
     page = write_report(outputs).read_text()
     assert "core: Dice (%)" in page
     assert "Segmented images" in page
+    (curves,) = [figure for figure in unrendered if "learning curves" in figure.get_suptitle()]
+    words = [text.get_text() for text in curves.findobj(lambda one: hasattr(one, "get_text"))]
+    assert "target Dice (%)" in words
 
 
 def test_worst_middle_and_best():
@@ -116,6 +101,5 @@ def test_overlay_and_error():
 def test_the_task_of_records():
     """The task follows from the columns that hold values; otherwise it is classification."""
     frame = pd.DataFrame({"target_accuracy": [np.nan], "target_dice": [0.5]})
-    assert task_of(frame).metric == "dice"
-    assert task_in(["round"]).metric == "accuracy"
+    assert (task_of(frame).metric, task_in(["round"]).metric) == ("dice", "accuracy")
     assert scores({"mean_validation_dice": None, "target_dice": 0.25}) == [("target", 0.25)]

@@ -2,14 +2,14 @@
 
 import csv
 import io
+import math
 
 import pandas as pd
 import pytest
-from invented import pacs_experiment
-from made_up_runs import table_of_runs
+from made_up_runs import one_each, table_of_runs
 
 from fedsim.results import compare, notes
-from fedsim.results.cell_texts import amount
+from fedsim.results.cell_texts import MISSING, amount
 from fedsim.results.latex import escape_latex
 from fedsim.results.tables import escape_markdown
 
@@ -17,17 +17,10 @@ from fedsim.results.tables import escape_markdown
 @pytest.fixture
 def comparison():
     accuracies = {
-        ("fedavg", "photo", 0): 0.9,
-        ("fedavg", "photo", 1): 0.92,
-        ("fedavg", "art_painting", 0): 0.6,
-        ("fedavg", "art_painting", 1): 0.7,
-        ("csac", "photo", 0): 0.95,
-        ("csac", "photo", 1): 0.97,
-        ("csac", "art_painting", 0): 0.7,
-        ("csac", "art_painting", 1): 0.6,
+        "fedavg": {"photo": (0.9, 0.92), "art_painting": (0.6, 0.7)},
+        "csac": {"photo": (0.95, 0.97), "art_painting": (0.7, 0.6)},
     }
-    small = {key: pacs_experiment(*key, data={"image_size": 64}) for key in accuracies}
-    return compare(table_of_runs(accuracies, small, {"csac": "CSAC_50%"}), baseline="fedavg")
+    return compare(table_of_runs(accuracies, labels={"csac": "CSAC_50%"}), baseline="fedavg")
 
 
 def test_markdown(comparison):
@@ -63,110 +56,75 @@ def test_latex(comparison):
         r"\end{tabular}",
     ]
     assert all(line.startswith("% ") for line in lines[10:])
-
-
-def test_latex_shows_an_oracle_in_the_table(comparison):
-    """A comment does not appear in the printed page."""
-    shown = r"\multicolumn{13}{l}{pacs: ORACLE: best round on the target, an upper bound; "
-    assert shown not in comparison.render("latex")
-    comparison.select = "oracle"
-    comparison.title = "pacs: ORACLE: best round on the target, an upper bound"
-    assert shown in comparison.render("latex")
+    comparison.methods.loc[1, "difference"] = -0.025
+    assert "& $-$2.5 &" in comparison.render("latex")
+    comparison.select, comparison.title = "oracle", "pacs: ORACLE: an upper bound"
+    assert r"\multicolumn{13}{l}{pacs: ORACLE: an upper bound; " in comparison.render("latex")  # it is printed
 
 
 def test_csv_holds_fractions_in_full(comparison):
-    rows = list(csv.DictReader(io.StringIO(comparison.render("csv"))))
-    assert [row["label"] for row in rows] == ["CSAC_50%", "fedavg"]
-    assert float(rows[1]["photo_mean"]) == pytest.approx(0.91, abs=1e-12)
-    assert float(rows[0]["difference"]) == pytest.approx(0.025)
-    assert rows[1]["difference"] == ""
-    assert rows[0]["average_seeds"] == "2"
-    assert rows[0]["select"] == "best_validation"
-
-
-def test_latex_sets_a_minus(comparison):
-    comparison.methods.loc[1, "difference"] = -0.025
-    assert "& $-$2.5 &" in comparison.render("latex")
+    csac, fedavg = csv.DictReader(io.StringIO(comparison.render("csv")))
+    assert (csac["label"], fedavg["label"], fedavg["difference"]) == ("CSAC_50%", "fedavg", "")
+    assert float(fedavg["photo_mean"]) == pytest.approx(0.91, abs=1e-12)
+    assert float(csac["difference"]) == pytest.approx(0.025)
+    assert (csac["average_seeds"], csac["select"]) == ("2", "best_validation")
 
 
 def test_terminal_table_is_never_wrapped(comparison):
-    lines = comparison.render("table").splitlines()
-    assert any("CSAC_50%" in line and "65.0 ± 7.1" in line and "80.5 ± 2.8" in line for line in lines)
-    assert any("Δ fedavg" in line for line in lines)
-
-
-def test_labels_with_brackets_are_not_markup():
-    runs = table_of_runs({("fedavg", "photo", 0): 0.5}, labels={"fedavg": "CCST[bold]x"})
-    assert "CCST[bold]x" in compare(runs).render("table")
+    text = comparison.render("table")
+    assert any("CSAC_50%" in line and "65.0 ± 7.1" in line and "80.5 ± 2.8" in line for line in text.splitlines())
+    assert "Δ fedavg" in text
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1500, "1.5 kB"),
-        (134_400_000, "134.4 MB"),
-        (5e12, "5000.0 GB"),
-        (float("nan"), "\N{EN DASH}"),
-    ],
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (134_400_000, "134.4 MB"), (5e12, "5000.0 GB"), (math.nan, MISSING)],
 )
 def test_amounts(size, text):
     assert amount(size) == text
 
 
-def test_latex_escapes():
+def test_names_are_shown_as_they_are_written():
+    """None of them is markup of LaTeX, Markdown or the terminal."""
     assert escape_latex(r"a_b & 5% #1 {x} ~ ^ \y <z>") == (
         r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y $<$z$>$"
     )
-
-
-def test_markdown_shows_names_as_they_are_written():
     label = r"a*b*|<i>_x_`y`[z](u) $c$ d_e &amp; ~f~ \\"
-    text = compare(table_of_runs({("fedavg", "photo", 0): 0.5}, labels={"fedavg": label})).render("markdown")
+    text = compare(one_each("fedavg", labels={"fedavg": label})).render("markdown")
     assert r"| a\*b\*\|\<i\>\_x\_\`y\`\[z\](u) \$c\$ d_e \&amp; \~f\~ \\\\ | **50.0**" in text
-    assert escape_markdown("art_painting two\nlines") == "art_painting two lines"
-    assert escape_markdown("- x") == r"\- x"
-    assert escape_markdown("-2.5") == "-2.5"
-
-
-def test_terminal_prints_brackets_literally():
-    accuracies = {("fedavg", "[red]photo[/x]", 0): 0.5, ("csac", "[red]photo[/x]", 0): 0.6}
-    runs = table_of_runs(accuracies, labels={"fedavg": "a[/b]", "csac": "[red]c"})
+    escaped = {"art_painting two\nlines": "art_painting two lines", "- x": r"\- x", "-2.5": "-2.5"}
+    assert {name: escape_markdown(name) for name in escaped} == escaped
+    runs = table_of_runs(
+        {method: {"[red]photo[/x]": [0.5]} for method in ("fedavg", "csac")},
+        labels={"fedavg": "a[/b]", "csac": "[red]c"},
+    )
     runs.summary["experiment"] = "e[/y]"
-    text = compare(runs, baseline="a[/b]").render("table")
+    shown = compare(runs, baseline="a[/b]").render("table")
     for name in ("[red]photo[/x]", "a[/b]", "[red]c", "e[/y]: best", "Δ a[/b]"):
-        assert name in text
+        assert name in shown
 
 
-def test_smaller_test_sets_are_told():
-    """A note names a method that is tested on fewer images; without such a method there is no note."""
+def test_smaller_test_sets_are_told_seed_by_seed():
+    """The number varies with the seed where `data.fraction` and `data.adapt_share` draw images independently."""
     rows = [("fedavg", "art", 100), ("fada", "art", 50), ("fedavg", "photo", 80), ("fada", "photo", 80)]
     table = pd.DataFrame(rows, columns=["label", "target", "target_images"]).assign(seed=0)
     (note,) = notes.test_size_notes(table)
     assert note.startswith("fada is tested on a smaller set: 50 of 100 images of art;")
-    assert notes.test_size_notes(table[table["target"] == "photo"]) == []
     assert notes.test_size_notes(table.drop(columns="target_images")) == []
-
-
-def test_the_best_of_a_column_is_one_of_equal_seeds():
-    """With its first seed alone, FedAvg has 90: better than the 85 of the method that has no other seed."""
-    seeds = {("fedavg", "photo", seed): accuracy for seed, accuracy in enumerate((0.9, 0.2, 0.2))}
-    text = compare(table_of_runs(seeds | {("csac", "photo", 0): 0.85})).render("markdown")
-    assert "| 85.0 |" in text
-    assert "**" not in text.partition("\n")[2]
-    others = {("fedprox", "photo", seed): 0.4 for seed in range(3)}
-    text = compare(table_of_runs(seeds | others | {("csac", "photo", 0): 0.85})).render("markdown")
-    assert "| 85.0 |" in text
-    assert "| 43.3 ± 40.4 |" not in text
-    assert "**43.3** ± 40.4" in text
-
-
-def test_a_number_of_images_that_the_seed_draws_is_compared_per_seed():
-    """It varies with the seed where `data.fraction` and `data.adapt_share` draw images independently."""
     rows = [(label, "art", seed, 40 + seed) for label in ("fedavg", "csac") for seed in (0, 1)]
     table = pd.DataFrame(rows, columns=["label", "target", "seed", "target_images"])
     assert notes.test_size_notes(table) == []
     table.loc[0, "target_images"] = 20
     (note,) = notes.test_size_notes(table)
     assert note.startswith("fedavg is tested on a smaller set: 20 of 40 images of art;")
+
+
+def test_the_best_of_a_column_is_one_of_equal_seeds():
+    """With its first seed alone, FedAvg has 90: better than the 85 of the method that has no other seed."""
+    runs = {"fedavg": {"photo": (0.9, 0.2, 0.2)}, "csac": {"photo": [0.85]}}
+    text = compare(table_of_runs(runs)).render("markdown")
+    assert "| 85.0 |" in text
+    assert "**" not in text.partition("\n")[2]
+    text = compare(table_of_runs(runs | {"fedprox": {"photo": (0.4, 0.4, 0.4)}})).render("markdown")
+    assert "| 85.0 |" in text
+    assert "**43.3** ± 40.4" in text
