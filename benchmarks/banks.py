@@ -80,8 +80,9 @@ def timed_step(row: str, args: argparse.Namespace) -> Callable[[], None]:
     round = client._open({"client": name, "round": 1, "phase": "train"})
     round.lr, round.optimizer = experiment.train.lr, make_optimizer(space.net, experiment.train, experiment.train.lr)
     space.net.train()
-    terms = [function for term in space.recipe.terms if (function := term.begin(round)) is not None]
-    step = space.recipe.client.begin(round, terms)
+    round.terms = [function for term in space.recipe.terms if (function := term.begin(round)) is not None]
+    round.objective, round.update = space.recipe.objective.begin(round), space.recipe.update.begin(round)
+    step = space.recipe.client.begin(round)
     augment = space.recipe.augment
     transfer = augment.begin(round) if augment else None
     rng = np.random.default_rng(0)

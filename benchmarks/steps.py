@@ -108,11 +108,16 @@ def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], Non
         store.open_round(number)
         round = local_round(recipe, experiment, net, data, phase, number, store)
         round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+        round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
         step = recipe.client.begin(round)
+        round.after_step += [part.begin(round) for part in recipe.companions if part.acts(phase)]
         data.augment = recipe.augment.begin(round) if recipe.augment else None
 
-        def take(step: StepFunction = step) -> None:
-            step(data.batch())
+        def take(step: StepFunction = step, beside: list = round.after_step) -> None:
+            batch = data.batch()
+            step(batch)
+            for function in beside:
+                function(batch)
             for hook in hooks:
                 hook()
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import warnings
+import logging
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeVar
@@ -94,9 +94,7 @@ class Recipe:
         """A part in `client` that has a slot of its own by now goes there; one line says so."""
         for slot in FORMER_CLIENT:
             if isinstance(self.client, SLOTS[slot]) and not isinstance(self.client, Step):
-                name = part_name(self.client)
-                warnings.warn(f"client = {name!r} is {slot} = {name!r} now; the old name goes with the next version",
-                              FutureWarning, 3)  # fmt: skip
+                _say_moved(part_name(self.client), slot)
                 object.__setattr__(self, slot, (self.client,) if slot in LIST_SLOTS else self.client)
                 object.__setattr__(self, "client", SupervisedStep())
 
@@ -152,6 +150,12 @@ class Recipe:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""
         parts = [part.discloses for _, part in parts_of(self) if part.discloses]
         return "; ".join([self.discloses, *dict.fromkeys(parts)])
+
+
+@cache
+def _say_moved(name: str, slot: str) -> None:
+    """Said once for each part; the old name goes with the next version."""
+    logging.getLogger(__name__).warning("client = '%s' is %s = '%s' now; please write that", name, slot, name)
 
 
 def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:

@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     """A run with its messages and plan, and a run without personal models."""
     root = tmp_path_factory.mktemp("perada")
     ours = small_experiment(root / "a", "perada", train={"rounds": 2}, run={"keep_personal": True})
-    plain = small_experiment(root / "b", {"name": "perada", "client": "supervised_step"}, train={"rounds": 2})
+    plain = small_experiment(root / "b", {"name": "perada", "companions": "none"}, train={"rounds": 2})
     folder, grid = run_small(ours)
     return folder, grid, ours, run_small(plain)[0]
 
@@ -62,7 +62,7 @@ def test_frozen_tensors_are_nowhere(run):
 
 
 def test_personal_models_leave_the_global_one_alone(run):
-    """`client = "supervised_step"`, which trains no personal models, gives the same numbers."""
+    """`companions = "none"`, which trains no personal models, gives the same numbers."""
     folder, _, _, plain = run
     a, b = (load_file(path / "last.safetensors") for path in (folder, plain))
     assert all((a[name] == b[name]).all() for name in b)
@@ -112,7 +112,7 @@ def test_a_client_that_is_not_drawn_keeps_its_model(tmp_path):
 
 def test_neutral_settings_are_fedavg(tmp_path):
     """8.1: without adapters, frozen tensors, personal models and distillation it is FedAvg with uniform weights."""
-    neutral = {"name": "perada", "inserts": "none", "client": "supervised_step"}
+    neutral = {"name": "perada", "inserts": "none", "companions": "none"}
     ours, _ = run_small(small_experiment(tmp_path / "a", neutral))
     plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", "weights": "uniform"}))
     a, b = (load_file(folder / "last.safetensors") for folder in (ours, plain))

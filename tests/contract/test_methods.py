@@ -55,7 +55,7 @@ ALSO_MASKED = [
     "scaffold", "fedbn", "ccst", "fedadam", "deepall", "fedprox", "ditto", "silobn", "krum", "mixstyle", "gfedavg",
     "gfedavg-ibn", "gfedavg-dson", "fedavgm", "fedyogi",
     "fedadagrad", "qfedavg", "fednova", "fedomg", "feddyn", "fedcm", "fedsam", "mofedsam", "fedlesam", "fedlesam-s",
-    "fedlesam-d", "fedgala", "fedgma", "afl",
+    "fedlesam-d", "fedgala", "fedgma", "afl", "mixup",
 ]  # fmt: skip
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded", "textured"]', "run.target=textured",

@@ -51,7 +51,7 @@ _NETWORKS: dict[tuple, str] = {}
 def network(experiment: Experiment, recipe: Recipe) -> None:
     """Raise UserError where the network is refused; built without memory, and once for what decides about it."""
     row = experiment.method_name
-    kinds = (recipe.norm, recipe.inserts, type(recipe.client), type(recipe.fuse))
+    kinds = (recipe.norm, recipe.inserts, type(recipe.client), type(recipe.objective), type(recipe.fuse))
     key = (*kinds, experiment.model.backbone, experiment.data.dataset)
     if key not in _NETWORKS:
         try:

@@ -62,7 +62,7 @@ def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     assert estimate([one], {}, {**times, step_key(one.experiment): (1.0, "")}, {"fedprox": 1.2}).seconds == 24_000
     assert estimate([one], {}, times, {}).seconds is None
     assert estimate([cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})], {}, times, {"fedprox": 1.2}).seconds
-    views = {"method.client": "client_agnostic", "method.add": "mix_style"}
+    views = {"method.objective": "client_agnostic", "method.add": "mix_style"}
     for change in (views, {"method.add": "mix_style"}, {"method.norm": "ibn"}, {"method.augment": "rand_augment"}):
         assert estimate([cell("fedbn", "fedig", **change)], {}, times, {"fedbn": 1.1}).source == "not measured"
     doubled = cell("rsc", "fedig", **{"method.self_challenging.variant": "official"})

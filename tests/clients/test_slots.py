@@ -1,0 +1,113 @@
+"""Objective, update and companions: what combines, what repeats its draws, and what earlier names became."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from support import Interrupt, numbers, run_small, small_experiment
+
+from clients.companions.ditto import Ditto
+from clients.local_round import LocalRound
+from clients.objective.jigsaw import Jigsaw
+from clients.parts import Step
+from clients.tools.networks import evaluating, statistics_frozen
+from clients.update.sharpness_aware import SharpnessAware
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import assemble, find_recipe
+from fedsim.methods.compatibility import check_recipe
+from fedsim.methods.recipe import Recipe, values_of
+from fedsim.results.differences import differing_parts
+
+OFFICIAL = {"name": "rsc", "self_challenging": {"variant": "official"}}
+FAR = {"name": "fisc", "style_contrast": {"margin": 2.0}}  # with less, few draws matter
+DRAWING = ["augmix", "randconv", "jigen", "rsc", OFFICIAL, "l2d", "fedccrl", "stablefdg", "fedig", "mixup", "cutmix",
+           FAR, "sfa-s", "sfa-a", "selfreg"]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", DRAWING, ids=str)
+def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path, monkeypatch):
+    """At the same weights the loss is the same; the embedding of L2D, which draws in the network, is in eval mode."""
+    loss_of, found = LocalRound.loss_of, []
+    still = evaluating if method == "l2d" else statistics_frozen
+
+    def twice(round, batch):
+        sums = dict(round.sums)
+        with still(round.net):
+            found.append([loss_of(round, batch).item() for _ in range(2)])
+        round.sums = sums
+        return loss_of(round, batch)
+
+    monkeypatch.setattr(LocalRound, "loss_of", twice)
+    run_small(small_experiment(tmp_path, method, train={"rounds": 2}, data={"fraction": 0.05}, parts={"jigsaw": {}}))
+    assert found
+    assert all(first == second for first, second in found)
+
+
+@pytest.mark.parametrize("method", [
+    "cutmix+fedsam", "jigen+fedsam", "augmix+fedlesam", "randconv+ditto", "mixup+fedlesam-d", "l2d+elcfs",
+    "csac+fedsam", "stablefdg+mofedsam", "elcfs+ditto",
+])  # fmt: skip
+def test_an_objective_an_update_and_a_companion_combine(method, tmp_path):
+    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 2}))
+    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
+
+
+@pytest.mark.parametrize(("method", "sentence"), [
+    ("jigen+fedadg", "jigsaw assumes that a step takes the loss of a batch from the objective, which does not hold "
+                     "with adversarial_reference; use one of the two"),
+    ("fedsam+elcfs", "sharpness_aware assumes that the update moves the weights in each step, which does not hold "
+                     "with episodic_step; use one of the two"),
+    ("mixup+selfreg", "self_reg assumes that every image has one class as its label, which does not hold with mix_up; "
+                      "use one of the two"),
+])  # fmt: skip
+def test_what_does_not_combine_is_refused_by_a_fact(method, sentence):
+    with pytest.raises(UserError) as no:
+        find_recipe(method)
+    assert str(no.value) == f"{method}: {sentence}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Step):
+    """A step from outside, as earlier versions knew it."""
+
+    def begin(self, round):
+        """FedAvg's step."""
+        return lambda batch: round.apply_gradients(round.loss_of(batch))
+
+
+def test_a_step_from_outside_takes_neither_objective_nor_update_unless_it_says_so():
+    check_recipe(Recipe(client=Mine()), "mine")
+    for part in ({"objective": Jigsaw()}, {"update": SharpnessAware()}):
+        with pytest.raises(UserError, match="which does not hold with mine"):
+            check_recipe(Recipe(client=Mine(), **part), "mine")
+
+
+def test_parts_that_were_steps_are_found_in_client(caplog):
+    """They replace what answered the three questions before, and one line names the new slot."""
+    assert Recipe(client=Jigsaw()) == Recipe(objective=Jigsaw())
+    assert Recipe(client=Ditto()) == Recipe(companions=(Ditto(),))
+    assert assemble({"name": "fedsam", "client": "jigsaw"}, {}).objective == Jigsaw()
+    assert assemble({"name": "fedsam", "client": "jigsaw"}, {}).update == Recipe().update
+    assert assemble({"name": "perada", "client": "supervised_step"}, {}).companions == ()
+    both = assemble({"name": "fedavg", "update": "sharpness_aware", "client": "jigsaw", "jigsaw": {"alpha": 0.5}}, {})
+    assert (both.objective, both.update) == (Jigsaw(alpha=0.5), SharpnessAware())
+    assert caplog.text.count("client = 'jigsaw' is objective = 'jigsaw' now") <= 1
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
+    """Its record has the part in `client`."""
+    experiment = small_experiment(tmp_path / "a", "augmix", train={"rounds": 2})
+    whole, _ = run_small(experiment.replace(run={"output": str(tmp_path / "b")}))
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, Interrupt(after_round=1))
+    (file,) = (tmp_path / "a").rglob("environment.json")
+    table = json.loads(file.read_text())
+    recipe = table["recipe"]
+    recipe["client.consistent_views"] = recipe.pop("objective.consistent_views")
+    del recipe["client.supervised_step"], recipe["update.one_gradient"]
+    file.write_text(json.dumps(table))
+    resumed, _ = run_small(experiment)
+    assert numbers(resumed / "rounds.csv").equals(numbers(whole / "rounds.csv"))
+    recipe["client.consistent_views"]["weight"] = 3.0
+    assert differing_parts(recipe, values_of(find_recipe("augmix"))) == ["client.consistent_views.weight (3.0 | 12.0)"]
