@@ -22,7 +22,7 @@ from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.fresh import nothing_left, remove_empty
-from fedsim.run.no_effect import no_effect_remarks
+from fedsim.run.no_effect import data_facts, no_effect_remarks, run_facts
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
 from fedsim.run.remarks import code_remarks, data_remarks
@@ -186,8 +186,10 @@ def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     if session.shared and session.shared.shared:
         remarks.append(f"{session.shared.text()}; the accuracy on these says nothing about an unseen domain")
         session.note("shared_images", session.shared.record())
-    remarks += no_effect_remarks(plan.experiment, plan.recipe)
-    remarks += budget_remarks(plan, [site.examples for site in sites.values()])
+    examples = [site.examples for site in sites.values()]
+    facts = run_facts(session.space.net, examples, sum(tested), plan.experiment.data.adapt_share)
+    remarks += no_effect_remarks(plan.experiment, plan.recipe, data_facts(plan.experiment, plan.data) | facts)
+    remarks += budget_remarks(plan, examples)
     known = {name: site.versions for name, site in sites.items()}
     known |= {roster.target.client: roster.target.versions} if roster.target else {}
     remarks += code_remarks(outside_versions(packages_of(plan.experiment)), known)

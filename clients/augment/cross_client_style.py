@@ -25,6 +25,7 @@ from clients.parts import Augment, LocalRound
 from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
 from fedsim.data.augment import to_float
+from fedsim.settings.effect import Only, Size
 from fedsim.settings.experiment import Experiment
 
 FLAT = 1e-4  # an image whose channels all vary less has no style of its own
@@ -69,9 +70,9 @@ class CrossClientStyle(Augment):
     """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files)."""
     styles: Literal["overall", "single"] = "overall"
     """One style per client, or the style of one image, drawn from up to J images for each transfer."""
-    J: Annotated[int, Field(ge=1)] = 64
+    J: Annotated[int, Field(ge=1), Only(styles="single")] = 64
     """The largest number of single-image styles that a client publishes."""
-    L: Annotated[int, Field(ge=1)] = 3
+    L: Annotated[int, Field(ge=1), Only(Size.CLIENTS)] = 3
     """Augmentation level: the number of versions of each image; the original counts when it is drawn. The paper has
     L = K, the number of clients, which is 3 on PACS and Office-Home and 4 on Camelyon17 (configs/camelyon17.toml). 3 is
     the default for every K, because an epoch takes L times the steps; with L < K an image is not always among its own
@@ -80,13 +81,13 @@ class CrossClientStyle(Augment):
     """Strength of the transfer in feature space."""
     resample_each_round: bool = False
     """Whether to draw new styles in every round."""
-    quantise: bool = False
+    quantise: Annotated[bool, Only(encoder=("pixel", "haar"))] = False
     """Whether to store transferred images with 8 bits, as image files do. With vgg this is always so."""
     content_variance: ContentVariance = "population"
     """The variance in sigma(F) of the content; the variance of styles is always that of the population."""
-    encoder_weights: str = ""
+    encoder_weights: Annotated[str, Only(encoder="vgg")] = ""
     """Local file of the normalized VGG-19."""
-    decoder_weights: str = ""
+    decoder_weights: Annotated[str, Only(encoder="vgg")] = ""
     """Local file of the AdaIN decoder."""
 
     bank: ClassVar[str] = "style"

@@ -12,6 +12,7 @@ from torch import Tensor
 from clients.augment.operations import SIGNED, apply_operations
 from clients.parts import Augment, LocalRound
 from fedsim.common.errors import UserError
+from fedsim.settings.effect import Above, Only
 from fedsim.settings.experiment import Experiment
 
 
@@ -51,8 +52,8 @@ class RandAugment(Augment):
     """
 
     N: Annotated[int, Field(ge=0)] = 2
-    M: Annotated[int, Field(ge=0)] = 9
-    bins: Annotated[int, Field(ge=2)] = 31
+    M: Annotated[int, Field(ge=0), Only(N=Above(0))] = 9
+    bins: Annotated[int, Field(ge=2), Only(N=Above(0))] = 31
     late: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:

@@ -17,6 +17,7 @@ from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence, supervised_contrast
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
 from fedsim.parts.part import RecipeParts
+from fedsim.settings.effect import Above, Only
 
 CHUNK = 256  # images that are measured at a time
 NO_ROWS = "client %s: the bank has no statistics of other clients' images; its images keep their colours"
@@ -94,11 +95,11 @@ class AlignedViews(Objective):
 
     lambda1: Annotated[float, Field(ge=0)] = 0.1
     lambda2: Annotated[float, Field(ge=0)] = 0.1
-    temperature: Annotated[float, Field(gt=0)] = 0.1
-    r: Annotated[float, Field(ge=0, le=1)] = 0.1
+    temperature: Annotated[float, Field(gt=0), Only(views=Above(0), lambda1=Above(0))] = 0.1
+    r: Annotated[float, Field(ge=0, le=1), Only(views=Above(0), p=Above(0))] = 0.1
     views: Annotated[int, Field(ge=0)] = 2
-    p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    alpha: Annotated[float, Field(gt=0)] = 0.1
+    p: Annotated[float, Field(ge=0, le=1), Only(views=Above(0))] = 1.0
+    alpha: Annotated[float, Field(gt=0), Only(views=Above(0), p=Above(0))] = 0.1
     eps: Annotated[float, Field(gt=0, le=0.1)] = 1e-6
     severity: Annotated[int, Field(ge=1, le=STRENGTHS)] = 3
     width: Annotated[int, Field(ge=1)] = 3

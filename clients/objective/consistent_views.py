@@ -12,6 +12,7 @@ from clients.augment.aug_mix import STRENGTHS, mixed
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
 from fedsim.models.inserts.base import leading
+from fedsim.settings.effect import Above, Only
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class ConsistentViews(Objective):
     """
 
     weight: Annotated[float, Field(ge=0)] = 12.0
-    severity: Annotated[int, Field(ge=1, le=STRENGTHS)] = 3
-    width: Annotated[int, Field(ge=1)] = 3
-    depth: Annotated[int, Field(ge=-1)] = -1
-    alpha: Annotated[float, Field(gt=0)] = 1.0
-    all_operations: bool = True
+    severity: Annotated[int, Field(ge=1, le=STRENGTHS), Only(weight=Above(0))] = 3
+    width: Annotated[int, Field(ge=1), Only(weight=Above(0))] = 3
+    depth: Annotated[int, Field(ge=-1), Only(weight=Above(0))] = -1
+    alpha: Annotated[float, Field(gt=0), Only(weight=Above(0))] = 1.0
+    all_operations: Annotated[bool, Only(weight=Above(0))] = True
 
     @property
     def compiles(self) -> bool:

@@ -14,6 +14,7 @@ from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import evaluating
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
+from fedsim.settings.effect import Only, Scene
 
 SIDE = 3  # number of tiles in a row
 
@@ -38,7 +39,7 @@ class Jigsaw(Objective):
 
     alpha: Annotated[float, Field(ge=0)] = 0.7
     beta: Annotated[float, Field(ge=0, le=1)] = 0.9
-    grey: Annotated[float, Field(ge=0, le=1)] = 0.1
+    grey: Annotated[float, Field(ge=0, le=1), Only(Scene.COLOURS)] = 0.1
     border: Literal["crop", "keep"] = "crop"
     requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}
 

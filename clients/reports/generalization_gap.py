@@ -13,6 +13,7 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import Only, Size
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class GeneralizationGap(Report):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     metric: Literal["train_loss", "validation_loss", "validation_accuracy"] = "train_loss"
-    max_samples: Annotated[int, Field(ge=0)] = 0
+    max_samples: Annotated[int, Field(ge=0), Only(Size.CLIENT_IMAGES, metric="train_loss")] = 0
     assumes = (Fact.WHOLE_MODEL,)
 
     def before(self, round: LocalRound) -> dict[str, float]:

@@ -17,8 +17,10 @@ from clients.tools.losses import mk_mmd
 from clients.tools.networks import frozen_copy
 from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
+from fedsim.settings.effect import Above, Only
 
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
+LEVELS = Only(weight=Above(0), align=("cross", "same_layer"))  # where feature levels are aligned
 ACQUIRED = "acquired"  # the store's entry for the frozen local model L^h
 
 
@@ -65,18 +67,22 @@ class SemanticCalibration(Step):
     cross_entropy: false drops the cross-entropy L_AR
     """
 
-    weight: Annotated[float, Field(ge=0)] = 0.6
+    weight: Annotated[float, Field(ge=0), Only(align=("cross", "same_layer", "logits"))] = 0.6
     smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
     acquire_iterations: Annotated[int, Field(ge=0)] = 1800
-    acquire_epochs: Annotated[int, Field(ge=0)] = 30
+    acquire_epochs: Annotated[int, Field(ge=0), Only(acquire_iterations=0)] = 30
     align: Literal["cross", "same_layer", "logits", "none"] = "cross"
-    attention: Literal["both", "position", "channel", "uniform"] = "both"
-    distance: Literal["mmd", "mse"] = "mmd"
-    statistic: Literal["u", "v"] = "u"
-    proj: Literal["conv", "pool1x1"] = "conv"
-    qk_conv: bool = False
-    freeze_proj: bool = False
-    cross_entropy: bool = True
+    attention: Annotated[Literal["both", "position", "channel", "uniform"], LEVELS] = "both"
+    distance: Annotated[Literal["mmd", "mse"], LEVELS] = "mmd"
+    statistic: Annotated[
+        Literal["u", "v"], Only(align="logits"), Only(align=("cross", "same_layer"), distance="mmd")
+    ] = "u"
+    proj: Annotated[Literal["conv", "pool1x1"], LEVELS] = "conv"
+    qk_conv: Annotated[
+        bool, Only(weight=Above(0), align=("cross", "same_layer"), attention=("both", "position", "channel"))
+    ] = False
+    freeze_proj: Annotated[bool, LEVELS] = False
+    cross_entropy: Annotated[bool, Only(weight=Above(0), align=("cross", "same_layer", "logits"))] = True
     breaks = (Fact.OBJECTIVE,)
     prelude: ClassVar[str] = "acquire"
     needs_clients: ClassVar[bool] = True

@@ -27,6 +27,7 @@ from clients.tools.networks import apart, statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.parts.part import RecipeParts, part_name
+from fedsim.settings.effect import Above, Only
 
 NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # the store's entries
 
@@ -65,11 +66,11 @@ class DisentanglingAdversary(Step):
     lambda_adv: Annotated[float, Field(ge=0)] = 0.01
     lambda_mi: Annotated[float, Field(ge=0)] = 1e-4
     lambda_rec: Annotated[float, Field(ge=0)] = 0.01
-    mine: Literal["alternate", "joint"] = "alternate"
+    mine: Annotated[Literal["alternate", "joint"], Only(lambda_mi=Above(0))] = "alternate"
     lr: Annotated[float, Field(gt=0)] = 2e-4
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     di_input: Literal["feature", "invariant"] = "feature"
-    source_half: Literal["paper", "confuse"] = "paper"
+    source_half: Annotated[Literal["paper", "confuse"], Only(lambda_adv=Above(0))] = "paper"
     confuse_updates_g: bool = False
     bank: ClassVar[str] = "domain_identifier"
     requires: ClassVar[dict[str, str]] = {"banks": "domain_identifiers", "inserts": "disentangler"}

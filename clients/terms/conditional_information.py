@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.representation import gaussian_of
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import Only
 
 ENTRY = "class-reference"  # the store's entry for the client's own reference, and the scratch entry for any
 MOMENTUM = "class-reference-momentum"  # the store's entry, used with train.persist_optimizer
@@ -77,8 +78,8 @@ class ConditionalInformation(Term):
 
     alpha_cmi: Annotated[float, Field(ge=0)] = 0.001
     variant: Literal["shared", "official"] = "shared"
-    kappa: Literal["free", "softplus", "none"] = "free"
-    reference_weights: Literal["examples", "uniform"] = "examples"
+    kappa: Annotated[Literal["free", "softplus", "none"], Only(variant="official")] = "free"
+    reference_weights: Annotated[Literal["examples", "uniform"], Only(variant="shared")] = "examples"
     requires: ClassVar[dict[str, str]] = {"banks": "class_references"}
     assumes = (Fact.DRAWN_FEATURES, Fact.HARD_LABELS)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import Above, Only
 
 MOMENTS = "class-moments"  # the store's entry: count, sum and sum of outer products of each class's features
 FOLD_FROM = 4096  # so many rows are remembered before they are added to the sums
@@ -37,11 +38,11 @@ class FeatureAugmentation(Term):
     side_by_side: ClassVar[bool] = True
 
     variant: Literal["s", "a"] = "s"
-    sigma1: Annotated[float, Field(ge=0)] = 0.5
-    sigma2: Annotated[float, Field(ge=0)] = 0.5
-    nu: Annotated[float, Field(ge=0)] = 1.0
+    sigma1: Annotated[float, Field(ge=0), Only(lam=Above(0))] = 0.5
+    sigma2: Annotated[float, Field(ge=0), Only(variant="s", lam=Above(0))] = 0.5
+    nu: Annotated[float, Field(ge=0), Only(variant="a", lam=Above(0))] = 1.0
     lam: Annotated[float, Field(ge=0)] = 1.0
-    warmup: Annotated[int, Field(ge=1)] = 1
+    warmup: Annotated[int, Field(ge=1), Only(variant="a", lam=Above(0))] = 1
 
     @property
     def assumes(self) -> tuple[Fact, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from clients.tools.networks import frozen_copy
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import Above, Only
 
 PREVIOUS = "previous-model"  # the store's entry for the model that the client trained last
 
@@ -46,7 +47,7 @@ class ModelContrast(Term):
     keeps_last_iterate: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0
-    T: Annotated[float, Field(gt=0)] = 0.5
+    T: Annotated[float, Field(gt=0), Only(mu=Above(0))] = 0.5
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes the received and the previous model; returns None when mu is 0."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import Above, Only
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class SelfReg(Term):
     side_by_side: ClassVar[bool] = True
     assumes = (Fact.HARD_LABELS,)
 
-    alpha: Annotated[float, Field(gt=0)] = 0.5
-    feature_weight: Annotated[float, Field(ge=0)] = 0.3
+    alpha: Annotated[float, Field(gt=0), Only(weight=Above(0))] = 0.5
+    feature_weight: Annotated[float, Field(ge=0), Only(weight=Above(0))] = 0.3
     weight: Annotated[float, Field(ge=0)] = 1.0
     requires: ClassVar[dict[str, str]] = {"inserts": "projector"}
 

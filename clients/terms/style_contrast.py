@@ -28,6 +28,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
+from fedsim.settings.effect import Above, Only, Size
 from fedsim.settings.experiment import Experiment
 
 EPS = 1e-7  # added to every difference of the distance, so that its gradient exists at 0
@@ -98,7 +99,7 @@ class StyleContrast(Term):
     """The weight of T."""
     norm_weight: Annotated[float, Field(ge=0)] = 0.2
     """The weight of R, which is in the released code alone: 0.2, and 0.1 on Office-Home."""
-    margin: Annotated[float, Field(ge=0)] = 0.3
+    margin: Annotated[float, Field(ge=0), Only(triplet_weight=Above(0))] = 0.3
     """How much nearer the positive is to be than the negative; distances are from 0 to 2."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The strength of the transfer in feature space; the released code has 0.2 on FEMNIST."""
@@ -108,16 +109,16 @@ class StyleContrast(Term):
     cluster: Literal["features", "style"] = "features"
     """What FINCH clusters on the client: flattened feature maps, which show what is on an image (released code), or
     each image's (mu, sigma)."""
-    clustered: Annotated[int, Field(ge=1)] = 2000
+    clustered: Annotated[int, Field(ge=1), Only(Size.CLIENT_IMAGES)] = 2000
     """The largest number of images of which the client's style is made. A client with more draws them, and says so in
     the log: FINCH compares all pairs."""
     statistics_layer: Literal["same", "before_relu"] = "same"
     """Where clients measure their styles with vgg: in the layer of the transfer, or before its ReLU (released code)."""
     content_variance: ContentVariance = "population"
     """The variance in sigma(F) of the transfer ("unbiased": released code); that of styles is the population's."""
-    encoder_weights: str = ""
+    encoder_weights: Annotated[str, Only(encoder="vgg")] = ""
     """Local file of the normalized VGG-19."""
-    decoder_weights: str = ""
+    decoder_weights: Annotated[str, Only(encoder="vgg")] = ""
     """Local file of the AdaIN decoder."""
 
     assumes = (Fact.ROWS, Fact.HARD_LABELS)

@@ -22,6 +22,7 @@ from clients.tools.disentangling import (
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, stream_seed
 from fedsim.models.tasks import EVALUATION_BATCH
+from fedsim.settings.effect import Above, Only, Size
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 
@@ -49,12 +50,12 @@ class AdversarialTarget(Unlabelled):
     di_input: the input of DI, which is that of the sources' part (`disentangling_adversary.di_input`)
     """
 
-    sample: Annotated[int, Field(ge=2)] = 512
+    sample: Annotated[int, Field(ge=2), Only(Size.TARGET_IMAGES)] = 512
     squared: bool = False
     epochs: Annotated[int, Field(ge=0)] = 1
-    lr: Annotated[float, Field(gt=0)] = 2e-4
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    di_input: Literal["feature", "invariant"] = "feature"
+    lr: Annotated[float, Field(gt=0), Only(epochs=Above(0))] = 2e-4
+    weight_decay: Annotated[float, Field(ge=0), Only(epochs=Above(0))] = 5e-4
+    di_input: Annotated[Literal["feature", "invariant"], Only(epochs=Above(0))] = "feature"
 
     @property
     def discloses(self) -> str:

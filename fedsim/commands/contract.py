@@ -1,8 +1,9 @@
 """The properties that every method must have, checked on a small federation: `fedsim check-method mymethods:moon`.
 
 The federation has four rotations of real digits of 16 pixels, the small CNN with batch norm, and three
-rounds. All properties are checked on a whole run, one that is killed and finished in another process, the first round
-in a process for each client, one with failures and malformed replies, and one of FedAvg, from which the method differs.
+rounds. All properties are checked on five runs. One is whole, one is killed and finished in another process, one has
+its first round in a process for each client, and one has failures and malformed replies. From the last one, which is
+FedAvg's, the method must differ.
 """
 
 import contextlib
@@ -215,7 +216,6 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
     """(text of a property, why it does not hold or an empty string) for one property after the other.
 
     overrides: `key=value` settings that the method needs, such as "train.momentum=0"
-
     The difference from FedAvg is left out where FedAvg is refused (`without_fedavg`).
 
     Raises UserError for a method that does not exist. When the method's own code raises an exception, the exception is

@@ -18,6 +18,7 @@ from fedsim.common.console import console, say
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
     from fedsim.parts.part import Part
+    from fedsim.settings.effect import Facts
 
 
 def show_methods(changes: str = "") -> None:
@@ -71,6 +72,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     data: an experiment, for which the bytes per round are printed too.
     """
     from fedsim.methods.assembly import find_recipe
+    from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe, parts_of
     from fedsim.parts.part import part_name
 
@@ -82,7 +84,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         if (slot, repr(part)) in plain and not dataclasses.fields(part):
             standard.append(f"{slot} {part_name(part)}")
         else:
-            _show_part(slot, part)
+            _show_part(slot, part, method_facts(recipe))
     say("")
     _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
     _say_wrapped(f"discloses: {recipe.disclosure()}")
@@ -94,7 +96,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         show_traffic(name, data, preset, overrides)
 
 
-def _show_part(slot: str, part: "Part") -> None:
+def _show_part(slot: str, part: "Part", facts: "Facts") -> None:
     """The part's docstring and those of its layers; then its settings, each on a line that can be copied."""
     from fedsim.methods.docstrings import blocks, field_of, layers_of
     from fedsim.methods.part_settings import explained, typed
@@ -103,7 +105,7 @@ def _show_part(slot: str, part: "Part") -> None:
     kind, name = type(part), part_name(part)
     say("")
     console.print(Text(f"{slot}: {name}", "bold").append(f"  {kind.__module__.replace('.', '/')}.py", "dim"))
-    settings = explained(part)
+    settings = explained(part, facts)
     for each in (kind, *layers_of(kind)):
         for form, body in blocks(inspect.getdoc(each) or ""):
             if form == "lines" or not set(field_of(body)[0]) & settings.keys():

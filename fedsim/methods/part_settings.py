@@ -16,6 +16,7 @@ from fedsim.methods.docstrings import field_texts
 from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
+from fedsim.settings.effect import Facts, Scene, conditions, in_words
 from fedsim.settings.experiment import parse_override
 
 
@@ -180,16 +181,31 @@ def typed(key: str, value: Any) -> str:
     return shlex.quote(f"{key}={value if plain else toml_value(value)}")
 
 
-def explained(part: Part) -> dict[str, str]:
-    """{field: its range, unless its meaning names all values; its meaning; a default that the part's value is not}."""
+def method_facts(recipe: Recipe) -> Facts:
+    """What a method's parts say about the effect of settings."""
+    return {
+        Scene.XAN: part_name(recipe.norm) == "xan",
+        Scene.PLAIN_PASS: all(part.compiles for part in recipe.client_parts()),
+    }
+
+
+def explained(part: Part, facts: Facts) -> dict[str, str]:
+    """{field: its range, unless its meaning names all values; its meaning; where it has an effect; the part's default,
+    where the value is another}."""
     texts, schema = field_texts(type(part)), _adapter(type(part)).json_schema().get("properties", {})
     found = {}
     for field in dataclasses.fields(part):
-        text, values = texts[field.name], schema[field.name].get("enum", ["\n"])
-        words = [text if all(str(value) in text for value in values) else _range(schema[field.name]) + f". {text}"]
+        text, values = texts[field.name], schema[field.name].get("enum")
+        shown = values and all(str(value) in text for value in values)
+        words = [text] if shown else [_range(schema[field.name]), text]
+        if needs := conditions(type(part)).get(field.name, ()):
+            value = getattr(part, field.name)
+            idle = not any(one.holds(part, facts, (value,)) for one in needs)
+            begin = "it has no effect here, only with " if idle else "it has an effect only with "
+            words.append(begin + in_words(needs))
         if field.default != getattr(part, field.name):
             words.append(f"the part's default is {toml_value(field.default)}")
-        found[field.name] = ". ".join(word.rstrip(". ") for word in words)
+        found[field.name] = "; ".join(word.rstrip(".") for word in words if word)
     return found
 
 

@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
 
 # Rows of fedsim.data.augment.
@@ -23,7 +24,9 @@ class DataSettings(Settings):
     )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
-    classes: list[str] = Field(
+    classes: Annotated[
+        list[str], Only(dataset=("folder", "table", "hugging-face"), refused=True), Only(Scene.OUTSIDE)
+    ] = Field(
         [],
         description="classes of a `folder` data set, when its images are on other machines (for a deployment's "
         "server), or when a domain may lack some of them",
@@ -35,12 +38,12 @@ class DataSettings(Settings):
         description="images are decoded once to this size, in pixels, at least 8; 0: the size of the images on which "
         "the backbone's weights were trained",
     )
-    columns: dict[str, str] = Field(
-        {}, description="names of a table's columns, if they are not path, label, domain and split"
+    columns: Annotated[dict[str, str], Only(dataset=("table", "hugging-face"), refused=True), Only(Scene.OUTSIDE)] = (
+        Field({}, description="names of a table's columns, if they are not path, label, domain and split")
     )
-    variant: Literal["csac", "domainbed"] = Field(
-        "csac", description="Rotated MNIST: the same images in every domain (csac), or disjoint ones (domainbed)"
-    )
+    variant: Annotated[
+        Literal["csac", "domainbed"], Only(dataset="rotated-mnist", refused=True), Only(Scene.OUTSIDE)
+    ] = Field("csac", description="Rotated MNIST: the same images in every domain (csac), or disjoint ones (domainbed)")
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of every domain's images that is used (drawn per class, by split_seed)"
     )
@@ -48,7 +51,9 @@ class DataSettings(Settings):
     split: Literal["random", "stratified", "lists"] = Field(
         "random", description="DomainBed's split, per class (CSAC), or the published lists in data.lists"
     )
-    lists: str = Field("", description="folder of split lists (DOMAIN_train*.txt and so on), relative to data.root")
+    lists: Annotated[str, Only(split="lists", refused=True), Only(test_split="list"), Only(Scene.OUTSIDE)] = Field(
+        "", description="folder of split lists (DOMAIN_train*.txt and so on), relative to data.root"
+    )
     split_seed: int = Field(
         -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so each seed has other splits"
     )
@@ -64,8 +69,12 @@ class DataSettings(Settings):
         "are never tested; 0: half of the images with such a method, and none with other methods",
     )
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
-    partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
-    alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
+    partition: Annotated[Literal["iid", "dirichlet"], Only(clients_per_domain=Above(1)), Only(mix=Above(0))] = Field(
+        "iid", description="how a domain is shared between its clients"
+    )
+    alpha: Annotated[
+        float, Only(partition="dirichlet", clients_per_domain=Above(1)), Only(partition="dirichlet", mix=Above(0))
+    ] = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
     mix: float = Field(
         0.0,
         ge=0,
@@ -82,15 +91,15 @@ class DataSettings(Settings):
         description="mean and std with which images are normalized after augmentation; weights: those of the training "
         "of the backbone's weights",
     )
-    structures: dict[str, list[int]] = Field(
+    structures: Annotated[dict[str, list[int]], Only(dataset="masks", refused=True), Only(Scene.OUTSIDE)] = Field(
         {},
         description="structures of a `masks` data set, and the pixel values of the mask files for each; a value may "
         "belong to several structures: disc = [0, 128], cup = [0]",
     )
-    mask_threshold: float = Field(
+    mask_threshold: Annotated[float, Only(Scene.MASKS, refused=True)] = Field(
         0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure when masks are evaluated"
     )
-    largest_component: bool = Field(
+    largest_component: Annotated[bool, Only(Scene.MASKS, refused=True)] = Field(
         False, description="evaluate only the largest connected component of each predicted structure"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")

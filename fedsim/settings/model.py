@@ -1,10 +1,11 @@
 """Settings of the network."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from fedsim.settings.effect import Only
 from fedsim.settings.sections import Settings
 
 WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other than "none" and a file
@@ -39,7 +40,9 @@ class ModelSettings(Settings):
     )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
     head: Literal["linear", "text"] = Field("linear", description="linear: learned; text: CLIP's texts of the classes")
-    prompt: str = Field("a photo of a {}.", description="with head = text, the text of a class, with {} for its name")
+    prompt: Annotated[str, Only(head="text")] = Field(
+        "a photo of a {}.", description="with head = text, the text of a class, with {} for its name"
+    )
 
     @field_validator("prompt")
     @classmethod

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedsim.settings.effect import Only
 from fedsim.settings.sections import Settings, folder_name
 
 
@@ -20,13 +21,15 @@ class RunSettings(Settings):
         description="where clients run: in this process, on Ray workers, in Flower's own simulation engine, or "
         "on the machines of a federation",
     )
-    federation: str = Field("", description="the deployment's federation file")
+    federation: Annotated[str, Only(runtime="deployment")] = Field("", description="the deployment's federation file")
     evaluate_target: Literal["auto", "server", "site"] = Field(
         "auto",
         description="where the unseen domain's images are: on the server, or on a site with role = target; "
         "auto: on such a site if the federation file has one, otherwise on the server",
     )
-    wait_for_sites: float = Field(300.0, gt=0, description="seconds to wait for sites that are not online")
+    wait_for_sites: Annotated[float, Only(runtime="deployment")] = Field(
+        300.0, gt=0, description="seconds to wait for sites that are not online"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(
         1,
@@ -95,9 +98,18 @@ class RunSettings(Settings):
     timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for the replies of one phase; runtime inline waits for all of them"
     )
-    ray_address: str = Field("", description="address of an existing Ray cluster; empty: a local cluster is started")
-    workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources allow, at most one per client")
-    cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0, description="GPUs of a Ray worker, e.g. 0.5; 0: workers share all GPUs")
+    ray_address: Annotated[str, Only(runtime="ray")] = Field(
+        "", description="address of an existing Ray cluster; empty: a local cluster is started"
+    )
+    workers: Annotated[int, Only(runtime="ray")] = Field(
+        0,
+        ge=0,
+        description="Ray workers; 0: as many as the resources allow, at most one per client; the inline runtime has "
+        "run.processes",
+    )
+    cpus_per_worker: Annotated[float, Only(runtime=("ray", "flower"))] = Field(1.0, gt=0)
+    gpus_per_worker: Annotated[float, Only(runtime=("ray", "flower"))] = Field(
+        0.0, ge=0, description="GPUs of a Ray worker, e.g. 0.5; 0: workers share all GPUs"
+    )
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
     callbacks: list[str] = Field([], description="your own trackers, package.module:Class (fedsim.results.callbacks)")

@@ -1,9 +1,10 @@
 """Settings of the rounds and of local training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
 
 
@@ -11,7 +12,9 @@ class TrainSettings(Settings):
     """[train]: rounds, local work and its optimizer."""
 
     rounds: int = Field(10, ge=1)
-    epochs: int = Field(1, ge=1, description="local passes over the data per round, unless iterations is set")
+    epochs: Annotated[int, Only(iterations=0)] = Field(
+        1, ge=1, description="local passes over the data per round, unless iterations is set"
+    )
     iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs says how many")
     batch_size: int = Field(64, ge=2)
     budget: Literal["paper", "images", "steps"] = Field(
@@ -21,14 +24,16 @@ class TrainSettings(Settings):
     )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: Annotated[float, Only(optimizer="sgd")] = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
         "constant",
         description="learning rate over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
         "step: multiplied by 0.1 after 80 % of the rounds",
     )
-    persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
+    persist_optimizer: Annotated[bool, Only(momentum=Above(0)), Only(optimizer=("adam", "adamw"))] = Field(
+        False, description="keep momentum and Adam moments between rounds"
+    )
     clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
     evaluate_clients: str = Field(
         "all",
@@ -44,7 +49,7 @@ class TrainSettings(Settings):
         description="number of clients that train together as one program, if the method allows it (inline runtime); "
         "meant for small networks on a GPU, slower on a CPU; 1: clients train one after the other",
     )
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
+    compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], Only(Scene.PLAIN_PASS)] = Field(
         "off",
         description="compile the network's training pass by torch.compile in this mode; one graph serves all clients "
         "and rounds of a process; on a GPU reduce-overhead uses CUDA graphs",
@@ -55,13 +60,15 @@ class TrainSettings(Settings):
         allow_inf_nan=False,
         description="local differential privacy: largest L2 norm of a client's update; 0: off",
     )
-    dp_epsilon: float = Field(
+    dp_epsilon: Annotated[float, Only(dp_clip=Above(0), refused=True)] = Field(
         1.0,
         gt=0,
         allow_inf_nan=False,
         description="epsilon of local differential privacy in each round; no guarantee above 1",
     )
-    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of local differential privacy in each round")
+    dp_delta: Annotated[float, Only(dp_clip=Above(0), refused=True)] = Field(
+        1e-5, gt=0, lt=1, description="delta of local differential privacy in each round"
+    )
     local_checks: int = Field(
         0, ge=0, description="validations during local training, of which the best model is sent; 0: off"
     )

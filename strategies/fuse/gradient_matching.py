@@ -10,6 +10,7 @@ from pydantic import Field
 
 from fedsim.common.errors import UserError
 from fedsim.parts.facts import Fact, Facts
+from fedsim.settings.effect import Only
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, ServerRound, Update
@@ -50,10 +51,10 @@ class GradientMatching(Fuse):
 
     c: Annotated[float, Field(ge=0)] = 0.5
     solver: Literal["descent", "exact"] = "descent"
-    lr: Annotated[float, Field(gt=0)] = 25.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    steps: Annotated[int, Field(ge=1)] = 20
-    relative_eps: bool = False
+    lr: Annotated[float, Field(gt=0), Only(solver="descent")] = 25.0
+    momentum: Annotated[float, Field(ge=0, lt=1), Only(solver="descent")] = 0.5
+    steps: Annotated[int, Field(ge=1), Only(solver="descent")] = 20
+    relative_eps: Annotated[bool, Only(solver="descent")] = False
     rescale: bool = True
     scale: Literal["none", "weights"] = "none"
     variant: Literal["default", "official"] = "default"

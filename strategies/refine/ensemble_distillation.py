@@ -18,6 +18,7 @@ from fedsim.data.benchmarks import benchmark
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import GIVEN, Only
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Arrays, Refine, ServerRound
@@ -67,13 +68,13 @@ class EnsembleDistillation(Refine):
     assumes = (Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT)
 
     data: str = ""
-    rounds: Annotated[int, Field(ge=0)] = 30
-    steps: Annotated[int, Field(ge=1)] = 100
-    batch_size: Annotated[int, Field(ge=2)] = 256
-    lr: Annotated[float, Field(gt=0)] = 1e-4
-    tau: Annotated[float, Field(gt=0)] = 1.0
-    bn: Literal["freeze", "train"] = "freeze"
-    teachers: Literal["eval", "train"] = "eval"
+    rounds: Annotated[int, Field(ge=0), Only(data=GIVEN)] = 30
+    steps: Annotated[int, Field(ge=1), Only(data=GIVEN)] = 100
+    batch_size: Annotated[int, Field(ge=2), Only(data=GIVEN)] = 256
+    lr: Annotated[float, Field(gt=0), Only(data=GIVEN)] = 1e-4
+    tau: Annotated[float, Field(gt=0), Only(data=GIVEN)] = 1.0
+    bn: Annotated[Literal["freeze", "train"], Only(data=GIVEN)] = "freeze"
+    teachers: Annotated[Literal["eval", "train"], Only(data=GIVEN)] = "eval"
 
     @property
     def tag(self) -> str:

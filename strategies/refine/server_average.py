@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedsim.settings.effect import Only
 from strategies.parts import Arrays, Refine, ServerRound
 
 
@@ -23,7 +24,7 @@ class ServerAverage(Refine):
     comes after all other refining parts.
     """
 
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta: Annotated[float, Field(ge=0, lt=1), Only(running=False)] = 0.9
     running: bool = False
     first_round: Annotated[int, Field(ge=1)] = 1
     order: ClassVar[int] = 4

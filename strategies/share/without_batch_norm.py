@@ -1,12 +1,13 @@
 """Share rules without batch norm, which is found by the type of a module and never by a name."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.xan import XAN, XANLayer
 from fedsim.parts.part import RecipeParts
+from fedsim.settings.effect import Only, Scene
 from fedsim.tensors.kinds import bn_scope
 from strategies.parts import Place, Share
 
@@ -27,7 +28,7 @@ class WithoutBatchNorm(Share):
 
     scope: Literal["all", "xan", "none"] = "all"
     upload: bool = True
-    share_scores: bool = False
+    share_scores: Annotated[bool, Only(Scene.XAN)] = False
 
     def refuses(self, recipe: RecipeParts) -> str:
         """The scope must name layers that exist, and an unseen domain needs a model."""

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.parts.facts import Fact
+from fedsim.settings.effect import Only
 from strategies.parts import Arrays, ServerRound, Update, Visit, Weights
 
 
@@ -43,7 +44,7 @@ class TargetAttention(Visit, Weights):
     """
 
     att: Literal["relative", "raw"] = "relative"
-    att_temp: Annotated[float, Field(gt=0)] = 0.1
+    att_temp: Annotated[float, Field(gt=0), Only(att="relative")] = 0.1
     phase: ClassVar[str] = "attention"
     moment: ClassVar[Literal["updates", "model"]] = "updates"
     records: ClassVar[tuple[str, ...]] = ("tightness",)

@@ -101,11 +101,13 @@ def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, 
     shown = " ".join(capsys.readouterr().out.split())
     for text in (
         "M_l = sum_h c_l^h G_l^h",
-        "--set method.semantic_calibration.smoothing=0.1 number >= 0 and <= 1. rho of stage A",
-        "--set 'method.xan.stages=[1, 2, 3, 4]' list of whole number. the stages",
-        '--set method.without_batch_norm.scope=xan "all" or "xan" or "none". the part\'s default is "all"',
-        '--set method.episodic_step.m_test=all whole number >= 0 or "all". Number',
+        "--set method.semantic_calibration.smoothing=0.1 number >= 0 and <= 1; rho of stage A",
+        "--set 'method.xan.stages=[1, 2, 3, 4]' list of whole number; the stages",
+        '--set method.without_batch_norm.scope=xan "all" or "xan" or "none"; the part\'s default is "all"',
+        '--set method.episodic_step.m_test=1 whole number >= 0 or "all"; Number',
         "y = w_in IN(h) + w_bn BN(h)",
+        "the experiment's; it has no effect here, only with acquire_iterations = 0",
+        "leaves it out; it has an effect only with data that have masks",
     ):
         assert text in shown
 

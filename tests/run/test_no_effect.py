@@ -1,19 +1,26 @@
 """Settings on which nothing depends are refused; where they have an effect, they are accepted."""
 
+import dataclasses
+
 import pytest
 from support import small_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
+from fedsim.methods.registry import parts_by_slot
 from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import resolve
-from fedsim.settings import DataSettings
-from fedsim.settings.experiment import Experiment
+from fedsim.settings import DataSettings, Settings
+from fedsim.settings.effect import Scene, Size, conditions
+from fedsim.settings.experiment import SECTIONS, Experiment
 
 WITHOUT = [
-    ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = folder or table"),
+    ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = 'folder' or 'table' or"),
     ({"data": {"variant": "domainbed"}}, "data.variant has an effect only with data.dataset = 'rotated-mnist'"),
-    ({"data": {"columns": {"path": "x"}}}, "data.columns has an effect only with data.dataset = table or hugging-face"),
+    (
+        {"data": {"columns": {"path": "x"}}},
+        "data.columns has an effect only with data.dataset = 'table' or 'hugging-face'",
+    ),
     ({"data": {"structures": {"x": [1]}}}, "data.structures has an effect only with data.dataset = 'masks'"),
     ({"data": {"mask_threshold": 0.9}}, "data.mask_threshold has an effect only with data that have masks"),
     ({"data": {"largest_component": True}}, "data.largest_component has an effect only with data that have masks"),
@@ -56,12 +63,12 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     data = {"partition": "dirichlet", "alpha": 0.1}
     resolve(Experiment(data=data))
     recipe = Recipe()
-    said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}), recipe)
+    said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}), recipe, {})
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
-    assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), recipe) == []
+    assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), recipe, {}) == []
     grid = Experiment(train={"dp_epsilon": 0.5}, run={"label": "train.lr=0.1,train.dp_clip=0.0"})
-    assert no_effect_remarks(grid, recipe) == [
-        "train.dp_epsilon has no effect here, only with train.dp_clip above 0, which makes a run private"
+    assert no_effect_remarks(grid, recipe, {}) == [
+        "train.dp_epsilon has no effect here, only with train.dp_clip above 0"
     ]
     grid = Experiment(train={"dp_epsilon": 0.5}, run={"label": "train.dp_epsilon=0.5"})
     with pytest.raises(UserError, match=r"^train\.dp_epsilon has an effect only with"):
@@ -75,17 +82,53 @@ def test_a_share_of_the_clients_images_is_not_tested_on_all_of_the_target():
         resolve(Experiment(data={"test_split": "list", "fraction": 0.5}))
 
 
-@pytest.mark.parametrize(("method", "part"), [
-    ("stablefdg", "enlarged_batch"), ("l2d", "learn_to_diversify"), ("fada", "disentangling_adversary"),
-    ("augmix", "consistent_views"), ({"name": "augmix", "consistent_views": {"weight": 0}}, ""),
-    ({"name": "rsc", "self_challenging": {"variant": "official"}}, "self_challenging"), ("rsc", ""), ("fisc", ""),
+@pytest.mark.parametrize(("method", "idle"), [
+    ("stablefdg", True), ("l2d", True), ("fada", True), ("augmix", True),
+    ({"name": "augmix", "consistent_views": {"weight": 0}}, False),
+    ({"name": "rsc", "self_challenging": {"variant": "official"}}, True), ("rsc", False), ("fisc", False),
 ])  # fmt: skip
-def test_a_step_that_never_takes_the_compiled_pass_is_named(method, part):
+def test_a_compilation_that_the_methods_step_never_takes_is_said(method, idle):
     """It is not refused, because a sweep over methods has one train.compile."""
     plan = resolve(small_experiment("unused", method, train={"compile": "default"}))
-    said = "train.compile has no effect here: {} does not train by the network's plain pass, which is what it compiles"
-    assert no_effect_remarks(plan.experiment, plan.recipe) == ([said.format(part)] if part else [])
-    assert no_effect_remarks(small_experiment("unused", method), plan.recipe) == []
+    said = ["train.compile has no effect here, only with a step that trains by the network's plain pass, which is what "
+            "it compiles"]  # fmt: skip
+    assert no_effect_remarks(plan.experiment, plan.recipe, {}) == said * idle
+    assert no_effect_remarks(small_experiment("unused", method), plan.recipe, {}) == []
+
+
+COLOURLESS = {Scene.COLOURS: False, Scene.MASKS: False, Scene.STEM: False, Scene.BOTTLENECK: False}
+
+
+@pytest.mark.parametrize(("method", "fields", "facts", "needed"), [
+    ("randconv", {"random_convolution": {"p": 0.1}}, {}, "method.random_convolution.variant = 'img_p'"),
+    ("randconv", {"random_convolution": {"p": 0.1, "variant": "img_p"}}, {}, ""),
+    ("fedbn", {"without_batch_norm": {"share_scores": True}}, {}, "method.norm = 'xan'"),
+    ("gperxan", {"without_batch_norm": {"share_scores": True}}, {}, ""),
+    ("gperxan", {"xan": {"stem": False}}, COLOURLESS, "a backbone with batch norm before its first stage"),
+    ("moon", {"projection_head": {"always": True}}, COLOURLESS, "model.bottleneck above 0"),
+    ("jigen", {"jigsaw": {"grey": 0.5}}, COLOURLESS, "images of three channels"),
+    ("jigen", {"jigsaw": {"grey": 0.5}}, {Scene.COLOURS: True}, ""),
+    ("elcfs", {"episodic_step": {"gamma": 0.5}}, COLOURLESS, "data that have masks"),
+    ("elcfs", {"episodic_step": {"tau": 0.1}}, COLOURLESS, "data that have masks and method.episodic_step.gamma"),
+    ("elcfs", {"episodic_step": {"ring": 3}}, COLOURLESS, "data that have masks and method.episodic_step.gamma"),
+    ("fada", {"adversarial_target": {"sample": 600}}, {Size.TARGET_IMAGES: 512}, "a value below the number of images"),
+    ("fada", {"adversarial_target": {"sample": 600}}, {Size.TARGET_IMAGES: 513}, ""),
+    ("feddg-ga", {"generalization_gap": {"max_samples": 80}}, {Size.CLIENT_IMAGES: 80}, "a value below"),  # 0 is all
+])  # fmt: skip
+def test_a_parts_setting_without_effect_is_said(method, fields, facts, needed):
+    plan = resolve(small_experiment("unused", {"name": method, **fields}))
+    said = no_effect_remarks(plan.experiment, plan.recipe, facts)
+    setting = ".".join((part := next(iter(fields)), next(iter(fields[part]))))
+    assert [text.startswith(f"method.{setting} has no effect here, only with {needed}") for text in said] == (
+        [True] if needed else []
+    )
+
+
+def test_conditions_name_other_fields():
+    for kind in [*SECTIONS.values(), *(kind for kinds in parts_by_slot().values() for kind in kinds.values())]:
+        fields = kind.model_fields if issubclass(kind, Settings) else {field.name for field in dataclasses.fields(kind)}
+        for name, needs in conditions(kind).items():
+            assert all(other in fields and other != name for one in needs for other in one.others)
 
 
 def test_a_recorded_run_may_have_one():

@@ -18,6 +18,7 @@ from fedsim.models.norms.instance import has_positions, instance_moments, normal
 from fedsim.models.norms.moments import BatchNormLayer, batch_moments, instance_affine, running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.parts.facts import Fact, Facts
+from fedsim.settings.effect import Only
 
 Mode = Literal["local", "mixed", "adapted"]
 NARROWEST = 4  # smallest number of an adapter's hidden units: that of ResNet-18's stem, the paper's narrowest layer
@@ -258,8 +259,8 @@ class MixIG(Norm):
 
     adapter: bool = False
     u: tuple[float, float] = (0.0, 1.0)
-    reduction: Annotated[int, Field(ge=1)] = 16
-    adapter_affine: Literal["local", "global"] = "local"
+    reduction: Annotated[int, Field(ge=1), Only(adapter=True)] = 16
+    adapter_affine: Annotated[Literal["local", "global"], Only(adapter=True)] = "local"
     local: Literal["bn", "bin"] = "bn"
     second_view: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """XAN: the explicit mixture of instance norm and batch norm of gPerXAN."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, running, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.settings.effect import Only, Scene
 from fedsim.tensors.kinds import Kind
 
 
@@ -93,7 +94,7 @@ class XAN(Norm):
     """
 
     stages: tuple[int, ...] = (1, 2, 3, 4)
-    stem: bool = True
+    stem: Annotated[bool, Only(Scene.STEM)] = True
     mix: Literal["softmax", "free"] = "softmax"
     in_init: Literal["ones", "copy_bn"] = "ones"
 

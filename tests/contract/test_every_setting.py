@@ -1,0 +1,91 @@
+"""Every numeric and boolean setting of every row changes the records, or is refused, or is said to have no effect.
+
+`pytest -m slow -s tests/contract/test_every_setting.py` prints how many settings did what.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.part_settings import validated
+from fedsim.methods.recipe import parts_of
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
+from fedsim.run.workspace import close_workspaces
+from fedsim.runtime.launch import carry_out
+
+FEW = ["data.fraction=0.05", "train.rounds=2"]
+# With these values a term is not 0 from the start, so that its other settings act on two short rounds.
+BASE = {"fisc": ["method.style_contrast.margin=1"]}
+
+
+def outcome(method, settings, folder):
+    """(the records and the last model of a small run, its remarks); a refusal is a text."""
+    try:
+        run = carry_out(small_plan(method, folder, [*FEW, *BASE.get(method, []), *settings]))
+    except UserError as error:
+        return str(error), []
+    finally:
+        close_workspaces()
+    tables = [pd.read_csv(run / f"{name}.csv", dtype=str) for name in ("rounds", "clients")]
+    texts = [table[[column for column in table if "seconds" not in column]].to_csv() for table in tables]
+    arrays = sorted((name, array.tobytes()) for name, array in load_file(run / "last.safetensors").items())
+    return (*texts, *arrays), json.loads((run / "environment.json").read_text()).get("data_remarks", [])
+
+
+def changed(part, field) -> Iterator[bool | float]:
+    """Other values of a field that its range allows, of which the later ones are further away."""
+    value = getattr(part, field)
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        kind = type(value)
+        for other in (
+            2 * value or 1,
+            kind(value / 20),
+            value + kind(30),
+            kind(0),
+            kind(1),
+            value - 1,
+            kind(value / 1e5),
+        ):
+            try:
+                validated(part, {field: other}, field)
+            except UserError:
+                continue
+            if other != value:
+                yield other
+
+
+def effect(method, plain, key, values, folder):
+    """What the first value does that does anything: `differs`, `refused`, `said`, or else `nothing`."""
+    for number, value in enumerate(values):
+        found, remarks = outcome(method, [f"{key}={json.dumps(value)}"], folder / f"{key}-{number}")
+        if isinstance(found, str):
+            return "refused"
+        if found != plain:
+            return "differs"
+        if any(remark.startswith(f"{key} has no effect here") for remark in remarks):
+            return "said"
+    return "nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_no_setting_is_without_effect_and_without_a_word(method, tmp_path):
+    plain, _ = outcome(method, [], tmp_path / "plain")
+    found = {}
+    for part in dict.fromkeys(part for _, part in parts_of(small_plan(method, tmp_path).recipe)):
+        for field in dataclasses.fields(part):
+            key = f"method.{part_name(part)}.{field.name}"
+            values = list(changed(part, field.name))
+            if values and key not in BASE:
+                found[key] = effect(method, plain, key, values, tmp_path)
+    print(method, *(f"{kind}: {list(found.values()).count(kind)}" for kind in ("differs", "refused", "said")))
+    assert [key for key, kind in found.items() if kind == "nothing"] == []
