@@ -1,4 +1,4 @@
-"""The two methods of the page "Your own method in ten minutes": their formulas, and every method's properties."""
+"""The three methods of the page "Your own method in ten minutes": their formulas, and every method's properties."""
 
 import importlib
 import re
@@ -25,13 +25,13 @@ def folder(monkeypatch):
     monkeypatch.setenv("FEDSIM_PLUGINS", str(HERE))
 
 
-@pytest.mark.parametrize(("name", "most"), [("moon", 60), ("scaffold", 90)])
+@pytest.mark.parametrize(("name", "most"), [("moon", 60), ("scaffold", 90), ("cutmix", 39)])
 def test_one_file_is_enough(name, most):
     """Nothing of fedsim is changed, and the file is short."""
     assert len((HERE / f"{name}.py").read_text().splitlines()) <= most
 
 
-@pytest.mark.parametrize(("page", "name"), [("own-method", "moon"), ("own-model", "mynets")])
+@pytest.mark.parametrize(("page", "name"), [("own-method", "moon"), ("own-method", "cutmix"), ("own-model", "mynets")])
 def test_the_page_has_the_code_of_the_file(page, name):
     """The block on the page and the file that is tested here are equal."""
     assert f"```python\n{(HERE / f'{name}.py').read_text()}```\n" in (DOCS / f"{page}.md").read_text()
@@ -52,7 +52,7 @@ def test_the_page_shows_the_lines_of_the_check():
 
 
 @pytest.mark.slow  # the template that `fedsim new-method` writes is checked in the same way below
-@pytest.mark.parametrize("method", ["moon:moon", "scaffold:scaffold"])
+@pytest.mark.parametrize("method", ["moon:moon", "scaffold:scaffold", "cutmix:cutmix"])
 def test_promises_of_every_method(method):
     """They have all properties that `fedsim check-method` checks, with plain SGD."""
     assert {words: reason for words, reason in findings(method, ["train.momentum=0"]) if reason} == {}
