@@ -37,6 +37,9 @@ class Contact:
     refused_at: float = 0.0
     double: str = ""  # why two nodes seem to use this site's key
     double_at: float = 0.0
+    tried: str = ""  # the address of a SuperNode that was turned away because another one is online
+    tried_at: float = 0.0  # when that began
+    restarted: float = 0.0  # when the SuperNode that is admitted now was started in place of a dead one; 0: it was not
 
 
 @dataclass
@@ -70,16 +73,21 @@ class Contacts:
         self.write()
         return said
 
-    def activated(self, site: str) -> None:
-        """A SuperNode started with the site's key."""
-        now = time.time()
-        self.sites.setdefault(site, Contact()).since = now
+    def activated(self, site: str, address: str = "") -> None:
+        """A SuperNode started with the site's key. It may have been turned away until its dead predecessor was gone."""
+        contact, now = self.sites.setdefault(site, Contact()), time.time()
+        contact.restarted = contact.tried_at if contact.tried and contact.tried == address else 0.0
+        if contact.restarted:
+            contact.double, contact.double_at = "", 0.0
+        contact.since, contact.tried = now, ""
         self._recent[site] = _Recent(activated=now)
         self.write(force=True)
 
     def second(self, site: str, address: str) -> None:
         """A second SuperNode with the site's key was turned away, because the first one is online."""
         contact = self.sites.setdefault(site, Contact())
+        if contact.tried != address:
+            contact.tried, contact.tried_at = address, time.time()
         self._double(contact, f"another SuperNode with its key tried to join ({address})")
 
     def refused(self, site: str, reason: str) -> None:

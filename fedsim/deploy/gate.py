@@ -191,7 +191,7 @@ class Gate:
 
     def _note(self, kind: str, member: Member, address: str, status: int) -> None:
         if kind == ACTIVATE and status == 200:
-            self.contacts.activated(member.site)
+            self.contacts.activated(member.site, address)
             self.audit.write("admitted", site=member.site, domain=member.domain, role=member.role, address=address)
         elif kind == ACTIVATE:
             self.contacts.second(member.site, address)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from fedsim.common.errors import UserError, printable
 from fedsim.deploy.contacts import Contact, read_contacts
@@ -27,25 +29,28 @@ def clock_problem(offset: float) -> str:
     return f"its clock is {abs(offset):.0f} s {where} the server's (5 s ahead and 305 s behind are refused): set up NTP"
 
 
-def status_table(federation: Federation, now: float | None = None) -> Table:
-    """One row per site, from the files that the gate and the run have written."""
+def status_table(federation: Federation, now: float | None = None) -> Group:
+    """Two lines per site, from the files that the gate and the run have written, and below them what went wrong."""
     now, kit = now or time.time(), federation.kit("server")
     contacts, progress = read_contacts(kit / "run" / "contacts.json"), read_progress(kit)
     title = f"{federation.name}: {describe(progress, now)}"
-    # Several lines per site, so that no word is cut in a terminal of 80 columns.
-    columns = [Column(name, no_wrap=True, overflow="fold") for name in ("site", "state", "contact", "machine")]
-    table = Table(*columns, Column("last refusal", overflow="fold"), box=SIMPLE_HEAD, title=escape(printable(title)))
+    names = ("site", "state, round", "contact, since", "machine, clock", "bytes")
+    columns = [Column(name, no_wrap=True, overflow="fold") for name in names]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=escape(printable(title)), title_justify="left")
+    below: list[str] = []
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
         client = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
         state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
         if client:
-            state += f"\nround {progress['round']}: {escape(str(client['status']))}"
+            fine = client["status"] == "ok"
+            state += f"\n{progress['round']}: {'ok' if fine else 'failed'}"
+            below += [] if fine else [f"{site.name}: round {progress['round']}: {client['status']}"]
         domain = escape(site.domain + (" (target)" if site.role == "target" else ""))
         table.add_row(f"{site.name}\n{domain}", state, *_contact_cells(contact, now))
-    for line in warnings(federation):
-        table.caption = f"{table.caption}\n{line}" if table.caption else line
-    return table
+        below += [f"{site.name}: {text}" for text in _said(contact, now)]
+    lines = [Text(printable(text)) for text in [*below, *warnings(federation)]]
+    return Group(table, *lines)
 
 
 def _here(contact: Contact, now: float) -> bool:
@@ -53,17 +58,23 @@ def _here(contact: Contact, now: float) -> bool:
 
 
 def _contact_cells(contact: Contact, now: float) -> tuple[str, str, str]:
-    """When the site was heard and how much it sent, from which machine, and why it was refused last."""
-    traffic = f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
-    heard = f"last {ago(contact.last, now)}\nstarted {ago(contact.since, now)}\n{traffic}" if contact.last else "never"
-    clock = f"clock {contact.offset:+.1f} s" if contact.last else ""
-    clock = f"[red]{clock}[/]" if contact.last and clock_problem(contact.offset) else clock
-    version = f"flwr {escape(contact.version)}" if contact.version else ""
-    machine = "\n".join(line for line in (escape(contact.address), version, clock) if line)
-    refusal = f"{escape(contact.refused)} ({ago(contact.refused_at, now)})" if contact.refused else ""
-    if contact.double:
-        refusal = f"[red]{escape(contact.double)} ({ago(contact.double_at, now)})[/] {refusal}"
-    return heard, machine or "-", refusal or "-"
+    """When the site was heard, from which machine, and how much went there and back."""
+    if not contact.last:
+        return "never", escape(contact.address) or "-", "-"
+    clock = f"{contact.offset:+.1f} s"
+    clock = f"[red]{clock}[/]" if clock_problem(contact.offset) else clock
+    heard = f"{ago(contact.last, now)}\n{ago(contact.since, now).removesuffix(' ago')}"
+    machine = f"{escape(contact.address)}\n{escape(contact.version)}, {clock}"
+    return heard, machine, f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
+
+
+def _said(contact: Contact, now: float) -> list[str]:
+    """Who else uses the site's key, when its SuperNode was started again, and why it was refused last."""
+    said = [f"{contact.double} ({ago(contact.double_at, now)})"] if contact.double else []
+    if contact.restarted:
+        times = (time.strftime("%b %d %H:%M:%S", time.localtime(at)) for at in (contact.restarted, contact.since))
+        said.append("its SuperNode was started again at {}; admitted at {}".format(*times))
+    return said + ([f"last refusal: {contact.refused} ({ago(contact.refused_at, now)})"] if contact.refused else [])
 
 
 def read_progress(kit: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -44,11 +45,11 @@ def test_the_table_tells_who_is_there(federation):
     (run / "progress.json").write_text(json.dumps({**progress, "clients": clients}))
     lines, site = {}, ""
     for line in shown(federation, now).splitlines():
-        word = (line.split() or [""])[0]
+        word = (line.split() or [""])[0].rstrip(":")
         site = word if word in ("alpha", "beta", "gamma", "delta") else site  # a site has several lines
         lines[site] = lines.get(site, "") + line
     assert "fedavg on digits, round 3 of 9, running (4 s ago)" in shown(federation, now)
-    for word in ("connected", "2 h ago", "3 s ago", "10.0.0.1", "+0.1 s", "1.0 MB", "2.0 MB", "3: ok"):
+    for word in ("connected", "2 h ", "3 s ago", "10.0.0.1", "+0.1 s", "1.0 MB", "2.0 MB", "3: ok"):
         assert word in lines["alpha"]
     for word in ("silent", "300 s ago", "+4.0 s", "its signature is wrong (9 s ago)"):
         assert word in lines["beta"].replace("5 min ago", "300 s ago")
@@ -63,32 +64,48 @@ def test_clocks(offset, said):
     assert (said in clock_problem(offset)) if said else clock_problem(offset) == ""
 
 
-def test_no_word_is_cut_at_the_width_of_a_terminal(federation):
-    """A site's name, its state and its address are what the operator looks for."""
+def test_a_site_has_two_lines_in_a_terminal_of_80_columns(federation):
+    """A site's name, its state and its address are what the operator looks for; what went wrong is below the table."""
     run, now = federation.kit("server") / "run", time.time()
     run.mkdir()
-    contact = Contact("192.168.100.1", now - 7200, now - 3, 0.1, "1.41.0", refused="its signature is wrong")
-    (federation.kit("server") / CONTACTS).write_text(json.dumps({"alpha": asdict(contact)}))
+    contact = Contact("192.168.100.100", now - 7200, now - 3, -10.1, "1.41.0", 10**9, 10**9, "its signature is wrong")
+    (federation.kit("server") / CONTACTS).write_text(json.dumps(dict.fromkeys(["alpha", "delta"], asdict(contact))))
+    clients = [{"client": "rot0", "status": "its reply is not finite"}]
+    progress = {"name": "fedavg", "round": 100, "rounds": 100, "state": "running", "time": now - 4, "clients": clients}
+    (run / "progress.json").write_text(json.dumps(progress))
     with Path(os.devnull).open("w") as nowhere:
         console = Console(width=80, record=True, file=nowhere)
         console.print(status_table(federation, now))
+        text = console.export_text(clear=False)
         findings = [
             Finding(site, True, Answer(node=1, site=site.name, **installed_versions())) for site in federation.sites
         ]
         console.print(table(federation, findings, "sites"))
-    text = console.export_text()
-    assert "…" not in text
-    for word in (
-        "alpha",
-        "connected",
-        "silent",
-        "192.168.100.1",
-        "flwr 1.41.0",
-        "clock +0.1 s",
-        "down 0.0 MB",
-        "online",
-    ):
+    lines = [line.rstrip() for line in text.splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["alpha"])
+    assert [line.split()[:1] for line in lines[first : first + 3]] == [["alpha"], ["rot0"], ["beta"]]
+    assert "alpha: round 100: its reply is not finite" in lines
+    assert "…" not in console.export_text()
+    for word in ("connected", "silent", "192.168.100.100", "1.41.0, -10.1 s", "down 1000.0 MB", "(target)"):
         assert word in text
+
+
+def test_a_supernode_that_was_started_again_is_no_stranger(federation):
+    """Turned away until its dead predecessor is gone, then admitted from the same address; another one stays named."""
+    run = federation.kit("server") / "run"
+    run.mkdir()
+    contacts = Contacts(run / "contacts.json")
+    for site, address in (("alpha", "10.0.0.1"), ("beta", "10.0.0.9")):
+        contacts.activated(site, "10.0.0.1")
+        contacts.second(site, address)
+    assert "another SuperNode with its key tried to join (10.0.0.1)" in shown(federation, time.time())
+    contacts.activated("alpha", "10.0.0.1")
+    contacts.activated("beta", "10.0.0.1")
+    text = shown(federation, time.time())
+    assert re.search(r"alpha: its SuperNode was started again at \w+ \d+ [\d:]+; admitted at \w+ \d+ [\d:]+\n", text)
+    assert "beta: another SuperNode with its key tried to join (10.0.0.9)" in text
+    contacts.activated("alpha", "10.0.0.1")
+    assert "alpha:" not in shown(federation, time.time())
 
 
 def test_ago():
