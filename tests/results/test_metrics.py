@@ -1,6 +1,7 @@
 """Metrics of predictions on numbers worked out by hand, files of predictions, and the rounds that are kept."""
 
 import math
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.results import compare, predictions, read_runs, select, write_report
+from fedsim.results.confusion import MOST_CLASSES, confusion_figure, kept_predictions
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
-from fedsim.results.plots import draw
 from fedsim.results.predictions import (
     Predictions,
     keep_selected,
@@ -22,6 +23,8 @@ from fedsim.results.predictions import (
     read_predictions,
     write_predictions,
 )
+from fedsim.results.report_metrics import more_than_accuracy
+from fedsim.results.selection import RULES
 
 # Six images of three classes and none of the fourth: a is right 2 of 3, b 1 of 2, c 0 of 1 (taken for b).
 LABEL = np.array([0, 0, 0, 1, 1, 2])
@@ -37,6 +40,7 @@ PROBABILITIES = np.array(
     dtype=np.float32,
 )
 SMALL = Predictions(np.arange(6), LABEL, PROBABILITIES, ("a", "b", "c", "d"))
+OTHERS = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]
 
 
 def test_metrics_by_hand():
@@ -65,8 +69,7 @@ def test_calibration_error_by_hand():
 def test_predictions_are_kept_as_they_are(tmp_path):
     """They are in the order of the images; the frame has the names of classes, even for a class called `label`."""
     mixed = np.array([3, 1, 5, 0, 2, 4])
-    shuffled = Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d"))
-    write_predictions(tmp_path, 7, shuffled)
+    write_predictions(tmp_path, 7, Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d")))
     rules = {"last": "7,0.5", "oracle": "3,0.5", "best_validation": ","}
     columns = ",".join(f"{rule}_round,{rule}_target_accuracy" for rule in rules)
     (tmp_path / "summary.csv").write_text(f"method,target,seed,{columns}\nfedavg,d,0,{','.join(rules.values())}\n")
@@ -98,155 +101,134 @@ def test_only_selected_rounds_stay(tmp_path):
     assert {file.stem for file in (tmp_path / "predictions").iterdir()} == {"round000001", "round000002", "round000004"}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedig-a"])
-def test_a_run_keeps_what_its_rules_select(tmp_path, method):
+def kept_files(folder):
+    return {file: file.read_bytes() for file in (folder / "predictions").iterdir()}
+
+
+def test_a_run_keeps_what_its_rules_select(tmp_path):
     """Accuracy from the kept predictions is the recorded one, for each rule; a resumed run keeps the same bytes."""
+    method = {"name": "fedavg", "infer": "recompute"}  # with statistics of the images themselves
     folder, _ = run_small(small_experiment(tmp_path / "a", method))
     summary = pd.read_csv(folder / "summary.csv").iloc[0]
-    for rule in ("best_validation", "last", "oracle"):
+    for rule in RULES:
         found = read_predictions(folder, rule)
         assert METRICS["accuracy"].of(found) == pytest.approx(summary[f"{rule}_target_accuracy"])
         assert found.probabilities.sum(axis=1) == pytest.approx(np.ones(len(found.label)), abs=1e-5)
     rounds = pd.read_csv(folder / "rounds.csv")
-    kept = {int(select(rounds, rule)["round"]) for rule in ("best_validation", "last", "oracle")}
-    files = {predictions_file(folder, round_) for round_ in kept}
-    assert set((folder / "predictions").iterdir()) == files
+    kept = kept_files(folder)
+    assert set(kept) == {predictions_file(folder, int(select(rounds, rule)["round"])) for rule in RULES}
     again = small_experiment(tmp_path / "b", method, run={"checkpoint_every": 2})
     with pytest.raises(KeyboardInterrupt):
         run_small(again, Interrupt(1))
     other, _ = run_small(again)
-    assert {file.name: file.read_bytes() for file in (other / "predictions").iterdir()} == {
-        file.name: file.read_bytes() for file in files
-    }
+    assert kept_files(other) == {other / file.relative_to(folder): data for file, data in kept.items()}
 
 
 def test_predictions_can_be_left_out(tmp_path):
     """This is useful for targets with a hundred thousand images."""
-    folder, _ = run_small(small_experiment(tmp_path, run={"keep_predictions": False}))
+    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}, run={"keep_predictions": False}))
     assert not (folder / "predictions").exists()
-
-
-def with_predictions(folder, quality, seed=0):
-    """Give a run predictions whose accuracy is `quality`, and which are too confident."""
-    rng = np.random.default_rng(seed)
-    label = rng.integers(0, 3, 200)
-    taken = np.where(rng.random(200) < quality, label, (label + 1) % 3)
-    probabilities = np.full((200, 3), 0.02)
-    probabilities[np.arange(200), taken] = 0.96
-    chosen = pd.read_csv(folder / "summary.csv")["best_validation_round"].iloc[0]
-    predictions = Predictions(np.arange(200), label, probabilities, ("dog", "cat|", "house"))
-    write_predictions(folder, int(chosen), predictions)
-    return predictions
-
-
-@pytest.fixture
-def outputs(tmp_path):
-    """Two methods on two targets with two seeds; csac is better, and one run of fedavg has no predictions."""
-    folder = write_grid(tmp_path, {"fedavg": 0.0, "csac": 0.0}, rounds=2, targets=("photo", "sketch"))
-    for run in folder.glob("*/*/seed*"):
-        if run.parts[-3:] != ("fedavg", "sketch", "seed1"):
-            with_predictions(run, 0.9 if "csac" in run.parts else 0.6, int(run.name[-1]))
-    return folder
-
-
-@pytest.mark.parametrize(
-    "metric", [name for name, one in METRICS.items() if one.read is read_predictions and not one.primary]
-)
-def test_compare_takes_a_metric(outputs, metric):
-    """Cells, differences and ranks are those of the metric; the cell of a run without predictions is missing."""
-    runs = read_runs(outputs)
-    comparison = compare(runs, baseline="fedavg", metric=metric)
-    cells = comparison.cells.set_index(["label", "target"])["mean"]
-    own = [METRICS[metric].of(read_predictions(outputs / "csac" / "photo" / f"seed{seed}")) for seed in range(2)]
-    assert cells["csac", "photo"] == pytest.approx(np.mean(own))
-    methods = comparison.methods.set_index("label")
-    assert methods["rank"].to_dict() == {"csac": 1, "fedavg": 2}
-    assert methods.loc["csac", "pairs"] == 3
-    assert (methods.loc["csac", "difference"] < 0) == (metric == "ece")
-    assert any("fedavg: sketch (seed 1)" in note for note in comparison.notes)
-    assert comparison.published.empty
-    text = comparison.render("table")
-    assert METRICS[metric].title in text
-    assert ("Less is better" in text) == (metric == "ece")
-    assert f"**{100 * cells['csac', 'photo']:.1f}**" in comparison.render("markdown")
-
-
-def test_the_verb_takes_a_metric(outputs):
-    words = ["compare", str(outputs), "--metric"]
-    result = CliRunner().invoke(app, [*words, "macro_f1"])
-    assert result.exit_code == 0, result.output
-    assert "macro F1 on the unseen domain" in result.output
-    assert (outputs / "comparison-macro_f1.csv").is_file()
-    assert not (outputs / "comparison.csv").exists()
-    assert "did you mean 'macro_f1'" in str(CliRunner().invoke(app, [*words, "macrof1"]).exception)
-    for file in outputs.rglob("round*.safetensors"):
-        file.unlink()
-    assert "ece needs kept predictions" in str(CliRunner().invoke(app, [*words, "ece"]).exception)
-
-
-def test_confusion_is_drawn_per_target(outputs):
-    """There is a panel per target, pooled over seeds; cells are shares of the row's class."""
-    figure = dict(draw(read_runs(outputs), "pacs"))["confusion-csac"]
-    assert [axes.get_title() for axes in figure.axes] == ["unseen: photo", "unseen: sketch"]
-    assert figure.get_suptitle().endswith("\n(best source validation)")
-    runs = [read_predictions(outputs / "csac" / "photo" / f"seed{seed}") for seed in range(2)]
-    matrix = confusion_matrix(pooled(runs))
-    shown = figure.axes[0].get_images()[0].get_array()
-    assert shown[0].tolist() == pytest.approx((100 * matrix[0] / matrix[0].sum()).tolist())
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["dog", "cat|", "house"]
-
-
-def test_the_report_has_more_than_accuracy(outputs, unrendered):
-    """It has a column per metric, and the accuracy of each class; without predictions there is no such section."""
-    text = write_report(outputs).read_text()
-    assert "<h3>More than accuracy</h3>" in text
-    assert "expected calibration error" in text
-    folded = text[text.index("Confusion matrices, one figure per method") :]
-    assert folded[: folded.index("</details>")].count("<img") == 2
-    assert "Missing (\N{EN DASH} marks empty cells): fedavg: sketch (seed 1)." in text
-    assert "cat|" in text
-    recall = per_class_accuracy(
-        pooled(
-            [read_predictions(run) for target in ("photo", "sketch") for run in (outputs / "csac" / target).iterdir()]
-        )
-    )[0]
-    assert f">{100 * recall:.1f}</td>" in text
-    for file in outputs.rglob("round*.safetensors"):
-        file.unlink()
-    assert "More than accuracy" not in write_report(outputs).read_text()
 
 
 def test_a_run_removes_predictions_on_the_way_when_they_are_many_or_large(tmp_path, monkeypatch):
     for round_ in (1, 2, 3):
         write_predictions(tmp_path, round_, SMALL)
+    size = predictions_file(tmp_path, 1).stat().st_size
     assert not predictions.too_many(tmp_path)
-    monkeypatch.setattr(predictions, "UNREMOVED_FILES", 2)
-    assert predictions.too_many(tmp_path)
-    monkeypatch.setattr(predictions, "UNREMOVED_FILES", 3)
-    assert not predictions.too_many(tmp_path)
-    monkeypatch.setattr(predictions, "UNREMOVED_BYTES", 3 * predictions_file(tmp_path, 1).stat().st_size - 1)
-    assert predictions.too_many(tmp_path)
-    assert not predictions.too_many(tmp_path / "empty")
+    for files, bytes_, many in ((2, 3 * size, True), (3, 3 * size, False), (3, 3 * size - 1, True)):
+        monkeypatch.setattr(predictions, "UNREMOVED_FILES", files)
+        monkeypatch.setattr(predictions, "UNREMOVED_BYTES", bytes_)
+        assert predictions.too_many(tmp_path) == many
+        assert not predictions.too_many(tmp_path / "empty")
 
 
-def test_a_run_that_diverged_leaves_the_others_their_metrics(outputs, unrendered):
-    """Its probabilities are NaN. It ended a table, and the whole report, in an unexpected error."""
-    run = outputs / "csac" / "photo" / "seed0"
-    round_ = int(pd.read_csv(run / "summary.csv")["best_validation_round"][0])
-    wrong = PROBABILITIES.copy()
-    wrong[2] = np.nan
-    write_predictions(run, round_, Predictions(np.arange(6), LABEL, wrong, ("a", "b", "c", "d")))
-    with pytest.raises(UserError, match="some probabilities are no numbers"):
-        read_predictions(run)
-    table = compare(read_runs(outputs), metric="auroc")
-    assert any(note.startswith("Not computed: ") and "no numbers" in note for note in table.notes)
-    assert table.cells["mean"].notna().any()
-    assert "no numbers" in write_report(outputs).read_text()
+def add_predictions(run, right, diverged):
+    """Predictions of three classes with this share of right ones, which are too confident, or NaN."""
+    rng = np.random.default_rng(int(run.name[-1]))
+    label = rng.integers(0, 3, 200)
+    taken = np.where(rng.random(200) < right, label, (label + 1) % 3)
+    probabilities = np.full((200, 3), 0.02)
+    probabilities[np.arange(200), taken] = np.nan if diverged else 0.96
+    round_ = pd.read_csv(run / "summary.csv")["best_validation_round"].iloc[0]
+    write_predictions(run, int(round_), Predictions(np.arange(200), label, probabilities, ("dog", "cat|", "house")))
 
 
-def test_a_metric_of_another_task_is_not_advised(outputs):
-    """To keep predictions would not give a classification a Dice."""
-    for metric in ("dice", "surface_distance"):
-        with pytest.raises(UserError, match=f"no {metric}, a metric of another task; theirs are accuracy, ") as caught:
-            compare(read_runs(outputs), metric=metric)
-        assert "keep_predictions" not in str(caught.value)
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Two methods on two targets with two seeds; one run of fedavg has no predictions and one has diverged."""
+    folder = tmp_path_factory.mktemp("outputs")
+    folder = write_grid(folder, {"fedavg": 0.0, "fedprox": 0.0}, rounds=2, targets=("photo", "sketch"))
+    for run in folder.glob("*/*/seed*"):
+        if run.parts[-3:] != ("fedavg", "sketch", "seed1"):
+            right = 0.9 if "fedprox" in run.parts else 0.6
+            add_predictions(run, right, run.parts[-3:] == ("fedavg", "photo", "seed0"))
+    return folder
+
+
+@pytest.mark.parametrize("metric", OTHERS)
+def test_compare_takes_a_metric(outputs, metric):
+    """Cells, differences and ranks are those of the metric; the cells of runs without numbers are missing."""
+    comparison = compare(read_runs(outputs, only=["summary"]), baseline="fedavg", metric=metric)
+    cells = comparison.cells.set_index(["label", "target"])["mean"]
+    own = [METRICS[metric].of(read_predictions(outputs / "fedprox" / "photo" / f"seed{seed}")) for seed in range(2)]
+    assert cells["fedprox", "photo"] == pytest.approx(np.mean(own))
+    methods = comparison.methods.set_index("label")
+    assert methods["rank"].to_dict() == {"fedprox": 1, "fedavg": 2}
+    assert (methods["pairs"]["fedprox"], methods["difference"]["fedprox"] < 0) == (2, metric == "ece")
+    notes = " ".join(comparison.notes)
+    for words in ("fedavg: photo (seed 0), sketch (seed 1)", "Not computed: ", "some probabilities are no numbers"):
+        assert words in notes
+    assert comparison.published.empty
+    text = comparison.render("table")
+    assert METRICS[metric].title in text
+    assert ("Less is better" in text) == (metric == "ece")
+    assert f"**{100 * cells['fedprox', 'photo']:.1f}**" in comparison.render("markdown")
+
+
+def test_the_verb_takes_a_metric(outputs, tmp_path):
+    folder = shutil.copytree(outputs, tmp_path / "pacs")
+    words = ["compare", str(folder), "--metric"]
+    result = CliRunner().invoke(app, [*words, "macro_f1"])
+    assert result.exit_code == 0, result.output
+    assert "macro F1 on the unseen domain" in result.output
+    assert [file.name for file in folder.glob("comparison*")] == ["comparison-macro_f1.csv"]
+    for file in folder.rglob("round*.safetensors"):
+        file.unlink()
+    for metric, said in (
+        ("macrof1", "did you mean 'macro_f1'"),
+        ("ece", "ece needs kept predictions"),
+        ("dice", "no dice, a metric of another task; theirs are accuracy, "),
+        ("surface_distance", "no surface_distance, a metric of another task; theirs are accuracy, "),
+    ):
+        refused = str(CliRunner().invoke(app, [*words, metric]).exception)
+        assert said in refused
+        assert ("keep_predictions" in refused) == (metric == "ece")
+    runs = read_runs(folder)
+    assert more_than_accuracy(runs, compare(runs), []) == ""
+
+
+def test_confusion_is_drawn_per_target(outputs):
+    """There is a panel per target, pooled over seeds; cells are shares of the row's class."""
+    runs = read_runs(outputs)
+    kept = kept_predictions(runs, runs.labels(), "best_validation")["fedprox"]
+    figure = confusion_figure(kept, "pacs", "fedprox", "the rule")
+    assert [axes.get_title() for axes in figure.axes] == ["unseen: photo", "unseen: sketch"]
+    assert figure.get_suptitle().endswith("\n(the rule)")
+    matrix = confusion_matrix(pooled([read_predictions(outputs / f"fedprox/photo/seed{seed}") for seed in range(2)]))
+    shown = figure.axes[0].get_images()[0].get_array()
+    assert shown[0].tolist() == pytest.approx((100 * matrix[0] / matrix[0].sum()).tolist())
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["dog", "cat|", "house"]
+    many = Predictions(SMALL.index, LABEL, PROBABILITIES, tuple(map(str, range(MOST_CLASSES + 1))))
+    assert confusion_figure({"photo": many}, "pacs", "fedprox", "") is None
+
+
+def test_the_report_has_more_than_accuracy(outputs, unrendered):
+    """It has a column per metric, the accuracy of each class, and a reason for what is missing."""
+    text = write_report(outputs).read_text()
+    folded = text[text.index("Confusion matrices, one figure per method") :]
+    assert folded[: folded.index("</details>")].count("<img") == 2
+    missing = "Missing (\N{EN DASH} marks empty cells): fedavg: photo (seed 0), sketch (seed 1)."
+    recall = per_class_accuracy(pooled([read_predictions(run) for run in outputs.glob("fedprox/*/seed*")]))[0]
+    words = ("<h3>More than accuracy</h3>", "expected calibration error", "cat|", missing, "no numbers")
+    for part in (*words, f">{100 * recall:.1f}</td>"):
+        assert part in text

@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from safetensors.torch import save_file
 from sklearn.metrics import silhouette_score
@@ -19,62 +20,62 @@ from fedsim.results.reading import read_settings
 from fedsim.settings.experiment import read_experiment
 
 
+def features_of(run, per_domain):
+    return domain_features(read_settings(run), run / "best.safetensors", per_domain)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of six rounds, enough to tell digits apart."""
     return run_small(small_experiment(tmp_path_factory.mktemp("outputs"), train={"rounds": 6}))[0]
 
 
-def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run):
-    """Features are [images, width], with class and domain; they are the same again for the same run."""
-    features, classes, domains = domain_features(read_settings(run), run / "best.safetensors", 60)
+def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run, monkeypatch):
+    """Features are [images, width], with class and domain; they are the same again for the same run.
+
+    A part's own check of a new run is not asked of a finished one, as in `fedsim evaluate`.
+    """
+    features, classes, domains = features_of(run, 60)
     assert features.shape[0] == len(classes) == len(domains) == 240
     assert sorted(np.unique(domains)) == [0, 1, 2, 3]
     assert len(np.unique(classes)) == 10
     assert silhouette_score(features, classes) > silhouette_score(features, domains) + 0.05
-    again = domain_features(read_settings(run), run / "best.safetensors", 60)
-    assert all((one == other).all() for one, other in zip((features, classes, domains), again))
-
-
-def test_what_only_training_needs_may_be_missing(run, monkeypatch):
-    """A part's own check of a new run is not asked of a finished one, as in `fedsim evaluate`."""
 
     def check(part, experiment):
         raise UserError("images for the training are missing")
 
     monkeypatch.setattr(SupervisedStep, "check", check)
-    assert len(domain_features(read_settings(run), run / "best.safetensors", 2)[0]) == 8
+    again = features_of(run, 60)
+    assert all((one == other).all() for one, other in zip((features, classes, domains), again))
 
 
-def test_picture_and_its_place_in_the_report(run, tmp_path):
+def test_picture_and_its_place_in_the_report(run, monkeypatch):
     """PNG and SVG have both legends; `fedsim report` embeds the pictures in the run's plots."""
     files = plot_features(run, run / "plots", 25)
     assert [file.name for file in files] == [f"features-fedavg-rot45-seed0.{kind}" for kind in ("png", "svg")]
     pixels = imread(files[0])
     assert min(pixels.shape[:2]) > 500
     assert 0.005 < float(np.mean(pixels[..., :3].min(axis=2) < 0.9)) < 0.6
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     page = write_report(run.parents[2]).read_text()
     assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in page
     assert page.count('src="data:image/png;base64,') == 1
 
 
 def test_a_folder_without_a_model_is_said(tmp_path):
-    """The message says which folder to name."""
     with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
         plot_features(tmp_path, tmp_path)
 
 
 def test_features_of_masks_are_drawn_by_domain(tmp_path):
     """The features of a segmentation are maps, and an image has several structures but no class."""
-    words = ["run.target=noise", "data.fraction=0.1"]
-    experiment = read_experiment("digit-masks", words)
+    experiment = read_experiment("digit-masks", ["run.target=noise", "data.fraction=0.1"])
     (tmp_path / "experiment.toml").write_text(experiment.toml())
     net = build_net(experiment, build_recipe(experiment))
     save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, tmp_path / "best.safetensors")
-    features, _, domains = domain_features(read_settings(tmp_path), tmp_path / "best.safetensors", 6)
+    features, _, domains = features_of(tmp_path, 6)
     assert features.shape == (len(domains), net.feature_dim)
-    files = plot_features(tmp_path, tmp_path / "plots", 6)
-    assert files[0].is_file()
+    assert plot_features(tmp_path, tmp_path / "plots", 6)[0].is_file()
 
 
 def lab(color):
