@@ -26,9 +26,9 @@ from steps import RandomData, build, compare, experiment_of, measurable
 
 from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
+from fedsim.run.serve import serve
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch, make_grid
-from fedsim.server_app import serve
 from fedsim.settings.experiment import Experiment
 
 TRAINING = (

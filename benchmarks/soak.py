@@ -14,9 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
+from fedsim.run.serve import serve
 from fedsim.runtime.launch import make_grid
-from fedsim.server_app import serve
 from fedsim.settings.experiment import Experiment, read_experiment
 
 WARM_UP = 5
@@ -30,7 +31,7 @@ def resident(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
-class Watch:
+class Watch(RunCallback):
     """A callback that notes the memory of every process after each round."""
 
     def __init__(self, grid: object) -> None:
@@ -48,9 +49,6 @@ class Watch:
         """Note one number per process."""
         for name, pid in self.pids.items():
             self.sizes.setdefault(name, []).append(resident(pid))
-
-    def on_end(self, summary: dict) -> None:
-        """Nothing."""
 
     def on_failure(self, error: BaseException) -> None:
         """Nothing."""

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from overhead import bare_loop, experiment_for, make_folder
 
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import complete
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
@@ -49,21 +50,15 @@ THOUSAND = {
 }
 
 
-class Clock:
+class Clock(RunCallback):
     """A callback that notes when each round has ended."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Nothing."""
-
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Note the time."""
         self.times.append(time.perf_counter())
-
-    def on_end(self, summary: dict) -> None:
-        """Nothing."""
 
     def round_seconds(self) -> float:
         """Median seconds from one round to the next, without the first, which loads the data."""

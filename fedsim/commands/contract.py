@@ -27,9 +27,9 @@ from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
+from fedsim.run.serve import serve
 from fedsim.run.workspace import close_workspaces, open_workspace
 from fedsim.runtime.watched import WatchedGrid, lonely_grid, replies, trouble
-from fedsim.server_app import serve
 from fedsim.settings.experiment import parse_experiment
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, metrics_of

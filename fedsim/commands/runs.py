@@ -11,17 +11,16 @@ from fedsim.settings.experiment import Experiment
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; then print its result and where the records are."""
-    from fedsim.run.conflicts import refuse_other_settings
-    from fedsim.run.plan import resolve
-    from fedsim.run.session import complete_finish, is_finished
+    from fedsim.run import admission
+    from fedsim.run.leftovers import tidy_finished
+    from fedsim.run.plan import resolve, results_folder
     from fedsim.runtime.launch import carry_out
 
     plan = resolve(experiment)
-    folder, experiment = plan.folder, plan.experiment
-    if is_finished(folder):
-        refuse_other_settings(folder, experiment, plan.recipe)
+    folder = plan.folder
+    if admission.finished(plan):
         result = headline(folder)  # a damaged record is said before anything else
-        complete_finish(experiment)
+        tidy_finished(results_folder(experiment), [folder])
         say(f"already finished: {folder}\n{result}")
     else:
         bar = ProgressBar()

@@ -26,7 +26,7 @@ def fingerprints(data: DataSettings) -> Fingerprints:
     or when two domains have the same images.
     """
     found = benchmark(data)
-    prints = {domain: fingerprint(data, domain) for domain in found.domains}
+    prints = {domain: fingerprint(data, domain, found) for domain in found.domains}
     refuse_equal_domains(found, prints)
     return prints
 
@@ -49,9 +49,9 @@ def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> Non
             )
 
 
-def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
+def fingerprint(data: DataSettings, domain: str, found: Benchmark | None = None) -> dict[str, int | str]:
     """The fingerprint of one domain, under any spelling of its name that the data set accepts."""
-    found = benchmark(data)
+    found = found or benchmark(data)
     read, name = reader(data, found), resolve_domain(found, domain)
     seeded = found.environment(name)
     known = {"images": len(read.labels(name)), "content": read.fingerprint(name), "environment": seeded}

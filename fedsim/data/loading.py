@@ -47,24 +47,24 @@ def source_domains(data: DataSettings, target: str, found: Benchmark | None = No
     return sources
 
 
-def find_data(data: DataSettings) -> None:
+def find_data(data: DataSettings, found: Benchmark | None = None) -> None:
     """Raise UserError when the data set's files are not on this machine; opens no image."""
-    reader(data, benchmark(data)).find()
+    reader(data, found or benchmark(data)).find()
 
 
-def load_client(data: DataSettings, client: str, target: str = "") -> ClientData:
+def load_client(data: DataSettings, client: str, target: str = "", found: Benchmark | None = None) -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
     It loads the client's own domain only. With data.mix above 0 it loads all source domains, and needs the unseen
     `target`. Raises UserError for an unknown client or data that cannot be read or split.
     """
-    found = benchmark(data)
+    found = found or benchmark(data)
     domain = resolve_domain(found, domain_of(client))
     if data.clients_per_domain == 1 and client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     index = _client_index(data, client) if data.clients_per_domain > 1 else 0
     if data.mix:
-        sources = source_domains(data, target)
+        sources = source_domains(data, target, found)
         return load_mixed(data, found, client, sources.index(domain) * data.clients_per_domain + index, sources)
     read = reader(data, found)
     images, labels = read.images(domain)
@@ -109,7 +109,9 @@ def _own_split(
     return pool[train], pool[validation]
 
 
-def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def load_target(
+    data: DataSettings, domain: str, found: Benchmark | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
     All images are tested (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the data
@@ -117,7 +119,7 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     domain that `run.validation_domain` holds out is loaded in the same way, but nothing adapts to it, so that all of
     its images are used.
     """
-    found = benchmark(data)
+    found = found or benchmark(data)
     domain = resolve_domain(found, domain)
     images, labels = reader(data, found).images(domain, found.test_apart)
     environment, split_seed = found.environment(domain), data.seed_of_splits
@@ -127,18 +129,18 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     if data.test_split == "list":
         indices = required(data, found, domain, "test")
     if not data.validation_domain or domain != resolve_domain(found, data.validation_domain):
-        indices = indices[~np.isin(indices, adaptation_indices(data, domain, len(images)))]
+        indices = indices[~np.isin(indices, adaptation_indices(data, found, domain, len(images)))]
     if not len(indices):
         raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share")
     return images, labels, indices
 
 
-def adaptation_indices(data: DataSettings, domain: str, count: int) -> np.ndarray:
+def adaptation_indices(data: DataSettings, found: Benchmark, domain: str, count: int) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
     They are drawn by the seed of splits from all positions, independent of the labels.
     """
-    order = shuffled(count, seed_hash(data.seed_of_splits, benchmark(data).environment(domain), "adaptation"))
+    order = shuffled(count, seed_hash(data.seed_of_splits, found.environment(domain), "adaptation"))
     return order[: round(data.adapt_share * count)]
 
 
@@ -153,7 +155,7 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     read = reader(data, found)
     images, _ = read.images(domain, found.test_apart)
     sizes = None if found.test_apart else unless_square(read.sizes(domain))
-    chosen = adaptation_indices(data, domain, len(images))
+    chosen = adaptation_indices(data, found, domain, len(images))
     chosen = chosen[: max(1, round(data.fraction * len(chosen)))]
     if len(chosen) < 2:
         raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
@@ -162,20 +164,20 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     return ClientData(target, images, hidden, chosen, nothing, found.classes, (domain,), place, sizes)
 
 
-def load_target_masks(data: DataSettings, domain: str) -> np.ndarray | None:
+def load_target_masks(data: DataSettings, domain: str, found: Benchmark | None = None) -> np.ndarray | None:
     """Masks uint8 [N,Q,H,W] of the images of `load_target`; None where the data set has none."""
-    found = benchmark(data)
+    found = found or benchmark(data)
     return reader(data, found).masks(resolve_domain(found, domain), found.test_apart)
 
 
-def check_partitions(data: DataSettings, target: str) -> None:
+def check_partitions(data: DataSettings, target: str, found: Benchmark | None = None) -> None:
     """Raises UserError when a client would have too few images to train or to validate; opens no images."""
-    found = benchmark(data)
+    found = found or benchmark(data)
     if data.mix:
-        check_mix(data, found, source_domains(data, target))
+        check_mix(data, found, source_domains(data, target, found))
         return
     read = reader(data, found)
-    for domain in source_domains(data, target):
+    for domain in source_domains(data, target, found):
         labels = read.labels(domain)
         for index in range(data.clients_per_domain):
             client = domain if data.clients_per_domain == 1 else f"{domain}/{index}"
@@ -200,7 +202,7 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     found = benchmark(data)
     if data.mix:  # the domains' images are held out before they are mixed
         data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1})
-    clients = [load_client(data, client) for client in client_names(data, target)]
+    clients = [load_client(data, client, found=found) for client in client_names(data, target, found)]
     domains = tuple(dict.fromkeys(client.domains[0] for client in clients))
     first = {domain: next(client for client in clients if client.domains[0] == domain) for domain in domains}
     sizes = [len(first[domain].labels) for domain in domains]

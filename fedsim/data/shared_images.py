@@ -7,6 +7,7 @@ from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.loading import source_domains
 from fedsim.data.reader import reader
+from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
 MOST_SHARED = 0.1  # of the unseen domain's images; with more of them a run is refused
@@ -44,12 +45,12 @@ class SharedImages:
             )
 
 
-def shared_images(data: DataSettings, target: str) -> SharedImages:
+def shared_images(data: DataSettings, target: str, found: Benchmark | None = None) -> SharedImages:
     """Counts the unseen domain's images whose bytes a source domain has, too, whatever their names and labels are.
 
     Nothing is counted where domains have no image files of their own, as with rotations that show the same images.
     """
-    found = benchmark(data)
+    found = found or benchmark(data)
     unseen, read = resolve_domain(found, target), reader(data, found)
     own = None if found.same_images or found.test_apart else read.digests(unseen)
     if own is None:

@@ -22,11 +22,11 @@ from fedsim.deploy.check_app import installed_versions
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
-from fedsim.deploy.settle import settle
 from fedsim.deploy.status import clock_problem
 from fedsim.flower.processes import write_app
 from fedsim.methods.registry import packages_of
 from fedsim.run.plan import resolve
+from fedsim.run.settle import settle
 from fedsim.settings import Settings
 from fedsim.settings.experiment import Experiment
 
@@ -91,7 +91,7 @@ def refusal(experiment: Experiment, federation: Federation) -> str:
         plan, wanted = resolve(deployed), with_names(experiment, federation).run.target
         if (taken := plan.experiment.run.target) != wanted:
             return f"the run would take {taken!r}, the last domain, as the unseen one; set run.target to {wanted!r}"
-        settle(plan, federation)
+        settle(plan, federation.clients)
     except UserError as error:
         return f"the run would be refused: {error}"
     return ""

@@ -10,8 +10,10 @@ from fedsim.deploy.expected import EXPECTED
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import identities
+from fedsim.run.log_lines import LogLines
 from fedsim.run.plan import resolve
-from fedsim.server_app import LogLines, experiment_of, marked, serve
+from fedsim.run.serve import serve
+from fedsim.server_app import experiment_of, marked
 from strategies.wire.polling import QuickGrid
 
 app = ServerApp()

@@ -16,6 +16,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import file_mode
 from strategies.state import ServerState
 
+FOLDER = "checkpoint"  # in a run's folder
 STATE = "checkpoint.safetensors"
 TOKEN = "token"
 PLAIN = ("layouts", "handed", "stored")  # fields of ServerState that JSON holds as they are

@@ -22,9 +22,17 @@ def local_fingerprints(experiment: Experiment) -> Fingerprints:
     return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
 
 
-def server_fingerprints(recipe: Recipe, experiment: Experiment) -> Fingerprints:
+def server_fingerprints(experiment: Experiment, recipe: Recipe) -> Fingerprints:
     """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
     return {name: own for _, part in parts_of(recipe) for name, own in part.server_data(experiment).items()}
+
+
+def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
+    """Both of them."""
+    return local_fingerprints(experiment), server_fingerprints(experiment, recipe)
+
+
+DataOf = Callable[[Experiment, Recipe], tuple[Fingerprints, Fingerprints]]
 
 
 def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
@@ -40,12 +48,7 @@ def _refuse(folder: Path, differs: str) -> None:
         )
 
 
-def refuse_other_settings(
-    folder: Path,
-    experiment: Experiment,
-    recipe: Recipe,
-    data_of: Callable[[Experiment], Fingerprints] = local_fingerprints,
-) -> None:
+def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:
     """UserError when the folder holds a run with other settings, other data or another file of initial weights."""
     if not (folder / "experiment.toml").is_file():
         return
@@ -77,8 +80,8 @@ def refuse_other_settings(
         )
     seen = recorded.get("data", {}) | recorded.get("server_data", {})
     if seen:
-        data = data_of(experiment)
-        refuse_other_data(folder, seen, {**data, **server_fingerprints(recipe, experiment)})
+        data, server_data = data_of(experiment, recipe)
+        refuse_other_data(folder, seen, data | server_data)
         if recorded.get("data") and "deployment" not in (then.run.runtime, experiment.run.runtime):
             _refuse(folder, came_and_went(recorded["data"], data))
 

@@ -55,14 +55,12 @@ def refuse_no_effect(experiment: Experiment, found: Benchmark) -> None:
     """UserError for the first changed setting of a section that has no effect and whose field says `refused`.
 
     Who sets an epsilon, for example, believes the run to be private. A grid over the other setting says itself where
-    there is an effect. It is also an error for a `data.fraction` that only the clients would have.
+    there is an effect.
     """
     for section, name, needs in _idle_settings(experiment, data_facts(experiment, found)):
         others = [f"{section}.{other}=" for one in needs for other in one.others]
         if needs[0].refused and not any(other in experiment.run.label for other in others):
             raise UserError(f"{section}.{name} has an effect only with {in_words(needs, f'{section}.')}; leave it out")
-    if experiment.data.fraction < 1 and experiment.data.test_split == "list":
-        raise UserError("data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1")
 
 
 def _idle_settings(experiment: Experiment, facts: Facts) -> Iterator[tuple[str, str, tuple[Only, ...]]]:

@@ -11,11 +11,11 @@ from torch import nn
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
-from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.variants import method_label
 from fedsim.models import find_backbone
+from fedsim.run.excluded import refuse_excluded
 from fedsim.run.no_effect import refuse_no_effect
 from fedsim.settings.experiment import Experiment
 
@@ -77,21 +77,10 @@ def resolve(experiment: Experiment, recorded: bool = False, found: Benchmark | N
     refused for a new one. `found`: the facts of its data set, which are then not read from disk.
     """
     found = found or benchmark(experiment.data)
-    if not recorded:
+    if not recorded:  # records may name an augmentation of a package that is not installed here
         refuse_no_effect(experiment, found)
-        find_augmentation(experiment.data.augment)  # records may name one of a package that is not installed here
-    if found.structures:
-        check_joint(experiment.data.augment)
-    if experiment.data.mix and experiment.run.runtime == "deployment":
-        raise UserError("data.mix gives images of all domains to all clients, but a deployed site has only its own; "
-                        "set it to 0")  # fmt: skip
+        refuse_excluded(experiment, found)
     experiment = _with_threads(_with_target(_with_size(experiment), found, recorded))
-    if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":
-        raise UserError("train.side_by_side is for run.runtime = 'inline', where one process has all clients; "
-                        "set it to 1")  # fmt: skip
-    if experiment.train.side_by_side > 1 and experiment.train.compile != "off" and not recorded:
-        raise UserError("train.compile compiles the pass of one client and not that of train.side_by_side; "
-                        "set one of them to its default")  # fmt: skip
     recipe = build_recipe(experiment, recorded)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
@@ -150,6 +139,11 @@ def _validation_domain(experiment: Experiment, found: Benchmark, target: str, re
     return domain
 
 
+def results_folder(experiment: Experiment) -> Path:
+    """Folder of all runs of an experiment."""
+    return Path(experiment.run.output) / experiment.name
+
+
 def run_folder(experiment: Experiment) -> Path:
     """Folder of an experiment's records; UserError for a method that does not resolve."""
     return folder_of(experiment, method_label(experiment))
@@ -161,4 +155,4 @@ def folder_of(experiment: Experiment, method: str) -> Path:
     name, _, words = method.partition("@")
     words = ",".join(filter(None, (words, run.label)))
     name = name.replace(":", ".")  # of mymethods:moon; not every file system takes a colon
-    return Path(run.output) / experiment.name / (f"{name}@{words}" if words else name) / run.target / f"seed{run.seed}"
+    return results_folder(experiment) / (f"{name}@{words}" if words else name) / run.target / f"seed{run.seed}"

@@ -1,6 +1,6 @@
 """One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
 
-import shutil
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,27 +12,25 @@ from safetensors.numpy import load_file
 
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
-from fedsim.data.shared_images import shared_images
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record, variant_words
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
-from fedsim.results.reading import rebuild_results
 from fedsim.results.record_files import read_record
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import last_is_best, summary_row, validation_column
-from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
-from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
-from fedsim.run.frozen import frozen_record, refuse_other_frozen, weights_record
+from fedsim.run import admission
+from fedsim.run.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
+from fedsim.run.frozen import frozen_record, weights_record
 from fedsim.run.inference_bank import keep_entries, take_over_best
-from fedsim.run.personal import check_personal, personal_entries, write_personal
-from fedsim.run.plan import run_folder
-from fedsim.run.privacy_account import begin_round, repeated_rounds
+from fedsim.run.leftovers import tidy_finished
+from fedsim.run.personal import personal_entries, write_personal
+from fedsim.run.plan import results_folder
+from fedsim.run.privacy_account import begin_round, repeated_rounds, statement
 from fedsim.run.round_rows import refuse_unmade, round_row, score_of
 from fedsim.run.workspace import Workspace
-from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
@@ -40,11 +38,7 @@ from strategies.model import server_model
 from strategies.state import ServerState
 from strategies.wire.target_site import TargetScore
 
-
-def is_finished(folder: Path) -> bool:
-    """A run is finished when its summary exists, which is written last."""
-    return (folder / "summary.csv").is_file()
-
+logger = logging.getLogger("fedsim")
 
 EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
@@ -53,50 +47,43 @@ class Session:
     """Opens or resumes a run's folder. After each round it evaluates, records, selects and saves a checkpoint."""
 
     def __init__(self, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
-        experiment = space.experiment
-        self.experiment, self.space, self.callbacks = experiment, space, callbacks
+        self.space, self.experiment, self.callbacks = space, space.experiment, callbacks
         self.folder = space.plan.folder
-        self.checkpoint_folder = self.folder / "checkpoint"
-        check_personal(experiment, space.recipe, space.places)
-        self.data, self.server_data = local_fingerprints(experiment), server_fingerprints(space.recipe, experiment)
-        refuse_other_settings(self.folder, experiment, space.recipe, lambda _: self.data)
-        self.shared = (
-            None if experiment.run.runtime == "deployment" else shared_images(experiment.data, experiment.run.target)
-        )
-        if self.shared:
-            self.shared.refuse()
-        self.checkpoint = load_checkpoint(self.checkpoint_folder)
-        refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
-        if self.checkpoint:  # a site that is not online now is compared when it comes
-            self.data = {**self.checkpoint.data, **self.data}
-            self.data = {name: own for name, own in self.data.items() if name not in self.server_data}
-            refuse_other_frozen(self.folder, space.net, experiment.model.weights)
+        self.checkpoint_folder = self.folder / FOLDER
+        self.validation = validation_column(space.experiment, space.task.metric)
+        self.data, self.server_data, self.shared, self.checkpoint = admission.resumed(space)
         self.recorder = Recorder(self.folder, space.task.metric)
-        self.validation = validation_column(experiment, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
-        self.recorder.require(done)
-        self.counts_rounds = False  # of a private run, whose guarantee is weaker with every round that is repeated
-        self.repeated = repeated_rounds(self.checkpoint_folder, space.recipe, done)
-        self.recorder.truncate(done)
-        forget_after(self.folder, done)
-        take_over_best(self.folder, self.checkpoint_folder, done)
-        self.recorder.write_experiment(experiment.toml())
-        self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
-        outside = outside_versions(packages_of(experiment))
-        self.environment["packages"] = {**self.environment["packages"], **outside}
-        self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
-        self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
-        self.environment |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
-        self.environment |= recipe_record(experiment, space.recipe)
-        self.environment |= {"server_data": self.server_data} if self.server_data else {}
-        self.environment |= frozen_record(space.net) | weights_record(experiment.model.weights)
-        self.recorder.write_environment(self.environment | {"data": self.data})
+        self._resume(done)
+        self._record(done)
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None
-        self.scores = self._scores_so_far()  # of the rounds from 1 on
         self.strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
+
+    def _resume(self, done: int) -> None:
+        """Take up the rounds until `done`, and remove what is recorded of later ones, which are computed again."""
+        self.recorder.require(done)
+        self.recorder.truncate(done)
+        forget_after(self.folder, done)
+        take_over_best(self.folder, self.checkpoint_folder, done)
+        self.scores = self._scores_so_far()  # of the rounds from 1 on
+        self.repeated = repeated_rounds(self.checkpoint_folder, self.space.recipe, done)
+        self.counts_rounds = False  # of a private run, whose guarantee is weaker with every round that is repeated
+
+    def _record(self, done: int) -> None:
+        """Write the settings, and the environment of the rounds after `done`."""
+        space, experiment, server_data = self.space, self.experiment, self.server_data
+        self.recorder.write_experiment(experiment.toml())
+        now = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
+        now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        now |= earlier_environments(self.recorder.environment(), now, done)
+        now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
+        now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
+        self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
+        self._write_environment()
 
     def attach(
         self, strategy: FedDG, evaluate_target: EvaluateTarget, evaluate_held_out: EvaluateTarget | None = None
@@ -108,23 +95,32 @@ class Session:
         self.strategy, self.evaluate_target = strategy, evaluate_target
         self.evaluate_held_out = evaluate_held_out
         space = self.space
+        strategy.storage.folder = self.folder
         strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
             callback.on_start(self.experiment, self.folder)
+        if said := statement(self.experiment, space.recipe, len(space.plan.clients), self.repeated):
+            logger.info(said)
+            self.counts_rounds = True
+            self.note("privacy", said)
 
-    def note_data(self, data: Fingerprints) -> None:
-        """Record the fingerprints that the sites sent, by client; UserError when the checkpoint has other ones."""
-        refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, data)
-        self.data |= data
-        self.recorder.write_environment(self.environment | {"data": self.data})
+    def note_data(self, own: Fingerprints) -> None:
+        """Check and record the fingerprints that sites sent, by client."""
+        if own:
+            admission.sent(self.space.plan, self.checkpoint, self.data | own)
+            self.data |= own
+            self._write_environment()
 
     def note(self, name: str, value: Any) -> None:
         """Record a fact of this run beside its environment, if there is anything to say."""
         if value:
             self.environment |= {name: value}
-            self.recorder.write_environment(self.environment | {"data": self.data})
+            self._write_environment()
+
+    def _write_environment(self) -> None:
+        self.recorder.write_environment(self.environment | {"data": self.data})
 
     def initial_arrays(self) -> ArrayRecord:
         """The checkpoint's global model, or the initial one from the run's seed."""
@@ -195,7 +191,7 @@ class Session:
             target_images=self.target_images,
         )
         self.recorder.write_summary(summary)
-        complete_finish(self.experiment)
+        tidy_finished(results_folder(self.experiment), [self.folder])
         for callback in self.callbacks:
             callback.on_end(summary)
         return self.folder
@@ -244,16 +240,3 @@ class Session:
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)
         return scores
-
-
-def complete_finish(*experiments: Experiment) -> None:
-    """Removes the checkpoints and client states of finished runs, and updates results.csv.
-
-    The runs share the folder of one experiment. A run does this after its summary. A run that was killed just after its
-    summary did not do it, so that the next command does.
-    """
-    for experiment in experiments:
-        for name in ("checkpoint", "state"):
-            shutil.rmtree(run_folder(experiment) / name, ignore_errors=True)
-    if experiments:
-        rebuild_results(Path(experiments[0].run.output) / experiments[0].name)

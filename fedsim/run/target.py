@@ -29,7 +29,7 @@ class TargetEvaluator:
     def __init__(self, space: Workspace, held_out: bool = False) -> None:
         experiment = space.experiment
         domain = experiment.run.validation_domain if held_out else experiment.run.target
-        images, labels, indices = load_target(experiment.data, domain)
+        images, labels, indices = load_target(experiment.data, domain, space.plan.data)
         self.names = space.travelling
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
@@ -43,7 +43,7 @@ class TargetEvaluator:
         self.keeps = experiment.run.keep_predictions and not held_out
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
         self.strata = labels[indices]
-        masks = load_target_masks(experiment.data, domain)
+        masks = load_target_masks(experiment.data, domain, space.plan.data)
         truth = labels if masks is None else masks
         self.labels = torch.from_numpy(np.ascontiguousarray(truth[indices])).to(self.device)
 

@@ -100,10 +100,10 @@ class Workspace:
         else:
             while len(self.clients) >= KEPT_CLIENTS and state_folder:
                 del self.clients[next(iter(self.clients))]
-            settings, target = self.experiment.data, self.experiment.run.target
-            data = load_pooled(settings, target) if name == POOLED else load_client(settings, name, target)
+            settings, target, found = self.experiment.data, self.experiment.run.target, self.plan.data
+            data = load_pooled(settings, target) if name == POOLED else load_client(settings, name, target, found)
             statistics = weight_statistics(self.experiment.model)
-            transforms = make_transforms(settings, self.plan.data.channels, statistics)
+            transforms = make_transforms(settings, found.channels, statistics)
             local = LocalData(data, transforms, self.device, self.task)
             folder = client_folder(state_folder, name)
             self.clients[key] = DomainClient(
@@ -135,7 +135,7 @@ class Workspace:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
         if len(self.plan.clients) <= KEPT_CLIENTS:
             return self.client(name, state_folder, run).data.class_counts
-        return load_client(self.experiment.data, name, self.experiment.run.target).class_counts()
+        return load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data).class_counts()
 
     def unlabelled(self, run: str) -> UnlabelledClient:
         """The unseen domain's client in the run with that token; its images come without labels, and stay in memory

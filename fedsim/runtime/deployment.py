@@ -18,15 +18,14 @@ from fedsim.common.files import atomic_write
 from fedsim.deploy.apps import RUN as RUN_APP
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, read_federation
-from fedsim.deploy.settle import settle
 from fedsim.flower.processes import write_app
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.record_files import read_record
+from fedsim.run import admission
 from fedsim.run.claim import is_claimed
-from fedsim.run.conflicts import refuse_other_settings
+from fedsim.run.leftovers import is_finished
+from fedsim.run.log_lines import LOG
 from fedsim.run.plan import Plan
-from fedsim.run.session import is_finished
-from fedsim.server_app import LOG
 from fedsim.settings.experiment import Experiment
 
 RUN = "deployment.json"
@@ -44,12 +43,9 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     Raises UserError for what a user can correct, and ClientFailedError with the reason when the run failed. Ctrl-C
     stops the run.
     """
-    if not plan.experiment.run.federation:
-        raise UserError("run.runtime 'deployment' needs the federation's file: --federation federation.toml")
     federation = read_federation(plan.experiment.run.federation)
-    plan = settle(plan, federation)
+    plan = admission.sites(plan, federation.clients)
     experiment, folder = plan.experiment, plan.folder
-    refuse_other_settings(folder, experiment, plan.recipe)
     control = Control(federation)
     control.online()
     run_id = running(control, folder) or submit(control, experiment, folder)

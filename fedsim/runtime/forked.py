@@ -8,27 +8,21 @@ that hides a model or an update: it is drawn anew each time, and differs from ru
 
 import logging
 import os
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing import current_process
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedsim.common.cores import free_cores
-from fedsim.common.errors import UserError
 from fedsim.data import domain_of
 from fedsim.flower.identity import stamp
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan
-from fedsim.run.workspace import pick_device
+from fedsim.run.processes import reason_of_machine, reason_of_settings
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.runtime.inline import InlineGrid
-from fedsim.settings.experiment import Experiment
 
 logger = logging.getLogger("fedsim")
 
@@ -36,7 +30,7 @@ LEAST_SAVED = 2.0  # seconds that several processes must save in the whole run
 AHEAD = 4  # messages for each process that are made before their replies are there
 
 
-class ForkedGrid(InlineGrid):
+class ForkedGrid(InlineGrid, RunCallback):
     """Runs the client app in this process, or in processes forked from it, of which each serves its own clients.
 
     As a callback of its run it sees how long the clients of the first round trained. By default it forks as many
@@ -56,9 +50,6 @@ class ForkedGrid(InlineGrid):
 
     # --- the run's callback ---------------------------------------------------------------------------------------
 
-    def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Nothing is known yet."""
-
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
         """Decide after the first round in which clients trained."""
         if not self._undecided or not row["steps"]:
@@ -77,9 +68,6 @@ class ForkedGrid(InlineGrid):
             f"{row['train_seconds']:.1f} s of round {row['round']}, and {rounds} rounds remain "
             "(run.processes = 1: one process)"
         )
-
-    def on_end(self, summary: dict[str, Any]) -> None:
-        """Nothing."""
 
     def pids(self) -> list[int]:
         """Ids of the processes; 0 for one that was not needed yet."""
@@ -188,46 +176,3 @@ def shares(work: Sequence[float], count: int) -> list[list[int]]:
             found[least].append(place)
             sums[least] += work[place]
     return [sorted(places) for places in found]
-
-
-def check_processes(experiment: Experiment) -> None:
-    """Raises UserError when several processes are asked for and the run cannot have them."""
-    wanted, reason = experiment.run.processes, reason_against(experiment)
-    if wanted > 1 and reason:
-        raise UserError(f"run.processes = {wanted}: {reason}")
-
-
-def reason_against(experiment: Experiment) -> str:
-    """Why clients of this run cannot train in forked processes; "" when they can."""
-    return reason_of_settings(experiment) or reason_of_machine()
-
-
-def reason_of_machine() -> str:
-    """What this process or its machine has against forks, whatever is set."""
-    if current_process().daemon:
-        return "this process is a daemon of Python's multiprocessing, which may have no processes of its own"
-    if torch.accelerator.device_count():  # autograd has started a thread for each, also for a run on the CPU
-        return (
-            "this machine has an accelerator, and PyTorch then computes no gradients in forked processes; "
-            "to have them, hide it (NVIDIA's: CUDA_VISIBLE_DEVICES='')"
-        )
-    return ""
-
-
-def reason_of_settings(experiment: Experiment) -> str:
-    """What the run's own settings, the system and the thread have against forks."""
-    if experiment.run.runtime != "inline":
-        return f"run.runtime = {experiment.run.runtime} has processes of its own; it is a setting of the inline runtime"
-    if experiment.train.side_by_side > 1:
-        return "train.side_by_side trains clients as one program of one process"
-    if sys.platform != "linux":
-        return "processes are forked on Linux only"
-    if pick_device(experiment.run.device).type != "cpu":
-        return "clients share one GPU in one process; use run.runtime = ray, or train.side_by_side"
-    if experiment.run.threads != 1:
-        return "several processes have one thread each; set run.threads = 1"
-    if experiment.train.compile != "off":
-        return "train.compile compiles for one process"
-    if threading.current_thread() is not threading.main_thread():
-        return "processes are forked from the main thread only"  # they would end with the thread that forked them
-    return ""

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsim.client_app import app
-from fedsim.common.errors import UserError
-from fedsim.data import check_partitions, find_data
 from fedsim.results.callbacks import RunCallback
+from fedsim.run import admission
 from fedsim.run.plan import Plan, resolve
-from fedsim.runtime.forked import ForkedGrid, check_processes
+from fedsim.run.serve import serve
+from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.inline import LocalGrid
-from fedsim.server_app import serve
 from fedsim.settings.experiment import Experiment
 
 logger = logging.getLogger("fedsim")
@@ -26,21 +25,20 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 
 def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run (or resume) a plan, in which all settings are resolved; returns the run's folder."""
-    check_processes(plan.experiment)
-    if plan.experiment.run.runtime != "deployment":  # checked before any worker starts
-        if plan.experiment.run.evaluate_target == "site":
-            raise UserError("run.evaluate_target = 'site' is a setting of run.runtime = 'deployment', which has sites")
-        find_data(plan.experiment.data)  # also before the network, whose weights may be a download
-        check_partitions(plan.experiment.data, plan.experiment.run.target)
-    if plan.experiment.run.runtime == "flower":
+    runtime = plan.experiment.run.runtime
+    if admission.finished(plan):
+        return plan.folder
+    admission.machine(plan)
+    if runtime == "deployment":
+        from fedsim.runtime.deployment import run_deployed
+
+        return run_deployed(plan, callbacks)
+    admission.images(plan)
+    if runtime == "flower":
         from fedsim.runtime.flower import run_with_flower
 
         run_with_flower(plan.experiment, len(plan.clients))
         return plan.folder
-    if plan.experiment.run.runtime == "deployment":
-        from fedsim.runtime.deployment import run_deployed
-
-        return run_deployed(plan, callbacks)
     grid = make_grid(plan, next((callback.note for callback in callbacks if hasattr(callback, "note")), logger.info))
     try:
         return serve(grid, plan, [*callbacks, grid] if isinstance(grid, ForkedGrid) else callbacks)

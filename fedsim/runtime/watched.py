@@ -7,7 +7,8 @@ from flwr.app import Error, Message
 
 from fedsim.client_app import app
 from fedsim.run.plan import Plan
-from fedsim.runtime.forked import ForkedGrid, reason_against
+from fedsim.run.processes import reason_against
+from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.inline import InlineGrid
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import arrays_of, config_of, metrics_of

@@ -49,7 +49,8 @@ def carry_out(
 
     blind: the live view shows nothing that was measured on the unseen domain
     """
-    from fedsim.run.session import complete_finish, is_finished
+    from fedsim.run.leftovers import is_finished, tidy_finished
+    from fedsim.run.plan import results_folder
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the sweep's script
         raise UserError('start a sweep below `if __name__ == "__main__":`, because its workers import the script too')
@@ -72,9 +73,9 @@ def carry_out(
         if waiting:
             run_cells(cells, waiting, reservations, budget, blind)
     finally:
-        ours = [cell.experiment for cell in cells if cell not in refused and is_finished(cell.folder)]
-        for name in dict.fromkeys(experiment.name for experiment in ours):
-            complete_finish(*(experiment for experiment in ours if experiment.name == name))
+        ours = [cell for cell in cells if cell not in refused and is_finished(cell.folder)]
+        for folder in dict.fromkeys(results_folder(cell.experiment) for cell in ours):
+            tidy_finished(folder, [cell.folder for cell in ours if results_folder(cell.experiment) == folder])
     return report_failed(cells)
 
 

@@ -10,33 +10,27 @@ import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import scores
-from fedsim.settings.experiment import Experiment, parse_experiment
+from fedsim.results.callbacks import RunCallback
+from fedsim.settings.experiment import parse_experiment
 
 Message = tuple[str, Any, Any]  # the arguments of Cell.hear
 ORPHANED = 3
 END = signal.SIGUSR1  # SIGINT is for the sweep only, and Ray installs its own handler of SIGTERM
 
 
-class Progress:
+class Progress(RunCallback):
     """A callback that tells the sweep the progress of a cell."""
 
     def __init__(self, tell: Callable[[Message], Any]) -> None:
         self._tell = tell
 
-    def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Does nothing: the sweep needs no message at the start."""
-
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
         """Send the round and its primary metric on the target."""
         self._tell(("round", row["round"], dict(scores(row)).get("target")))
-
-    def on_end(self, summary: dict[str, Any]) -> None:
-        """Does nothing: the result of `run_cell` tells the sweep that the run has ended."""
 
 
 def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:

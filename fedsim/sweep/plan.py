@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 from rich.table import Table
@@ -17,11 +17,15 @@ from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.data import benchmark, find_data, resolve_domain
 from fedsim.methods.listing import step_costs
 from fedsim.results.record_files import read_record
+from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
 if TYPE_CHECKING:
+    from fedsim.run.conflicts import DataOf
     from fedsim.run.plan import Plan
+
+A, B = TypeVar("A"), TypeVar("B")
 
 
 @dataclass
@@ -75,7 +79,7 @@ def plan_cells(
     axes: Axes,
     overrides: Sequence[str],
     preset: str,
-    data_of: Callable[[Experiment], dict] | None = None,
+    data_of: "DataOf | None" = None,
 ) -> list[Cell]:
     """Every cell once, with its settings resolved and checked; cells with a summary are marked finished.
 
@@ -118,13 +122,10 @@ def _unseen(base: Experiment) -> list[str]:
     return [domain for domain in found.domains if domain != held_out]
 
 
-def _plan_cell(
-    experiment: Experiment, data_of: Callable[[Experiment], dict], misfit_of: Callable[["Plan"], str]
-) -> Cell:
+def _plan_cell(experiment: Experiment, data_of: "DataOf", misfit_of: Callable[["Plan"], str]) -> Cell:
     """The cell of an experiment: waiting, finished, or failed with the reason."""
-    from fedsim.run.conflicts import refuse_other_settings
+    from fedsim.run import admission
     from fedsim.run.plan import complete, folder_of, resolve
-    from fedsim.run.session import is_finished
 
     try:
         plan = resolve(experiment)
@@ -135,30 +136,38 @@ def _plan_cell(
         experiment = complete(experiment)
         return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))
     try:
-        refuse_other_settings(plan.folder, experiment, plan.recipe, data_of)
+        if admission.earlier(plan, data_of):
+            return Cell(experiment, plan.folder, "finished")
     except UserError as error:
         return Cell(experiment, plan.folder, "failed", reason=str(error))
-    if is_finished(plan.folder):
-        return Cell(experiment, plan.folder, "finished")
     misfit = misfit_of(plan)
     return Cell(experiment, plan.folder, "failed" if misfit else "waiting", reason=misfit)
 
 
 def misfit_reader() -> Callable[["Plan"], str]:
     """A function plan -> why its network cannot have its parts, or an empty text; once for all targets and seeds."""
-    seen: dict[str, str] = {}
+    return _once(lambda own: _reason(own.refuse_misfits), lambda own: own.experiment.model_dump_json(exclude={"run"}))
 
-    def misfit_of(plan: "Plan") -> str:
-        key = plan.experiment.model_dump_json(exclude={"run"})
-        if key not in seen:
-            seen[key] = ""
-            try:
-                plan.refuse_misfits()
-            except UserError as error:
-                seen[key] = str(error)
-        return seen[key]
 
-    return misfit_of
+def _reason(check: Callable[[], object]) -> str:
+    """The text of the UserError that a check raises; empty without any."""
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _once(function: Callable[[A], B], key: Callable[[A], str]) -> Callable[[A], B]:
+    """The function, which is called only once for arguments with the same key."""
+    seen: dict[str, B] = {}
+
+    def known(given: A) -> B:
+        if (own := key(given)) not in seen:
+            seen[own] = function(given)
+        return seen[own]
+
+    return known
 
 
 def look_for_data(cells: Sequence[Cell]) -> None:
@@ -177,34 +186,16 @@ def look_for_data(cells: Sequence[Cell]) -> None:
 def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     """(cell, why its data cannot be read here, or an empty text) of the waiting cells, except those of a deployment."""
     waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
-    keys = [cell.experiment.data.model_dump_json() for cell in waiting]
-    reasons = {key: _missing(cell.experiment) for key, cell in dict(zip(keys, waiting, strict=True)).items()}
-    return [(cell, reasons[key]) for key, cell in zip(keys, waiting, strict=True)]
+    missing = _once(lambda data: _reason(lambda: find_data(data)), DataSettings.model_dump_json)
+    return [(cell, missing(cell.experiment.data)) for cell in waiting]
 
 
-def _missing(experiment: Experiment) -> str:
-    """Why an experiment's data set cannot be read here; empty when it is there."""
-    try:
-        find_data(experiment.data)
-    except UserError as error:
-        return str(error)
-    return ""
+def fingerprint_reader() -> "DataOf":
+    """`data_here`, which reads the same data only once for all cells."""
+    from fedsim.run.conflicts import local_fingerprints, server_fingerprints
 
-
-def fingerprint_reader() -> Callable[[Experiment], dict]:
-    """A function experiment -> fingerprints of its data, which reads the same data only once for all cells."""
-    from fedsim.data.fingerprint import Fingerprints
-    from fedsim.run.conflicts import local_fingerprints
-
-    seen: dict[str, Fingerprints] = {}
-
-    def data_of(experiment: Experiment) -> Fingerprints:
-        key = experiment.data.model_dump_json()
-        if key not in seen:
-            seen[key] = local_fingerprints(experiment)
-        return seen[key]
-
-    return data_of
+    local = _once(local_fingerprints, lambda experiment: experiment.data.model_dump_json())
+    return lambda experiment, recipe: (local(experiment), server_fingerprints(experiment, recipe))
 
 
 def dry_table(cells: Sequence[Cell], width: int) -> Table:

@@ -11,8 +11,8 @@ from clients.local_round import Batch
 from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.models.net import Net
+from fedsim.run.serve import serve
 from fedsim.runtime.launch import make_grid
-from fedsim.server_app import serve
 
 
 @pytest.fixture

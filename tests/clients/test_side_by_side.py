@@ -22,9 +22,9 @@ from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES
 from fedsim.parts.part import part_name
 from fedsim.run.plan import Plan
+from fedsim.run.serve import serve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.together import TogetherGrid
-from fedsim.server_app import serve
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays
 

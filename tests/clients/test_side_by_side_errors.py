@@ -11,8 +11,8 @@ from clients.stacked.net import StackedNet
 from fedsim.client_app import app
 from fedsim.commands.contract import small_plan
 from fedsim.common.errors import ClientFailedError
+from fedsim.run.serve import serve
 from fedsim.runtime.together import TogetherGrid
-from fedsim.server_app import serve
 
 SHORT = ["train.iterations=3", "train.rounds=1", "train.side_by_side=3", "data.fraction=0.05"]
 

@@ -6,7 +6,7 @@ from flwr.app import Context, RecordDict
 from support import SpyGrid
 
 from fedsim.run.plan import resolve
-from fedsim.server_app import serve
+from fedsim.run.serve import serve
 from fedsim.settings.experiment import Experiment
 
 

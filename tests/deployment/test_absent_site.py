@@ -8,8 +8,8 @@ from support import small_experiment
 
 import fedsim
 from fedsim.run.plan import resolve
+from fedsim.run.serve import serve
 from fedsim.run.workspace import close_workspaces
-from fedsim.server_app import serve
 
 PATIENT = {"runtime": "deployment", "on_client_failure": "continue", "wait_for_sites": 0.1, "patience": 0.0}
 

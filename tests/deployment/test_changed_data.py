@@ -10,11 +10,11 @@ from sites import site_grid
 from support import Interrupt, numbers, small_experiment
 from test_roster import Nodes
 
-import fedsim.server_app
+import fedsim.run.serve
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.run.plan import resolve, run_folder
+from fedsim.run.serve import serve
 from fedsim.run.workspace import close_workspaces, workspace
-from fedsim.server_app import serve
 from fedsim.settings import RunSettings
 from strategies.wire import handshake
 from strategies.wire.handshake import Roster
@@ -24,10 +24,10 @@ from strategies.wire.handshake import Roster
 def federation(tmp_path, monkeypatch):
     """run(name, *callbacks) -> the run's folder; three sites with images of their own, four of each class."""
     data = write_tree(tmp_path / "images", ["a", "b", "c"], ["cat", "dog"], 4)
-    sent = fedsim.server_app.sent_settings
+    sent = fedsim.run.serve.sent_settings
     blank = {"run": {"output": "outputs"}}  # as in a deployment: two runs send the same settings
     monkeypatch.setattr(
-        fedsim.server_app, "sent_settings", lambda experiment, *rest: sent(experiment.replace(**blank), *rest)
+        fedsim.run.serve, "sent_settings", lambda experiment, *rest: sent(experiment.replace(**blank), *rest)
     )
 
     def experiment(method="fedavg", name="run", rounds=1, **run):

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from sites import run_on_sites
 from support import Interrupt, numbers, run_small, small_experiment
 
-import fedsim.server_app
+import fedsim.run.serve
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runtime.launch import launch
 
@@ -46,7 +46,7 @@ def test_numbers_are_those_of_the_servers_evaluation(method, tmp_path):
 
 def test_nobody_but_the_target_site_opens_the_target(tmp_path, monkeypatch):
     """The server does not evaluate, and the target's site gets no messages for training or validation."""
-    monkeypatch.setattr(fedsim.server_app, "TargetEvaluator", None)
+    monkeypatch.setattr(fedsim.run.serve, "TargetEvaluator", None)
     experiment = on_site(tmp_path)
     folder, grid = run_on_sites(experiment, tmp_path / "state")
     kinds = {}

@@ -16,7 +16,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import alone
 from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 from fedsim.results.reading import of_experiment
-from fedsim.server_app import LOG, LogLines, logger
+from fedsim.run.log_lines import LOG, LogLines, logger
 
 RUNS = 2 * 2 * 2  # methods, targets, seeds of own_grid
 

@@ -1,58 +1,44 @@
 """A run is resolved once in a process, and passed on."""
 
+from functools import partial
+
 import pytest
 from support import numbers, run_small, small_experiment
 
 import fedsim.methods.assembly
+import fedsim.run.admission
 import fedsim.run.plan
+from fedsim.commands.runs import run_one
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces, open_workspace, workspace
-from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import Experiment, read_experiment
 
+COUNTED = {
+    fedsim.run.plan: ["build_recipe", "method_label"],
+    fedsim.methods.assembly: ["build_model"],
+    fedsim.run.admission: ["check_processes", "find_data", "check_partitions", "data_here", "refuse_other_settings"],
+}
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Counts how often recipes and networks are built, by any caller."""
-    counts = {"build_recipe": 0, "build_model": 0}
 
-    def counted(module, name):
-        real = getattr(module, name)
+def test_a_run_is_resolved_once_and_each_check_is_called_once(tmp_path, monkeypatch):
+    """Three clients share one recipe and one network; a finished run is only compared."""
+    counts = {name: 0 for names in COUNTED.values() for name in names}
 
-        def call(*args, **kwargs):
-            counts[name] += 1
-            return real(*args, **kwargs)
+    def counted(name, real, *given):
+        counts[name] += 1
+        return real(*given)
 
-        monkeypatch.setattr(module, name, call)
-
-    counted(fedsim.run.plan, "build_recipe")
-    counted(fedsim.methods.assembly, "build_model")
+    for module, names in COUNTED.items():
+        for name in names:
+            monkeypatch.setattr(module, name, partial(counted, name, getattr(module, name)))
     close_workspaces()
-    return counts
-
-
-def test_a_run_of_three_clients_builds_one_recipe_and_one_network(calls, tmp_path):
-    launch(small_experiment(tmp_path, train={"rounds": 1}))
-    assert calls == {"build_recipe": 1, "build_model": 1}
-
-
-def test_a_command_that_runs_resolves_once(calls, tmp_path, monkeypatch):
-    from fedsim.commands.runs import run_one
-
     run_one(small_experiment(tmp_path, train={"rounds": 1}))
-    assert calls == {"build_recipe": 1, "build_model": 1}
-    run_one(small_experiment(tmp_path, train={"rounds": 1}))  # already finished: no network
-    assert calls == {"build_recipe": 2, "build_model": 1}
-
-
-def test_a_plan_makes_the_name_of_its_folder_once(tmp_path, monkeypatch):
-    """Planning a sweep asks for it three times per cell."""
-    real, asked = fedsim.run.plan.method_label, []
-    monkeypatch.setattr(fedsim.run.plan, "method_label", lambda experiment: asked.append(1) or real(experiment))
-    plan = resolve(small_experiment(tmp_path))
-    assert plan.folder == plan.folder == tmp_path / "small" / "fedavg" / "rot45" / "seed0"
-    assert len(asked) == 1
+    assert counts == dict.fromkeys(counts, 1)
+    run_one(small_experiment(tmp_path, train={"rounds": 1}))
+    assert counts == dict.fromkeys(counts, 1) | dict.fromkeys(
+        ["build_recipe", "method_label", "refuse_other_settings"], 2
+    )
 
 
 def test_nobody_else_builds_recipes_of_a_run():
@@ -70,7 +56,7 @@ def test_server_and_clients_share_a_network_without_touching_each_other(method, 
     from support import SpyGrid
 
     from fedsim.client_app import app
-    from fedsim.server_app import serve
+    from fedsim.run.serve import serve
 
     shared, _ = run_small(small_experiment(tmp_path / "shared", method))
     plan = resolve(small_experiment(tmp_path / "apart", method))

@@ -6,54 +6,30 @@ from image_trees import write_tree
 from support import Interrupt, run_small, small_experiment
 
 from fedsim.common.errors import ClientFailedError, UserError
-from fedsim.run import fresh
+from fedsim.run import leftovers
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.runtime.launch import launch
-from fedsim.settings.experiment import from_table
 from strategies.wire import handshake
-
-FEW = r"client 'one' has 0 training and 1 validation images, at least 2 and 1 are needed"
-
-
-def settings(root, output, **sections):
-    """An experiment on a folder of images, with the smallest network."""
-    table = {
-        "name": "own",
-        "data": {"dataset": "folder", "root": str(root), "cache": str(root / "cache"), "image_size": 16},
-        "model": {"backbone": "digits-cnn-bn", "weights": "none"},
-        "train": {"rounds": 1, "batch_size": 4},
-        "run": {"threads": 1, "output": str(output), "device": "cpu", "processes": 1},
-    }
-    return from_table({**table, **{name: {**table[name], **own} for name, own in sections.items()}})
-
-
-def one_image(tmp_path):
-    """Three domains of two classes, of which one has a single image."""
-    root = write_tree(tmp_path / "images", ["one", "photo", "sketch"], ["cat", "dog"], 4)
-    for file in sorted((root / "one").rglob("*.png"))[1:]:
-        file.unlink()
-    return {
-        "root": root,
-        "output": tmp_path / "out",
-        "data": {"classes": ["cat", "dog"], "domains": ["one", "photo", "sketch"]},
-    }
 
 
 def test_too_few_images_are_refused_from_the_folder_alone(tmp_path):
-    """Nothing is decoded and nothing written."""
-    words = one_image(tmp_path)
-    with pytest.raises(UserError, match=FEW):
-        launch(settings(**words))
+    """Nothing is decoded and nothing written, so that the command runs with the other unseen domain that it needs."""
+    root = write_tree(tmp_path / "images", ["one", "photo", "sketch"], ["cat", "dog"], 4)
+    for file in sorted((root / "one").rglob("*.png"))[1:]:
+        file.unlink()
+
+    def run(target):
+        names = {"classes": ["cat", "dog"], "domains": ["one", "photo", "sketch"]}
+        data = {"dataset": "folder", "root": str(root), "cache": str(root / "cache"), "image_size": 16, "fraction": 1}
+        return launch(
+            small_experiment(tmp_path / "out", data=data | names, train={"rounds": 1}, run={"target": target})
+        )
+
+    with pytest.raises(UserError, match="client 'one' has 0 training and 1 validation images, at least 2 and 1 are"):
+        run("sketch")
     assert not (tmp_path / "out").exists()
-    assert not (words["root"] / "cache").exists()
-
-
-def test_the_command_with_a_change_is_not_refused(tmp_path):
-    """The message advises to change the data's settings: with another unseen domain the run is carried out."""
-    words = one_image(tmp_path)
-    with pytest.raises(UserError, match=FEW):
-        launch(settings(**words, run={"target": "sketch"}))
-    assert (launch(settings(**words, run={"target": "one"})) / "summary.csv").is_file()
+    assert not (root / "cache").exists()
+    assert (run("one") / "summary.csv").is_file()
 
 
 def refused(reason):
@@ -120,7 +96,7 @@ def test_a_private_round_that_began_is_kept(tmp_path):
     (folder / "checkpoint").mkdir(parents=True)
 
     def attempt():
-        with fresh.nothing_left(folder):
+        with leftovers.nothing_left(folder):
             (folder / "experiment.toml").write_text("")
             (folder / "checkpoint" / "begun").write_text("1")
             raise UserError("no")

@@ -20,11 +20,13 @@ from fedsim.client_app import app
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.models.infer import EvalMode
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
+from fedsim.run.processes import reason_against
+from fedsim.run.serve import serve
 from fedsim.run.target import TargetEvaluator
-from fedsim.runtime.forked import ForkedGrid, reason_against
+from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.launch import launch
-from fedsim.server_app import serve
 
 
 @pytest.fixture(autouse=True)
@@ -142,22 +144,16 @@ def test_a_machine_that_lets_no_client_have_a_process_is_one_line(tmp_path, monk
         launch(run_in(2, tmp_path))
 
 
-class Killer:
+class Killer(RunCallback):
     """Callback that kills the first process after round 1."""
 
     def __init__(self, grid):
         self.grid, self.before = grid, []
 
-    def on_start(self, experiment, folder):
-        """Nothing."""
-
     def on_round(self, row, clients):
         if row["round"] == 1:
             self.before = self.grid.pids()
             os.kill(self.before[0], signal.SIGKILL)
-
-    def on_end(self, summary):
-        """Nothing."""
 
 
 def test_a_killed_process_is_replaced_and_changes_nothing(tmp_path):

@@ -8,28 +8,23 @@ import pytest
 from support import numbers, run_small, small_experiment
 
 import fedsim.runtime.ray
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
-from fedsim.server_app import serve
+from fedsim.run.serve import serve
 
 
-class Killer:
+class Killer(RunCallback):
     """Callback that kills a worker's process after round 1, as the kernel does when memory runs out."""
 
     def __init__(self, grid) -> None:
         self.grid = grid
         self.killed = 0
 
-    def on_start(self, experiment, folder) -> None:
-        """Nothing."""
-
     def on_round(self, row, clients) -> None:
         """Kill the first worker once."""
         if row["round"] == 1:
             self.killed = self.grid.workers()[0][0]
             os.kill(self.killed, signal.SIGKILL)
-
-    def on_end(self, summary) -> None:
-        """Nothing."""
 
 
 def sections(settings, output):

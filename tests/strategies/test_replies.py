@@ -11,7 +11,7 @@ from support import SpyGrid, numbers, run_small, small_experiment
 from clients.base import DomainClient
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.run.plan import resolve, run_folder
-from fedsim.server_app import serve
+from fedsim.run.serve import serve
 from fedsim.tensors.arrays import record_to_arrays
 from strategies.stored import heads_of
 from strategies.wire.reply_checks import Expected, RejectedReplyError, check_update, judged

@@ -6,7 +6,7 @@ from support import SpyGrid, numbers, run_small, small_experiment
 
 from fedsim.client_app import node_clients
 from fedsim.run.plan import resolve
-from fedsim.server_app import serve
+from fedsim.run.serve import serve
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,14 @@
 """A deployment's sites report which data they hold; a run does not continue with other data."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from fedsim.client_app import app
 from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprint, fingerprints
+from fedsim.run.conflicts import refuse_other_data
 from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import resolve
-from fedsim.run.session import Session
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import DataSettings
@@ -52,21 +50,12 @@ def test_nonsense_about_data_is_refused(wrong):
 
 
 def test_a_run_does_not_go_on_with_other_data_at_a_site(tmp_path):
-    written = []
     then = {"photo": {"images": 5, "content": "a" * 20}}
-    session = SimpleNamespace(
-        folder=tmp_path,
-        checkpoint=SimpleNamespace(data=then),
-        data={},
-        environment={},
-        recorder=SimpleNamespace(write_environment=written.append),
-    )
-    Session.note_data(session, then)
-    assert written == [{"data": then}]
+    refuse_other_data(tmp_path, then, then)
     with pytest.raises(UserError, match=r"other data \(photo: 5 images as before, but other files, pixels or labels\)"):
-        Session.note_data(session, {"photo": {"images": 5, "content": "b" * 20}})
+        refuse_other_data(tmp_path, then, {"photo": {"images": 5, "content": "b" * 20}})
     with pytest.raises(UserError, match=r"photo: 5 images then, 6 now"):
-        Session.note_data(session, {"photo": {"images": 6, "content": "b" * 20}})
+        refuse_other_data(tmp_path, then, {"photo": {"images": 6, "content": "b" * 20}})
 
 
 def test_a_site_says_it_in_the_handshake(tmp_path):

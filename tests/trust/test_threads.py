@@ -10,6 +10,7 @@ from support import run_small, small_experiment
 
 from fedsim.common import cores
 from fedsim.common.errors import UserError
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
 from fedsim.runtime.launch import launch
 from fedsim.settings import RunSettings
@@ -42,15 +43,12 @@ def test_the_cells_of_a_sweep_have_the_threads_of_a_run_however_many_run_at_a_ti
 def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path):
     """In Flower's engine or on a cluster, the process of a client may have another number of threads before."""
 
-    class Meddler:
+    class Meddler(RunCallback):
         def on_start(self, experiment, folder):
             torch.set_num_threads(2)
 
         def on_round(self, row, clients):
             seen.append(torch.get_num_threads())
-
-        def on_end(self, summary):
-            pass
 
     seen = []
     folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}), Meddler())

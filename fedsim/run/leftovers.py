@@ -1,10 +1,14 @@
-"""A run that could not start leaves nothing behind, so that the same command with other settings is not refused."""
+"""What is removed from a run's folder: all of an attempt that could not start, and what only resuming needs.
+
+The same command with other settings is then not refused.
+"""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsim.results.reading import rebuild_results
 from fedsim.run.checkpoint import STATE
 from fedsim.run.privacy_account import BEGUN
 
@@ -47,3 +51,19 @@ def remove_empty(folder: Path, output: Path) -> None:
             if folder.exists():
                 return
         folder = folder.parent
+
+
+def is_finished(folder: Path) -> bool:
+    """A run is finished when its summary exists, which is written last."""
+    return (folder / "summary.csv").is_file()
+
+
+def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
+    """Remove the checkpoints and client states of finished runs in an experiment's folder, and update its results.csv.
+
+    A run does this after its summary. If it was killed in between, the next command does it.
+    """
+    for folder in runs:
+        for name in ("checkpoint", "state"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    rebuild_results(experiment)
