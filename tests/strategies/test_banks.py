@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from flwr.app import Error, Message
 from support import Interrupt, numbers, run_small, small_experiment
+from tampering import rows_of, short, tamper
 
 from clients.parts import LocalRound, StepFunction, Term
 from fedsim.common.errors import ClientFailedError
@@ -23,7 +24,6 @@ from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 FIRST_ROUND = ServerRound(1, 3, [], {})
 CLIENTS = ["rot0", "rot15", "rot30"]
-CONTINUE = {"on_client_failure": "continue"}
 noted: list[tuple[str, int, dict]] = []
 
 
@@ -64,43 +64,51 @@ def toy_method(monkeypatch: pytest.MonkeyPatch) -> str:
     return "toy"
 
 
-def small(folder, method, rounds=3, **train):
-    """Runs of one step a round; the bank of `ccst` is filled once."""
-    return small_experiment(folder, method, train={"rounds": rounds, "iterations": 1, **train}, run=CONTINUE)
-
-
-def cells(folder, column) -> dict[int, list]:
-    """Values of a clients.csv column by round."""
-    table = pd.read_csv(folder / "clients.csv")
-    return {number: list(rows[column]) for number, rows in table.groupby("round")}
+def cells(folder, column, round) -> list:
+    """Values of a clients.csv column in a round, by client."""
+    return list(rows_of(folder).loc[round, column])
 
 
 def config_of(message) -> dict:
     return message.content.config_records["config"]
 
 
+def failing(words, phase, rounds, client="rot15"):
+    """A client's replies of a phase are errors."""
+
+    def replaced(message: Message, reply: Message) -> Message:
+        config = config_of(message)
+        hit = config["phase"] == phase and config["client"] == client and config["round"] in rounds
+        return Message(Error(2, words), reply_to=message) if hit else reply
+
+    return replaced
+
+
 def test_a_bank_of_every_round_is_merged_handed_out_and_resumed(toy_method, tmp_path):
-    folder, _ = run_small(small(tmp_path / "whole", toy_method))
+    folder, _ = run_small(short(tmp_path / "whole", 3, toy_method))
     unbroken = list(noted)
     assert unbroken == [
         (client, number, dict.fromkeys(CLIENTS, number - 1.0) if number > 1 else {})
         for number in (1, 2, 3)
         for client in CLIENTS
     ]
-    assert cells(folder, "bytes_up_tally")[1] == [8, 8, 8]
-    assert cells(folder, "bytes_down_tally")[3] == [24, 24, 24]
+    assert cells(folder, "bytes_up_tally", 1) == [8, 8, 8]
+    assert cells(folder, "bytes_down_tally", 3) == [24, 24, 24]
     assert find_recipe("toy").disclosure() == "model updates; the round number"
     noted.clear()
     with pytest.raises(KeyboardInterrupt):
-        run_small(small(tmp_path / "cut", toy_method), Interrupt(2))
+        run_small(short(tmp_path / "cut", 3, toy_method), Interrupt(2))
     close_workspaces()
-    cut, _ = run_small(small(tmp_path / "cut", toy_method))
+    cut, _ = run_small(short(tmp_path / "cut", 3, toy_method))
     assert unbroken == noted
     pd.testing.assert_frame_equal(numbers(folder / "clients.csv"), numbers(cut / "clients.csv"))
 
 
+DRAWN = {"rounds": 5, "iterations": 1, "clients_per_round": 1}
+
+
 def test_partial_participation_keeps_the_absent_client_s_entry(toy_method, tmp_path):
-    run_small(small(tmp_path, toy_method, 5, clients_per_round=1))
+    run_small(small_experiment(tmp_path, toy_method, train=DRAWN))
     newest: dict[str, float] = {}
     for client, number, record in noted:
         assert record == newest
@@ -109,14 +117,10 @@ def test_partial_participation_keeps_the_absent_client_s_entry(toy_method, tmp_p
 
 
 def test_a_reply_without_its_contribution_is_refused_as_a_whole(toy_method, tmp_path):
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "train" and config_of(message)["client"] == "rot15":
-            reply.content["tally"] = state_to_record({"wrong": np.zeros(1)})
-        return reply
-
-    folder, _ = run_small(small(tmp_path, toy_method), tamper=tamper)
+    wrong = tamper(lambda content: content.update(tally=state_to_record({"wrong": np.zeros(1)})), rounds=(1, 2))
+    folder, _ = run_small(short(tmp_path, 2, toy_method), tamper=wrong)
     assert set(noted[-1][2]) == {"rot0", "rot30"}
-    assert "tally: it holds ['wrong']" in cells(folder, "status")[1][1]
+    assert "tally: it holds ['wrong']" in cells(folder, "status", 1)[1]
 
 
 def handed(grid, bank="style") -> dict[str, set[str]]:
@@ -130,48 +134,38 @@ def handed(grid, bank="style") -> dict[str, set[str]]:
 
 def test_a_bank_comes_once_up_and_once_down(tmp_path):
     """Two floats a style; the names are those of the source domains."""
-    folder, grid = run_small(small(tmp_path, "ccst", 2))
-    assert cells(folder, "bytes_up")[0] == cells(folder, "bytes_up_style")[0] == [8] * 3
-    assert cells(folder, "bytes_down_style")[1] == [24] * 3
-    assert np.isnan(cells(folder, "bytes_down_style")[2]).all()
-    total, model = cells(folder, "bytes_down")[1], cells(folder, "bytes_down_arrays")[1]
+    folder, grid = run_small(short(tmp_path, 2, "ccst"))
+    assert cells(folder, "bytes_up", 0) == cells(folder, "bytes_up_style", 0) == [8] * 3
+    assert cells(folder, "bytes_down_style", 1) == [24] * 3
+    assert np.isnan(cells(folder, "bytes_down_style", 2)).all()
+    total, model = cells(folder, "bytes_down", 1), cells(folder, "bytes_down_arrays", 1)
     assert [a - b for a, b in zip(total, model)] == [24] * 3
     names = {f"{name}:{kind}" for name in CLIENTS for kind in ("mean", "std")}
     assert handed(grid) == dict.fromkeys(CLIENTS, names)
 
 
 def test_who_is_drawn_late_gets_the_bank_then(tmp_path):
-    _, grid = run_small(small(tmp_path, "ccst", 6, clients_per_round=1))
+    _, grid = run_small(small_experiment(tmp_path, "ccst", train=DRAWN))
     trained = {config_of(message)["client"] for message, _ in grid.seen if message.metadata.message_type == "train"}
     assert handed(grid).keys() == trained
     assert len(trained) > 1
 
 
 def test_a_client_that_failed_to_contribute_trains_on_the_others(tmp_path):
-    def tamper(message: Message, reply: Message) -> Message:
-        if (config_of(message)["phase"], config_of(message)["client"]) == ("collect", "rot15"):
-            return Message(Error(2, "Traceback: out of paint"), reply_to=message)
-        return reply
-
+    tampered = failing("Traceback: out of paint", "collect", (0,))
     with pytest.raises(ClientFailedError, match="out of paint"):
-        run_small(small_experiment(tmp_path / "stop", "ccst"), tamper=tamper)
-    folder, grid = run_small(small(tmp_path / "on", "ccst", 1), tamper=tamper)
-    assert "out of paint" in cells(folder, "status")[0][1]
-    assert cells(folder, "status")[1] == ["ok"] * 3
+        run_small(small_experiment(tmp_path / "stop", "ccst"), tamper=tampered)
+    folder, grid = run_small(short(tmp_path / "on", 1, "ccst"), tamper=tampered)
+    assert "out of paint" in cells(folder, "status", 0)[1]
+    assert cells(folder, "status", 1) == ["ok"] * 3
     assert not any("rot15" in name for names in handed(grid).values() for name in names)
     assert handed(grid)["rot15"]
 
 
 def test_a_client_that_failed_in_training_gets_the_bank_again(tmp_path):
-    def tamper(message: Message, reply: Message) -> Message:
-        config = config_of(message)
-        if (config["phase"], config["client"], config["round"]) == ("train", "rot15", 2):
-            return Message(Error(2, "node lost"), reply_to=message)
-        return reply
-
-    folder, _ = run_small(small(tmp_path, "ccst"), tamper=tamper)
-    assert cells(folder, "bytes_down_style")[3][1] == 24
-    assert np.isnan(cells(folder, "bytes_down_style")[3][0])
+    folder, _ = run_small(short(tmp_path, 3, "ccst"), tamper=failing("node lost", "train", (2,)))
+    assert cells(folder, "bytes_down_style", 3)[1] == 24
+    assert np.isnan(cells(folder, "bytes_down_style", 3)[0])
 
 
 @pytest.mark.parametrize("method", ["ccst", "elcfs"])

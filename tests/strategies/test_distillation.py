@@ -1,5 +1,6 @@
 """Ensemble distillation on the server."""
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import folders
 from fedsim.tensors.arrays import load_arrays
+from strategies.aggregate import weighted_mean
 from strategies.refine.ensemble_distillation import (
     EnsembleDistillation,
     batch_positions,
@@ -44,15 +46,13 @@ def test_loss_numbers():
     assert student.grad.abs().max() < 1e-15
 
 
-def test_teacher_is_the_mean_of_logits():
-    """(4, 0) and (0, 0) give softmax (.8808, .1192), not the mean of the probabilities."""
+def test_teacher_is_the_mean_of_logits_over_equal_batches():
+    """(4, 0) and (0, 0) give softmax (.8808, .1192), not the mean of the probabilities. No batch is smaller than the
+    others, and all images come in turn."""
     net = nn.Linear(1, 2)
     states = [{"weight": np.zeros((2, 1), np.float32), "bias": np.array(bias, np.float32)} for bias in ((4, 0), (0, 0))]
     teacher = mean_logits(net, states, [np.arange(3)], lambda part: torch.ones(len(part), 1))
     assert teacher.softmax(1)[0].tolist() == pytest.approx([0.8808, 0.1192], abs=1e-4)
-
-
-def test_batches_take_everything_in_turn():
     batches = batch_positions(10, 4, 5, np.random.default_rng(0))
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(np.concatenate(batches[:2]))) == 8
@@ -60,12 +60,11 @@ def test_batches_take_everything_in_turn():
 
 def test_teachers_in_training_mode_depend_on_their_batch():
     """They normalize by the statistics of the batch (-1 and 1), which eval mode replaces by the running ones."""
-    net = nn.BatchNorm1d(2)
+    net, images = nn.BatchNorm1d(2), torch.tensor([[1.0, 10.0], [3.0, 30.0]])
     state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
-    images = torch.tensor([[1.0, 10.0], [3.0, 30.0]])
-    trained = mean_logits(net, [state, state], [np.arange(2)], lambda part: images[part], train=True)
-    assert trained.numpy() == pytest.approx(np.array([[-1, -1], [1, 1]]), abs=1e-4)
-    assert mean_logits(net, [state], [np.arange(2)], lambda part: images[part]).allclose(images, rtol=1e-4)
+    found = [mean_logits(net, [state] * 2, [np.arange(2)], lambda part: images[part], train=on) for on in (True, False)]
+    assert found[0].numpy() == pytest.approx(np.array([[-1, -1], [1, 1]]), abs=1e-4)
+    assert found[1].allclose(images, rtol=1e-4)
 
 
 class Small(nn.Module):
@@ -78,27 +77,32 @@ class Small(nn.Module):
         return self.head(self.norm(self.conv(x)).mean((2, 3)))
 
 
+def draw_images(folder, count, start=0):
+    """So many pictures of 16 pixels."""
+    folder.mkdir()
+    for number in range(count):
+        pixels = np.random.default_rng(start + number).integers(0, 255, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return str(folder)
+
+
 @pytest.fixture
 def server(tmp_path):
-    """A round with two clients' models, and auxiliary images of 16 pixels."""
+    """A round with two clients' models, and auxiliary images."""
+    draw_images(tmp_path / "aux", 12)
     rng = np.random.default_rng(0)
-    (tmp_path / "aux").mkdir()
-    for number in range(12):
-        pixels = rng.integers(0, 255, (16, 16, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "aux" / f"{number}.png")
-    net = Small()
-    state = {name: value.numpy().copy() for name, value in net.state_dict().items() if not name.startswith("conv")}
-    updates = [
-        Update(client, 10, {name: value + np.asarray(rng.normal(size=value.shape) * (value.dtype == np.float32))
-                            .astype(value.dtype) for name, value in state.items()})
-        for client in ("a", "b")
-    ]  # fmt: skip
+    state = {name: value.numpy().copy() for name, value in Small().state_dict().items() if not name.startswith("conv")}
+
+    def moved(value):
+        return value + rng.normal(size=value.shape).astype(value.dtype) if value.dtype == np.float32 else value
+
+    updates = [Update(client, 10, {name: moved(value) for name, value in state.items()}) for client in "ab"]
     for update in updates:
         update.arrays["norm.running_var"] = np.abs(update.arrays["norm.running_var"])
-    data = {"dataset": "pacs", "image_size": 16, "cache": str(tmp_path / "cache"), "root": str(tmp_path)}
+    data = DataSettings(dataset="pacs", image_size=16, cache=str(tmp_path / "cache"), root=str(tmp_path))
     shared = frozenset({"norm.weight", "norm.bias", "head.weight", "head.bias"})
     return ServerRound(1, 5, ["a", "b"], state, updates=updates, parameters=shared, build_net=Small,
-                       experiment=Experiment(data=DataSettings(**data)))  # fmt: skip
+                       experiment=Experiment(data=data))  # fmt: skip
 
 
 def loss_on(server, part, arrays):
@@ -113,21 +117,16 @@ def loss_on(server, part, arrays):
 
 def test_distillation_reduces_its_loss(server, tmp_path):
     part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=30, lr=0.05, batch_size=6)
-    fused = {
-        name: np.mean([update.arrays[name] for update in server.updates], axis=0, dtype=value.dtype)
-        if value.dtype == np.float32
-        else value
-        for name, value in server.previous.items()
-    }
+    arrays = [update.arrays for update in server.updates]
+    fused = weighted_mean(arrays, [1, 1])
     refined = part.refine(fused, server)
     assert loss_on(server, part, refined) < 0.5 * loss_on(server, part, fused)
     assert refined.keys() == fused.keys()
     still = [name for name in fused if np.array_equal(refined[name], fused[name])]
     assert sorted(still) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
-    moved = EnsembleDistillation(data=part.data, steps=4, bn="train").refine(fused, server)
+    moved = dataclasses.replace(part, steps=4, bn="train").refine(fused, server)
     assert not np.array_equal(moved["norm.running_mean"], fused["norm.running_mean"])
-    other = EnsembleDistillation(data=part.data, steps=4, lr=0.05, batch_size=6, teachers="train")
-    first, again = (other.refine(fused, server) for _ in range(2))
+    first, again = (dataclasses.replace(part, steps=4, teachers="train").refine(fused, server) for _ in range(2))
     assert not np.array_equal(first["head.weight"], refined["head.weight"])
     assert all(np.array_equal(first[name], again[name]) for name in fused)
 
@@ -183,7 +182,9 @@ def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
         refuse_own_images(str(tmp_path / "copy"), away, {"photo": fingerprint(data, "photo")})
 
 
-def test_folder_of_auxiliary_images(tmp_path):
+def test_folder_of_auxiliary_images(tmp_path, monkeypatch):
+    """A missing or empty folder is an error of one line; images are grey for grey data, as Pillow converts them. A
+    relative folder is where fedsim was started, in Flower's engine too."""
     data = DataSettings(cache=str(tmp_path / "cache"), image_size=16)
     with pytest.raises(UserError, match="no folder"):
         auxiliary_images(str(tmp_path / "none"), data, 3)
@@ -194,44 +195,32 @@ def test_folder_of_auxiliary_images(tmp_path):
     colour.save(tmp_path / "aux" / "deep" / "one.png")
     assert auxiliary_images(str(tmp_path / "aux"), data, 3).shape == (1, 3, 16, 16)
     grey = auxiliary_images(str(tmp_path / "aux"), data, 1)
-    assert grey.shape == (1, 1, 16, 16)
     assert abs(int(grey[0, 0, 0, 0]) - colour.convert("L").getpixel((0, 0))) <= 1
-
-
-def test_a_relative_folder_is_where_fedsim_was_started_in_flowers_engine_too(tmp_path, monkeypatch):
-    (tmp_path / "images").mkdir()
-    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "one.png")
     monkeypatch.chdir(tmp_path)
     variables = folders(Experiment())
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=f"no folder {tmp_path}/elsewhere/images"):
-        auxiliary_images("images", DataSettings(image_size=16), 3)
+    monkeypatch.chdir(tmp_path / "aux")
+    with pytest.raises(UserError, match=f"no folder {tmp_path}/aux/aux"):
+        auxiliary_images("aux", data, 3)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    assert auxiliary_images("images", DataSettings(image_size=16), 3).shape == (1, 3, 16, 16)
+    assert auxiliary_images("aux", data, 1).shape == (1, 1, 16, 16)
 
 
 def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
-    (tmp_path / "aux").mkdir()
-    for number in range(8):
-        pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "aux" / f"{number}.png")
-    kd = {"data": str(tmp_path / "aux"), "steps": 3, "batch_size": 4, "lr": 0.01}
-    method = {"name": "perada", "ensemble_distillation": kd}
-    experiment = small_experiment(tmp_path / "out", method, train={"rounds": 1}, run={"keep_personal": True})
+    """The label shows it; if the images' folder is missing, the run stops before its own folder is created."""
+    kd = {"data": draw_images(tmp_path / "aux", 8), "steps": 3, "batch_size": 4, "lr": 0.01}
+    method, train = {"name": "perada", "ensemble_distillation": kd}, {"rounds": 1, "iterations": 1}
+    experiment = small_experiment(tmp_path / "out", method, train=train, run={"keep_personal": True})
     folder, _ = run_small(experiment)
     assert numbers(folder / "summary.csv")["label"][0].startswith("perada(kd)")
-    details = numbers(folder / "details.csv")
-    assert set(details[details["quantity"] == "distillation_loss"]["name"]) == {"first", "last"}
+    details = numbers(folder / "details.csv").query("quantity == 'distillation_loss'")
+    assert set(details["name"]) == {"first", "last"}
     assert len(list(folder.glob("personal-*.safetensors"))) == 3
-    with Image.open(tmp_path / "aux" / "0.png") as picture:  # other pixels in the same folder, for a finished run
-        picture.rotate(90).save(tmp_path / "aux" / "0.png")
+    shutil.rmtree(tmp_path / "aux")
+    draw_images(tmp_path / "aux", 8, start=9)  # other pixels in the same folder, for a finished run
     with pytest.raises(UserError, match=r"other data .auxiliary images: 8 images as before"):
         refuse_other_settings(folder, experiment, build_recipe(experiment))
-    gone = experiment.replace(run={"output": str(tmp_path / "other")},
-                              method={"ensemble_distillation": {"data": str(tmp_path / "none")}})  # fmt: skip
+    gone = {"ensemble_distillation": {"data": str(tmp_path / "none")}}
     with pytest.raises(UserError, match="no folder"):
-        run_small(gone)
+        run_small(experiment.replace(run={"output": str(tmp_path / "other")}, method=gone))
     assert not (tmp_path / "other").exists()

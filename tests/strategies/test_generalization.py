@@ -30,8 +30,13 @@ def test_sixth_round_of_forty(variant, step, expected, negative):
         assert adjust([THIRD] * 3, [-1, 0.2, 0.2], 0.175, variant) == pytest.approx(negative, abs=1e-6)
 
 
-def test_clipping_then_renormalising():
-    assert adjust([0.1, 0.4, 0.5], [0.1, 0.2, 0.3], 0.175) == pytest.approx([0, 0.372093, 0.627907], abs=1e-6)
+@pytest.mark.parametrize(("weights", "gaps", "options", "expected"), [
+    ([0.1, 0.4, 0.5], [0.1, 0.2, 0.3], {}, [0, 0.372093, 0.627907]),  # clipped, then renormalised
+    ([0.1, 0.4, 0.5], [0.1, 0.2, 0.3], {"a_min": 0.025}, [0.025 / 1.1, 0.4 / 1.1, 0.675 / 1.1]),
+    ([0.0, 0.5, 0.5], [0.3, 0.1, 0.2], {}, [0.175, 0.325, 0.5]),  # who is at zero can come back
+])  # fmt: skip
+def test_clipping(weights, gaps, options, expected):
+    assert adjust(weights, gaps, 0.175, **options) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("gap", [0.1, 1e7, -3.0])
@@ -47,8 +52,6 @@ def test_equal_gaps_leave_centred_weights_and_draw_official_ones_to_uniform(gap)
 def test_partial_participation_keeps_the_mass_of_the_subset():
     result = adjust_weights({"A": 0.5, "B": 0.3, "C": 0.2}, {"A": 0.1, "B": 0.3}, 0.1)
     assert result == pytest.approx({"A": 0.4, "B": 0.4, "C": 0.2})
-    assert result["C"] == 0.2
-    assert result["A"] / (result["A"] + result["B"]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -63,12 +66,6 @@ def test_new_clients_enter_with_a_fair_share():
     assert adjust_weights({}, {"A": math.nan, "B": math.nan}, 0.2) == {"A": 0.5, "B": 0.5}
     moved = adjust_weights({"A": 0.5, "B": 0.5}, {"A": 0.1, "B": 0.2, "C": 0.3}, 0.1)
     assert moved == pytest.approx({"A": THIRD - 0.1, "B": THIRD, "C": THIRD + 0.1})
-
-
-def test_a_client_at_zero_can_come_back_and_a_floor_keeps_it_in():
-    assert adjust([0.0, 0.5, 0.5], [0.3, 0.1, 0.2], 0.1) == pytest.approx([0.1, 0.4, 0.5])
-    floored = adjust([0.1, 0.4, 0.5], [0.1, 0.2, 0.3], 0.175, a_min=0.025)
-    assert floored == pytest.approx([0.025 / 1.1, 0.4 / 1.1, 0.675 / 1.1])
 
 
 def test_schedule():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_optimization_rules import replies, uniform
+from replies import replies, uniform
 
 from fedsim.common.errors import UserError
 from strategies.fuse.gradient_matching import GradientMatching
@@ -24,42 +24,24 @@ def close(found, expected, atol=1.5e-6):
     np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
 
 
-def test_matching_of_orthogonal_moves():
-    """Orthogonal moves count alike; the direction is 1.2 times as long as their mean, 1.5 times without rescaling."""
-    gamma, _, g = matched(ORTHOGONAL)
-    close(gamma, (0.5, 0.5))
-    close(g, (0.599972, 0.599972))
-    close(matched(ORTHOGONAL, solver="exact")[2], (0.6, 0.6))
-    close(matched(ORTHOGONAL, solver="exact", rescale=False)[2], (0.75, 0.75))
-
-
-def test_matching_of_conflicting_moves():
+@pytest.mark.parametrize(("moves", "settings", "gamma", "direction", "atol"), [
+    (ORTHOGONAL, {}, (0.5, 0.5), (0.599972, 0.599972), 1.5e-6),  # 1.2 times as long as the mean
+    (ORTHOGONAL, {"solver": "exact"}, (0.5, 0.5), (0.6, 0.6), 1.5e-6),
+    (ORTHOGONAL, {"solver": "exact", "rescale": False}, (0.5, 0.5), (0.75, 0.75), 1.5e-6),
+    (CONFLICTING, {}, (0.000064, 0.999936), (0.199993, 0.600032), 1.5e-6),
+    (CONFLICTING, {"solver": "exact"}, (0, 1), (0.2, 0.6), 1e-5),
+    (CONFLICTING, {"solver": "exact", "rescale": False}, (0, 1), (0.25, 0.75), 1e-5),
+    (THREE, {}, (0.483622, 0.483622, 0.032757), (0.094186, 0.094186, 0.273510), 1.5e-6),
+    (THREE, {"solver": "exact"}, (0.468609, 0.468609, 0.062782), (0.093722, 0.093722, 0.281165), 2e-4),
+    ([(1, 2)] * 3, {}, (1 / 3,) * 3, (1.19996, 2.39992), 6e-6),
+    ([(1, 2)] * 3, {"solver": "exact"}, (1 / 3,) * 3, (1.2, 2.4), 1e-6),
+])  # fmt: skip
+def test_matching_by_hand(moves, settings, gamma, direction, atol):
     """Of two moves there is no conflict any more; of three the smallest inner product rises from 0 to .085."""
-    gamma, a, g = matched(CONFLICTING)
-    close(gamma, (0.000064, 0.999936))
-    close(a, (0.400013, 0.600032))
-    close(g, (0.199993, 0.600032))
-    close([g @ delta for delta in np.array(CONFLICTING)], (0.399987, 0.400039))
-    gamma, _, g = matched(CONFLICTING, solver="exact")
-    close(gamma, (0, 1), 1e-5)
-    close(g, (0.2, 0.6), 1e-5)
-    close(matched(CONFLICTING, solver="exact", rescale=False)[2], (0.25, 0.75), 1e-5)
-    gamma, _, g = matched(THREE)
-    close(gamma, (0.483622, 0.483622, 0.032757))
-    close(g, (0.094186, 0.094186, 0.273510))
-    gamma, _, g = matched(THREE, solver="exact")
-    close(gamma, (0.468609, 0.468609, 0.062782), 2e-4)
-    close(g, (0.093722, 0.093722, 0.281165), 2e-4)
-    assert min(np.array(THREE) @ matched(THREE)[2]) == pytest.approx(0.085, abs=5e-4)
-
-
-def test_matching_of_equal_moves_and_of_no_ball():
-    """Equal moves have equal shares; c = 0 gives the mean."""
-    gamma, _, g = matched([(1, 2)] * 3)
-    close(gamma, (1 / 3,) * 3)
-    close(g, (1.19996, 2.39992), 6e-6)
-    close(matched([(1, 2)] * 3, solver="exact")[2], (1.2, 2.4), 1e-6)
-    close(matched(CONFLICTING, c=0.0)[2], (0.5, 0.5))
+    found, _, g = matched(moves, **settings)
+    close(found, gamma, atol)
+    close(g, direction, atol)
+    close(matched(moves, **settings, c=0.0)[2], np.mean(moves, axis=0))
 
 
 def test_matching_keeps_order_and_scale():
@@ -136,22 +118,18 @@ def test_matching_of_moves_that_cancel():
     GradientMatching(c=1.0).check(None)
 
 
-def test_lengths_of_moves_are_their_own(caplog):
+def test_what_is_recorded(caplog):
+    """How far direction and mean agree with the move that suits them least. Lengths of moves, in details.csv and in the
+    warning, are the moves' own, also where a weight multiplies them."""
+    updates, server = replies(*CONFLICTING)
+    fused = GradientMatching().fuse(updates, uniform(updates), server)
+    found = {row["name"]: row["value"] for row in server.details if row["quantity"] == "least_inner_product"}
+    assert found == pytest.approx({"direction": min(np.array(CONFLICTING) @ fused["w"]), "mean": 0.0}, abs=1e-6)
     updates, server = replies((0.06, 0), (0, 0.06))
     GradientMatching(scale="weights").fuse(updates, uniform(updates), server)
     lengths = [row["value"] for row in server.details if row["quantity"] == "move_length"]
     assert lengths == pytest.approx([0.06, 0.06])
     assert "moves are 0.06 long on average, and are multiplied" in caplog.text
-
-
-@pytest.mark.parametrize("settings", [{}, {"variant": "official"}])
-def test_least_inner_products_are_recorded(settings):
-    """How far the direction and the mean, (.5, .5), agree with the move that suits them least."""
-    updates, server = replies(*CONFLICTING)
-    fused = GradientMatching(**settings).fuse(updates, uniform(updates), server)
-    found = {row["name"]: row["value"] for row in server.details if row["quantity"] == "least_inner_product"}
-    assert found == pytest.approx({"direction": min(np.array(CONFLICTING) @ fused["w"]), "mean": 0.0}, abs=1e-6)
-    assert server.notes == []
 
 
 def test_rounds_without_a_direction_say_so_once():

@@ -1,10 +1,9 @@
 """FedCCRL's bank, on its own and in whole runs: once, anew in every round, failures, neutral settings."""
 
 import numpy as np
-import pandas as pd
 import pytest
-from flwr.app import Error, Message
 from support import numbers, run_small, small_experiment
+from tampering import short, tamper
 
 from fedsim.methods.assembly import build_recipe
 from fedsim.tensors.arrays import record_to_arrays
@@ -65,7 +64,7 @@ def collected(grid):
     found = {}
     for message, reply in grid.seen:
         config = message.content.config_records["config"]
-        if message.metadata.message_type == "query.collect" and not reply.has_error():
+        if message.metadata.message_type == "query.collect" and len(reply.content.array_records["pixel_stats"]):
             assert "arrays" not in message.content.array_records
             own = record_to_arrays(reply.content.array_records["pixel_stats"])["mean"]
             found.setdefault(config["round"], {})[config["client"]] = own
@@ -85,10 +84,10 @@ def handed(grid):
 
 def test_rows_come_once_or_anew_in_every_round(tmp_path):
     """80 images give 8 rows of 8 bytes."""
-    _, grid = run_small(small_experiment(tmp_path / "once", SMALL, train=SHORT))
+    _, grid = run_small(short(tmp_path / "once", 2, SMALL))
     assert list(collected(grid)) == [0]
     assert set(handed(grid)) == {(1, client) for client in ("rot0", "rot15", "rot30")}
-    folder, grid = run_small(small_experiment(tmp_path / "round", ANEW, train=SHORT))
+    folder, grid = run_small(short(tmp_path / "round", 2, ANEW))
     found = collected(grid)
     assert list(found) == [1, 2]
     assert not any(np.array_equal(found[1][client], found[2][client]) for client in found[1])
@@ -101,13 +100,8 @@ def test_rows_come_once_or_anew_in_every_round(tmp_path):
 
 
 def test_rows_of_a_client_that_fails_or_is_not_drawn_stay(tmp_path):
-    def tamper(message: Message, reply: Message) -> Message:
-        config = message.content.config_records["config"]
-        fails = (config["phase"], config.get("round"), config.get("client")) == ("collect", 2, "rot15")
-        return Message(Error(2, "Traceback: no light"), reply_to=message) if fails else reply
-
-    experiment = small_experiment(tmp_path / "on", ANEW, train=SHORT, run={"on_client_failure": "continue"})
-    _, grid = run_small(experiment, tamper=tamper)
+    failing = tamper(lambda content: content["pixel_stats"].clear(), "collect")
+    _, grid = run_small(short(tmp_path / "on", 2, ANEW), tamper=failing)
     found = collected(grid)
     assert "rot15" not in found[2]
     assert np.array_equal(handed(grid)[2, "rot0"], np.concatenate([found[1]["rot15"], found[2]["rot30"]]))
@@ -123,30 +117,27 @@ def test_rows_of_a_client_that_fails_or_is_not_drawn_stay(tmp_path):
     assert len(newest) > 1
 
 
-def test_no_views_are_fedavg(tmp_path):
-    """Bit for bit, and no rows are collected."""
-    method = {"name": "fedccrl", "aligned_views": {"views": 0}}
-    ours, plain = (
-        run_small(small_experiment(tmp_path / str(place), each, train=SHORT))[0]
-        for place, each in enumerate((method, "fedavg"))
-    )
-    pd.testing.assert_frame_equal(numbers(ours / "clients.csv"), numbers(plain / "clients.csv"), rtol=0, atol=0)
-    assert (ours / "last.safetensors").read_bytes() == (plain / "last.safetensors").read_bytes()
-
-
 @pytest.mark.parametrize("variant", ["paper", "official"])
-def test_without_other_colours_no_rows_are_collected(variant, tmp_path, caplog):
+def test_without_other_colours_no_rows_are_collected(variant, tmp_path):
     """With p = 0 the views are AugMix's alone, in both variants (rows of the released code come in every round)."""
     method = {"name": "fedccrl", "aligned_views": {"p": 0.0, "variant": variant}}
-    experiment = small_experiment(tmp_path, method, train={**SHORT, "rounds": 1})
-    recipe = build_recipe(experiment)
+    recipe = build_recipe(short(tmp_path, 1, method))
     assert recipe.disclosure() == "model updates"
     assert not recipe.banks[0].shared
-    if variant == "official":
-        clients = numbers(run_small(experiment)[0] / "clients.csv")
+
+
+def test_views_without_rows_train_and_no_views_are_fedavg(tmp_path, caplog):
+    views = {"p0": {"p": 0.0, "variant": "official"}, "none": {"views": 0}}
+    methods = {key: {"name": "fedccrl", "aligned_views": own} for key, own in views.items()}
+    runs = {key: run_small(short(tmp_path / key, 1, method))[0] for key, method in methods.items()}
+    runs["plain"], _ = run_small(short(tmp_path / "plain", 1))
+    for key in views:
+        clients = numbers(runs[key] / "clients.csv")
         assert not [name for name in clients if name.endswith("pixel_stats")]
         assert set(clients["status"]) == {"ok"}
-        assert "no statistics of other clients' images" not in caplog.text
+    assert "no statistics of other clients' images" not in caplog.text
+    last = {key: (folder / "last.safetensors").read_bytes() for key, folder in runs.items()}
+    assert last["none"] == last["plain"] != last["p0"]
 
 
 @pytest.mark.parametrize("data", [{"domains": ["rot0", "rot45"]}, {"fraction": 0.01}])

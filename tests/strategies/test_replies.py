@@ -4,68 +4,53 @@ import dataclasses
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 from support import SpyGrid, numbers, run_small, small_experiment
+from tampering import EVERYBODY, VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
 
 from clients.base import DomainClient
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.run.plan import resolve, run_folder
 from fedsim.run.serve import serve
-from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
-from strategies.wire.reply_checks import Expected, RejectedReplyError, check_update, judged
-
-VICTIM = "rot15"
-SHORT = {"rounds": 2, "iterations": 1}
-
-
-def changed(content, change):
-    """A reply's content, changed by `change(arrays, metrics, echo)`."""
-    arrays = {name: np.array(array) for name, array in record_to_arrays(content.array_records["arrays"]).items()}
-    metrics, echo = dict(content.metric_records["metrics"]), dict(content.config_records["echo"])
-    change(arrays, metrics, echo)
-    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    return RecordDict({"arrays": record, "metrics": MetricRecord(metrics), "echo": ConfigRecord(echo)})
+from strategies.wire.reply_checks import (
+    Expected,
+    RejectedReplyError,
+    check_metrics,
+    check_update,
+    check_validation,
+    judged,
+)
+from strategies.wire.target_site import TargetScore, read_score, score_records
 
 
-def reply_with(message, reply, change):
-    return Message(changed(reply.content, change), reply_to=message)
-
-
-def tamper_with(change, rounds=(2,), victims=(VICTIM,)):
-    """Changes the victims' training replies in the given rounds."""
-
-    def tamper(message, reply):
-        config = message.content.config_records["config"]
-        hit = (message.metadata.message_type, config["client"] in victims, config["round"] in rounds)
-        return reply_with(message, reply, change) if hit == ("train", True, True) else reply
-
-    return tamper
-
-
-def set_nan(arrays, metrics, echo):
-    arrays["head.weight"][0, 0] = np.nan
+def reason_of(check, content, expected):
+    """Why a reply is refused; empty: it is accepted."""
+    try:
+        judged(check, content, expected)
+    except RejectedReplyError as error:
+        return str(error)
+    return ""
 
 
 @pytest.fixture(scope="module")
 def genuine(tmp_path_factory):
     """(content, what was expected) of a real training reply."""
-    _, grid = run_small(small_experiment(tmp_path_factory.mktemp("genuine"), train={**SHORT, "rounds": 1}))
+    _, grid = run_small(short(tmp_path_factory.mktemp("genuine"), 1))
     (content,) = [
         reply.content
         for message, reply in grid.seen
-        if message.metadata.message_type == "train" and message.content.config_records["config"]["client"] == VICTIM
+        if (message.metadata.message_type, message.content["config"]["client"]) == ("train", VICTIM)
     ]
-    echo = content.config_records["echo"]
-    expected = Expected(VICTIM, echo["token"], 1, "train", content.metric_records["metrics"]["num-examples"])
-    arrays = record_to_arrays(content.array_records["arrays"])
-    return content, dataclasses.replace(expected, shapes=heads_of(arrays))
+    expected = Expected(VICTIM, content["echo"]["token"], 1, "train", content["metrics"]["num-examples"])
+    return content, dataclasses.replace(expected, shapes=heads_of(record_to_arrays(content["arrays"])))
 
 
 @pytest.mark.parametrize(("change", "reason"), [
     (lambda a, m, e: None, ""),
-    (set_nan, "NaN or infinite"),
+    (lambda a, m, e: set_nan(a), "NaN or infinite"),
     (lambda a, m, e: a["head.bias"].fill(np.inf), "NaN or infinite"),
     (lambda a, m, e: a.pop("head.bias"), "missing tensors ['head.bias']"),
     (lambda a, m, e: a.update(extra=np.zeros(3, np.float32)), "unexpected tensors ['extra']"),
@@ -82,11 +67,76 @@ def genuine(tmp_path_factory):
 ])  # fmt: skip
 def test_what_is_wrong_with_a_reply(genuine, change, reason):
     content, expected = genuine
-    found = ""
-    try:
-        judged(check_update, changed(content, change), expected)
-    except RejectedReplyError as error:
-        found = str(error)
+    own = {name: np.array(array) for name, array in record_to_arrays(content["arrays"]).items()}
+    metrics, echo = dict(content["metrics"]), dict(content["echo"])
+    change(own, metrics, echo)
+    record = ArrayRecord({name: Array(array) for name, array in own.items()})
+    changed = RecordDict({"arrays": record, "metrics": MetricRecord(metrics), "echo": ConfigRecord(echo)})
+    found = reason_of(check_update, changed, expected)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("local_validation_accuracy", 2.0), ("local_validation_dice", -0.1), ("personal_accuracy", 7.0),
+    ("train_seconds", -1.0), ("compile_seconds", -1e30), ("steps", -3), ("images", -1), ("gradient_count", -1.0),
+    ("learning_rate", -0.0999), ("received_loss", -1e30),
+])  # fmt: skip
+def test_a_training_metric_out_of_range_is_refused(name, value):
+    """A local accuracy of 2 would select its round. With a negative learning rate the clients' sum may be near 0."""
+    good = {"local_validation_accuracy": 1.0, "train_seconds": 0.0, "steps": 0, "learning_rate": 0.0, "gap": -1.0}
+    check_metrics(good | {"train_loss": -0.3, "personal_train_loss": 40.0}, {"train_loss"})
+    with pytest.raises(RejectedReplyError, match=f"{name} is "):
+        check_metrics(good | {name: value}, set())
+
+
+ECHO = {"token": "t", "client": "rot75", "round": 3, "phase": "target"}
+EXPECTED = Expected("rot75", "t", 3, "target", 100)
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"loss": -1e30}, {"evaluation_seconds": -5.0}, {"personal_accuracy": 1.1}, {"personal_loss": -1.0}
+])  # fmt: skip
+def test_a_validation_out_of_range_is_refused(change):
+    """A loss that is 0 up to rounding is accepted."""
+    metrics = {"num-examples": 9, "accuracy": 1.0, "loss": -1e-8, "evaluation_seconds": 0.1, **change}
+    reply = RecordDict({"metrics": MetricRecord(metrics), "echo": ConfigRecord(ECHO)})
+    found = reason_of(check_validation, reply, EXPECTED)
+    assert found.startswith("".join(f"{name} is " for name in change))
+    assert bool(found) == bool(change)
+
+
+def target_reply(metrics=None, details=None, extra=None):
+    """A reply of the unseen domain's site, with changes."""
+    content = score_records(TargetScore(0.5, 1.0, 0.1, [("alpha_mean", "layer1.0", 0.5)]), 100, "accuracy")
+    content["metrics"] = MetricRecord({**content["metrics"], **(metrics or {})})
+    content["details"] = ConfigRecord({**content["details"], **(details or {})})
+    return RecordDict({**content, "echo": ConfigRecord(ECHO), **(extra or {})})
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"details": {"quantities": [], "names": [], "values": []}}, ""),
+    ({"extra": {"evil": ArrayRecord([np.ones(3)])}}, "unexpected array records"),
+    ({"extra": {"more": ConfigRecord({"a": 1})}}, "unexpected config records"),
+    ({"metrics": {"target_accuracy": 1.0}}, "unexpected metrics"),
+    ({"metrics": {"loss": -1e30}}, "loss is"),
+    ({"metrics": {"loss": 1.2e36}}, "metric 'loss' is larger than 1e+30 in size: 1.2e"),
+    ({"metrics": {"loss": float("nan")}}, "metric 'loss' is not a finite number: nan"),
+    ({"metrics": {"evaluation_seconds": -1e30}}, "evaluation_seconds is"),
+    ({"metrics": {"accuracy": 2.0}}, "accuracy is"),
+    ({"details": {"names": ["=cmd\nround,9"]}}, "not one printable line"),
+    ({"details": {"quantities": [b"\xff"]}}, "not one printable line"),
+    ({"details": {"names": ["n" * 1000]}}, "not one printable line"),
+    ({"details": {"values": [float("inf")]}}, "not a finite number"),
+    ({"details": {name: ["n"] * 100_000 for name in ("names", "quantities")}}, "rows"),
+    ({"details": {"names": []}}, "cannot be judged"),
+    ({"details": {"names": "a", "quantities": "a"}}, "three lists"),
+    ({"details": {"more": [1]}}, "three lists"),
+])  # fmt: skip
+def test_the_target_sites_reply_is_exactly_what_was_asked_for(change, reason):
+    score, seconds = judged(read_score, target_reply(), EXPECTED)
+    assert (score.value, score.details, seconds) == (0.5, [("alpha_mean", "layer1.0", 0.5)], 0.1)
+    found = reason_of(read_score, target_reply(**change), EXPECTED)
     assert reason in found
     assert bool(found) == bool(reason)
 
@@ -94,30 +144,27 @@ def test_what_is_wrong_with_a_reply(genuine, change, reason):
 def test_bad_reply_stops_the_run_by_name(tmp_path):
     """By default the run stops and names client and reason, because a lost client is a lost domain."""
     with pytest.raises(ClientFailedError, match=f"client '{VICTIM}' failed in round 2: reply refused: .*NaN"):
-        run_small(small_experiment(tmp_path, train=SHORT), tamper=tamper_with(set_nan))
+        run_small(short(tmp_path, run={}), tamper=tamper(arrays(set_nan)))
 
 
 def test_bad_reply_is_left_out_when_asked(tmp_path):
     """With `continue` the model of the round equals that of a federation without the client."""
-    experiment = small_experiment(tmp_path / "bad", train=SHORT, run={"on_client_failure": "continue"})
-    folder, _ = run_small(experiment, tamper=tamper_with(set_nan, rounds=(1, 2)))
-    clients = numbers(folder / "clients.csv")
-    bad = clients[clients["client"] == VICTIM]
+    folder, _ = run_small(short(tmp_path / "bad"), tamper=tamper(arrays(set_nan), rounds=(1, 2)))
+    bad = rows_of(folder).xs(VICTIM, level="client")
     assert bad["weight"].isna().all()
     assert bad["status"].str.contains("reply refused").all()
     assert (numbers(folder / "rounds.csv")["failed"].iloc[1:] == 1).all()
-    reduced = small_experiment(tmp_path / "reduced", train=SHORT, data={"domains": ["rot0", "rot30", "rot45"]})
-    model, expected = (load_file(each / "last.safetensors") for each in (folder, run_small(reduced)[0]))
+    reduced, _ = run_small(short(tmp_path / "reduced", data={"domains": ["rot0", "rot30", "rot45"]}))
+    model, expected = (load_file(each / "last.safetensors") for each in (folder, reduced))
     for name, array in expected.items():
         np.testing.assert_array_equal(model[name], array)
 
 
 def test_all_replies_bad_leaves_the_model_unchanged(tmp_path):
     """An empty round keeps theta^(t-1) and is recorded; a run of empty rounds fails."""
-    experiment = small_experiment(tmp_path, run={"on_client_failure": "continue"}, train=SHORT)
     with pytest.raises(ClientFailedError, match="no round was made: no client's reply was accepted in 2 rounds"):
-        run_small(experiment, tamper=tamper_with(set_nan, (1, 2), ("rot0", VICTIM, "rot30")))
-    rounds = numbers(run_folder(experiment) / "rounds.csv")
+        run_small(short(tmp_path), tamper=tamper(arrays(set_nan), rounds=(1, 2), clients=EVERYBODY))
+    rounds = numbers(run_folder(short(tmp_path)) / "rounds.csv")
     assert list(rounds["round"]) == [0, 1, 2]
     assert (rounds["clients"] == 0).all()
     assert rounds["target_accuracy"].nunique() == 1
@@ -130,17 +177,17 @@ def test_replies_are_matched_to_their_messages(tmp_path):
         def pull_messages(self, message_ids):
             return list(reversed(super().pull_messages(message_ids)))
 
-    plain, _ = run_small(small_experiment(tmp_path / "plain", train=SHORT))
-    shuffled = serve(Shuffled(3), resolve(small_experiment(tmp_path / "shuffled", train=SHORT)))
+    plain, _ = run_small(short(tmp_path / "plain"))
+    shuffled = serve(Shuffled(3), resolve(short(tmp_path / "shuffled")))
     assert numbers(plain / "rounds.csv").equals(numbers(shuffled / "rounds.csv"))
 
 
-@pytest.mark.parametrize(("error", "kind", "words", "lines"), [
+@pytest.mark.parametrize(("error", "kind", "words"), [
     (ZeroDivisionError("no such luck"), ClientFailedError,
-     r"client 'rot0' failed in round 1[^$]*in broken[^$]*ZeroDivisionError: no such luck", True),
-    (UserError("the folder is empty"), UserError, "^client rot0: the folder is empty$", False),
+     r"client 'rot0' failed in round 1[^$]*in broken[^$]*ZeroDivisionError: no such luck"),
+    (UserError("the folder is empty"), UserError, "^client rot0: the folder is empty$"),
 ])  # fmt: skip
-def test_a_clients_own_error_is_shown(tmp_path, monkeypatch, error, kind, words, lines):
+def test_a_clients_own_error_is_shown(tmp_path, monkeypatch, error, kind, words):
     """With its traceback, and the domain's name; an error that its user can correct is one line."""
 
     def broken(self, round):
@@ -149,4 +196,37 @@ def test_a_clients_own_error_is_shown(tmp_path, monkeypatch, error, kind, words,
     monkeypatch.setattr(DomainClient, "_train", broken)
     with pytest.raises(kind, match=words) as found:
         run_small(small_experiment(tmp_path))
-    assert ("\n" in str(found.value)) == lines
+    assert ("\n" in str(found.value)) == (kind is ClientFailedError)
+
+
+def multiplied(bank):
+    """A record with signs of 1e30, in which the numbers of batches stay."""
+
+    def change(content):
+        if bank in content:
+            own = record_to_arrays(content[bank]).items()
+            new = {n: np.array(a) if n == "batches" else (np.sign(a) * 1e30).astype(a.dtype) for n, a in own}
+            content[bank] = state_to_record(new)
+
+    return change
+
+
+@pytest.mark.parametrize(("method", "phase", "change", "reason"), [
+    ("scaffold", "train", multiplied("control"), "control: its record has the norm"),
+    ("fediir", "collect", multiplied("classifier_gradient"), "classifier_gradient refused: its record has the norm"),
+    ("fednova", "train", lambda content: content["metrics"].update(gradient_count=1e-6), "the aggregated model moves"),
+    ("afl", "train", lambda content: content["metrics"].update(received_loss=1e30), "its received_loss is 1e+30"),
+    ("fedavg", "evaluate", lambda content: content["metrics"].update({"num-examples": 10**9}),
+     "validation refused: it reports 1000000000 examples"),
+])  # fmt: skip
+def test_one_lie_is_refused_by_name(tmp_path, method, phase, change, reason):
+    """The run goes on with the honest clients alone."""
+    assert reason in refused_row(tmp_path, change, method, phase, iterations=2)["status"]
+
+
+@pytest.mark.parametrize("value", [-5, 2**63 - 1])
+def test_under_secure_mean_counters_are_still_checked(tmp_path, value):
+    """Integer tensors are not masked, so that the largest of them would become the model's."""
+    counters = arrays(lambda own: {n: np.full_like(a, value) if "num_batches" in n else a for n, a in own.items()})
+    row = refused_row(tmp_path, counters, {"name": "fedavg", "fuse": "secure_mean"}, run={"update_limit": 0.0})
+    assert "has a negative value, or a count" in row["status"]

@@ -31,21 +31,15 @@ def uniform(numbers):
     return chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-8
 
 
-def test_a_single_reply_is_uniform():
-    """In a masked constant update all 256 values of each byte are equally frequent, and neighbours are independent.
-
-    Without masks the reply would have one value everywhere.
-    """
-    reply = masked_once(0.25)
+def test_replies_are_noise():
+    """In a masked constant update all 256 values of each byte are equally frequent, and neighbours are independent; so
+    is the difference of two such replies. Without masks the reply would have one value everywhere."""
+    reply, same, other = masked_once(0.25), masked_once(0.25), masked_once(-3.0)
     assert all(uniform((reply >> np.uint32(8 * place)) & np.uint32(255)) for place in range(4))
     assert abs(np.corrcoef(reply[:-1], reply[1:])[0, 1]) < 0.02
+    assert uniform((reply - same) >> np.uint32(24))
+    assert uniform((reply - other) >> np.uint32(24))
     assert len(np.unique(masking.quantised(np.full(1000, 0.25), 1 / 3, 32, 16.0))) == 1
-
-
-def test_replies_of_equal_and_of_different_updates_cannot_be_told_apart():
-    first, same, other = masked_once(0.25), masked_once(0.25), masked_once(-3.0)
-    assert uniform((first - same) >> np.uint32(24))
-    assert uniform((first - other) >> np.uint32(24))
 
 
 def test_fewer_than_t_shares_tell_nothing():
@@ -58,32 +52,25 @@ def test_fewer_than_t_shares_tell_nothing():
     assert secret not in shares.values()
 
 
-def test_the_server_gets_one_secret_of_each_client():
-    federation = Federation([1, 1, 1]).begin()
-    trained = models("ab")
-    updates = [federation.reply(name, trained[name]) for name in "ab"]
-    federation.end(updates)
-    for said in federation.entries[OPENED].values():
-        assert set(said) == {SELF + "a", SELF + "b", KEY + "c"}
-
-
 # --- what a client refuses --------------------------------------------------------------------------------------------
 
 
 def test_a_second_list_of_those_that_delivered_is_refused():
+    """Another list would give the server both secrets of a client; the same list gets the same answer again."""
     federation = Federation([1] * 5).begin()
     trained = models(federation.names)
     for name in federation.names:
         federation.reply(name, trained[name])
-    first = federation.part.collect(federation.local("a", OPENED, "abc"))
-    again = federation.part.collect(federation.local("a", OPENED, "abc"))
+    first, again = (federation.part.collect(federation.local("a", OPENED, "abc")) for _ in range(2))
+    assert set(first) == {SELF + "a", SELF + "b", SELF + "c", KEY + "d", KEY + "e"}  # one secret of each client
     assert all(np.array_equal(first[name], again[name]) for name in first)
-    with pytest.raises(UserError, match="second list of clients that delivered"):
-        federation.part.collect(federation.local("a", OPENED, "abcd"))
-    with pytest.raises(UserError, match="the sum of 2 updates stays masked; 3 are needed"):
-        federation.part.collect(federation.local("b", OPENED, "ab"))
-    with pytest.raises(UserError, match="not one of this round"):
-        federation.part.collect(federation.local("b", OPENED, "acd"))
+    for name, delivered, said in (
+        ("a", "abcd", "second list of clients that delivered"),
+        ("b", "ab", "the sum of 2 updates stays masked; 3 are needed"),
+        ("b", "acd", "not one of this round"),
+    ):
+        with pytest.raises(UserError, match=said):
+            federation.part.collect(federation.local(name, OPENED, delivered))
 
 
 def test_a_list_of_keys_longer_than_a_round_raises_the_threshold():

@@ -131,41 +131,41 @@ def test_an_average_of_stored_models_takes_two_models(tmp_path):
     assert peak < size + 2 * (aggregate.GROUP + 3) * aggregate.BLOCK * 8
 
 
+STATE = {"w": np.ones(1000, np.float32)}
+
+
 def test_memory_is_used_first_and_given_back(tmp_path):
-    state = {"w": np.ones(1000, np.float32)}
-    storage = Storage(tmp_path, memory=9000)
-    kept = [storage.put(state) for _ in range(4)]
-    assert [isinstance(one, StoredArrays) for one in kept] == [False, False, True, True]
-    assert list(tmp_path.iterdir()) == []  # the file has no name
-    storage.clear()
-    assert storage.put(state) is state
-    assert storage.put({}) == {}
+    with closing(Storage(tmp_path, memory=9000)) as storage:
+        kept = [storage.put(STATE) for _ in range(4)]
+        assert [isinstance(one, StoredArrays) for one in kept] == [False, False, True, True]
+        assert list(tmp_path.iterdir()) == []  # the file has no name
+        storage.clear()
+        assert storage.put(STATE) is STATE
+        assert storage.put({}) == {}
 
 
 def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors(tmp_path, monkeypatch):
+    """The file's space is used again, up to a size; tensors of an earlier round are an error, not other numbers."""
     monkeypatch.setattr("strategies.stored.KEPT_BYTES", 6000)
     with closing(Storage(tmp_path, memory=0)) as storage:
         old = [storage.put({"w": np.full(1000, index, np.float32)}) for index in range(3)]
         assert [float(one["w"].sum()) for one in old] == [0, 1000, 2000]
         storage.clear()
-        assert os.fstat(storage.file.fileno()).st_size == 6000
         new = storage.put({"w": np.full(1000, 7, np.float32)})
         assert os.fstat(storage.file.fileno()).st_size == 6000
         assert float(new["w"].sum()) == 7000
+    for one in (old[0], new):
         with pytest.raises(RuntimeError, match="earlier round"):
-            old[0]["w"]
-    with pytest.raises(RuntimeError, match="earlier round"):
-        new["w"]
+            one["w"]
 
 
 def test_a_small_round_stays_in_memory_as_a_whole(tmp_path, monkeypatch):
+    """Five replies that fit together are not written; of thirty only what always has room is kept."""
     monkeypatch.setattr("strategies.stored.WHOLE_BYTES", 20_000)
-    state = {"w": np.ones(1000, np.float32)}
     with closing(Storage(tmp_path, memory=9000)) as storage:
         for clients, held in ((5, 5), (30, 2), (5, 5), (1, 1)):
             storage.expect(clients * 4000)
-            kept = [storage.put(state) for _ in range(clients)]
-            assert sum(one is state for one in kept) == held
+            assert sum(storage.put(STATE) is STATE for _ in range(clients)) == held
             storage.clear()
 
 

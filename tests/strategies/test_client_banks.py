@@ -1,0 +1,282 @@
+"""The banks that merge what clients send, and FINCH, on numbers worked out by hand."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from strategies.banks.class_references import ClassReferences
+from strategies.banks.feature_generator import FeatureGenerator
+from strategies.banks.feature_styles import FeatureStyles, derangement
+from strategies.banks.interpolation_style import InterpolationStyle
+from strategies.banks.prototypes import Prototypes
+from strategies.parts import SERVER, RefusedUpdateError, ServerRound, Update
+from strategies.tools.finch import cluster_means, finch, first_neighbour_clusters, partitions, partitions_of_products
+
+REFERENCES, GENERATOR, STYLES, INTERPOLATION = (
+    ClassReferences(),
+    FeatureGenerator(),
+    FeatureStyles(),
+    InterpolationStyle(),
+)
+PROTOTYPES = Prototypes()
+
+
+def round_of(**fields):
+    fields = {"classes": 3, "feature_dim": 2, "weights": {"a": 0.25, "b": 0.75}, **fields}
+    return ServerRound(fields.pop("round", 2), 3, list("abcd"), {}, **fields)
+
+
+def f32(values):
+    return np.array(values, np.float32)
+
+
+def i64(values):
+    return np.array(values, np.int64)
+
+
+def references(counts, *rows):
+    """A contribution whose rows have one number each; r_rho is ten larger."""
+    r_mu = f32(rows).reshape(len(rows), 1)
+    return {"r_mu": r_mu, "r_rho": r_mu + 10, "counts": i64(counts)}
+
+
+def generator(value, inputs=3, features=2):
+    shapes = {"hidden.weight": (4, inputs), "hidden.bias": (4,), "out.weight": (features, 4), "out.bias": (features,)}
+    return {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
+
+
+def style(value):
+    return {"style": np.full((4, 3), value, np.float32)}
+
+
+def overall(*numbers):
+    """A client's style: its mean is the first half of the numbers, its std the second."""
+    mean, std = np.split(f32([numbers]), 2, axis=1)
+    return {"mean": mean, "std": std}
+
+
+def protos(**rows):
+    """Vectors by class, as in `c0=(1, 2)`."""
+    return {"protos": f32(list(rows.values())).reshape(len(rows), 2), "classes": i64([int(name[1:]) for name in rows])}
+
+
+def test_class_references_are_averaged_by_counts():
+    """{y0: 10}, {y0: 30, y1: 5} with rows 1 and 3 -> 2.5; y1 is the second client's; y2 stays."""
+    entries = {"a": references([10, 0, 0], 1), "b": references([30, 5, 0], 3, 7)}
+    old = {SERVER: {"r_mu": np.full((3, 1), 4, np.float32), "r_rho": np.full((3, 1), 5, np.float32)}}
+    new = REFERENCES.merge(old, entries, round_of())[SERVER]
+    assert new["r_mu"].ravel().tolist() == [2.5, 7, 4]
+    assert new["r_rho"].ravel().tolist() == [12.5, 17, 5]
+    first = REFERENCES.merge({}, entries, round_of())[SERVER]
+    assert (first["r_mu"][2], first["r_rho"][2]) == (0, 1)
+    silent = ClassReferences(shared=False)
+    assert not silent.contributed
+    assert silent.hand_out({SERVER: new}, "a", round_of()) is None
+    assert silent.gather(Update("a", 1, {}), round_of()) == silent.merge({}, {"a": {}}, round_of()) == {}
+
+
+def test_counts_cannot_exceed_the_images():
+    records = {REFERENCES.name: references([4, 0, 0], 1)}
+    assert REFERENCES.gather(Update("a", 4, {}, records=records), round_of())["counts"][0] == 4
+    with pytest.raises(RefusedUpdateError, match="4 of 3 images"):
+        REFERENCES.gather(Update("a", 3, {}, records=records), round_of())
+
+
+def test_generators_are_averaged_by_weight():
+    bank = GENERATOR.merge({}, {"a": generator(1), "b": generator(5)}, round_of())
+    assert {float(value) for array in bank[SERVER].values() for value in array.ravel()} == {4.0}
+    later = round_of(banks={GENERATOR.name: {SERVER: generator(1)}})
+    assert GENERATOR.accept("a", generator(2), later) == ""
+    assert "hidden.weight" in GENERATOR.accept("a", generator(2, inputs=9), later)
+
+
+def test_a_derangement_leaves_nothing_in_place():
+    """T7: in 1000 draws of three, each of the two derangements comes about as often."""
+    rng = np.random.default_rng(0)
+    drawn = [tuple(derangement(3, rng).tolist()) for _ in range(1000)]
+    assert set(drawn) == {(1, 2, 0), (2, 0, 1)}
+    assert 400 < drawn.count((1, 2, 0)) < 600
+    assert derangement(2, rng).tolist() == [1, 0]
+
+
+def test_every_style_goes_to_one_other_client():
+    """T9: nothing goes to a client alone in a round, nor for a partner that has not trained yet."""
+    bank, pairs = {name: style(number + 1) for number, name in enumerate("abcd")}, set()
+    for number in range(1, 30):
+        server = round_of(drawn=list("abd"), round=number)
+        got = [int(STYLES.hand_out(bank, name, server)["style"][0, 0]) for name in "abd"]
+        assert sorted(got) == [1, 2, 4]
+        assert all(own != other for own, other in zip([1, 2, 4], got, strict=True))
+        pairs.add(tuple(got))
+    assert len(pairs) == 2
+    for kept, drawn in (("ab", "a"), ("a", "ab"), ("", "abc"), ("ab", "bc")):
+        assert STYLES.hand_out({name: style(1) for name in kept}, "a", round_of(drawn=list(drawn))) == {}
+
+
+def merged(styles, bank=INTERPOLATION, server=None):
+    """All numbers of the interpolation style of these contributions."""
+    entries = {f"client{number}": overall(*numbers) for number, numbers in enumerate(styles)}
+    record = bank.hand_out(bank.merge({}, entries, server or round_of()), "client0", server)
+    return np.concatenate([record["mean"], record["std"]], axis=1)[0].tolist()
+
+
+def test_t2_median_of_the_cluster_means():
+    """Pairs of equal styles are the clusters; an even number has two middles, of which `lower` takes the lower."""
+    three = [(1, 5), (2, 9), (9, 1)]
+    assert merged(three * 2) == [2, 5]
+    four = [*three, (4, 2)] * 2
+    assert merged(four) == [3, 3.5]
+    assert merged(four, InterpolationStyle(median="lower")) == [2, 2]
+    bank = INTERPOLATION.merge({}, {"a": overall(1, 2), "b": overall(3, 4)}, round_of())
+    assert bank.keys() == {SERVER}  # no client's own style is kept
+    assert INTERPOLATION.merge({}, {}, round_of()) == {}
+
+
+def test_t8_every_group_of_styles_counts_the_same():
+    """Nine clients in four groups: the median of four cluster means, whatever the sizes of the groups."""
+    means = [(1, 9), (3, 7), (6, 5), (8, 1)]
+    for sizes, spread in (((2, 2, 2, 3), 0.005), ((2, 3, 2, 2), 0.005), ((2, 2, 2, 43), 0.0)):
+        server, rng = round_of(), np.random.default_rng(0)
+        around = [np.array(mean) + spread * rng.normal(size=2) for mean, size in zip(means, sizes) for _ in range(size)]
+        assert merged(around, server=server) == pytest.approx(np.median(means, axis=0), abs=0.02)
+        assert [(row["quantity"], row["value"]) for row in server.details] == [("style_clusters", 4)]
+        assert server.notes == []
+    for styles in ([(1, 4)], [(1, 4), (3, 1)], [(1, 4), (3, 1), (8, 1)]):
+        server = round_of()
+        assert merged(styles, server=server) == pytest.approx(np.mean(styles, axis=0))
+        assert ["clients_per_domain" in note for note in server.notes] == [True]
+
+
+def circle(*degrees):
+    angles = np.radians(degrees)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def test_prototypes_are_the_means_of_finchs_clusters():
+    """The clusters and J_c in the records; prototypes of earlier rounds are removed."""
+    server, points = round_of(), circle(0, 10, 25, 90, 100)
+    entries = {f"client{number}": protos(c0=point) for number, point in enumerate(points)}
+    entries["client1"] = protos(c0=points[1], c2=(5, 6))
+    new = PROTOTYPES.merge({SERVER: protos(c1=(9, 9))}, entries, server)[SERVER]
+    assert new["classes"].tolist() == [0, 0, 2]
+    assert new["cluster_protos"][2].tolist() == [5, 6]
+    assert new["cluster_protos"][0] == pytest.approx([0.963705, 0.198755], abs=1e-6)
+    assert new["cluster_protos"].dtype == np.float32
+    recorded = {row["name"]: row["value"] for row in server.details if row["quantity"] == "prototype_clusters"}
+    assert recorded == {"class 0": 2, "class 2": 1}
+    assert server.notes == []
+
+
+def test_three_clients_never_cluster_and_the_log_says_so_once():
+    """Each class has the plain mean; a class that no client sent is absent; no prototypes at all are not an error."""
+    server, entries = round_of(), {name: protos(c1=point) for name, point in zip("abc", circle(0, 90, 180))}
+    new = PROTOTYPES.merge({}, entries, server)[SERVER]
+    assert new["classes"].tolist() == [1]
+    assert new["cluster_protos"][0] == pytest.approx([0, 1 / 3], abs=1e-6)
+    PROTOTYPES.merge({}, entries, server)
+    assert ["clients_per_domain" in note for note in server.notes] == [True]
+    assert PROTOTYPES.merge({}, {"a": protos()}, server) == {}
+
+
+@pytest.mark.parametrize(("bank", "entries"), [
+    (REFERENCES, {"a": references([1, 1, 1], 1, 2, 3)}), (GENERATOR, {"a": generator(1)}),
+    (INTERPOLATION, {"a": overall(1, 2)}), (PROTOTYPES, {"a": protos(c0=(1, 2))}),
+])  # fmt: skip
+def test_all_clients_get_the_same_and_at_first_nothing(bank, entries):
+    made = bank.merge({}, entries, round_of())
+    assert bank.hand_out({}, "a", round_of()) == {}
+    assert bank.hand_out(made, "a", round_of()) is bank.hand_out(made, "late", round_of()) is made[SERVER]
+
+
+SEEN, GENERATED, GIVEN, OWN = (
+    references([4, 0, 0], 1),
+    generator(1),
+    overall(1, 2, 3, 1, 1, 1),
+    protos(c0=(1, 2), c2=(3, 4)),
+)
+
+
+@pytest.mark.parametrize(("bank", "good", "change", "reason"), [
+    *((REFERENCES, SEEN, *each) for each in (
+        ({}, ""), ({"extra": np.zeros(1)}, "it holds"), ({"counts": i64([1, 0])}, "expected int64[3]"),
+        ({"counts": np.array([1.0, 0, 0])}, "float64"), ({"counts": i64([1, -1, 0])}, "negative"),
+        ({"counts": i64([1, 1, 0])}, "2 rows"), ({"r_mu": np.zeros((1, 1))}, "r_mu is float64"),
+        ({"r_rho": np.zeros((1, 1, 1), np.float32)}, "r_rho is"))),
+    *((GENERATOR, GENERATED, *each) for each in (
+        ({}, ""), ({"discriminator": np.zeros(1)}, "it holds"), ({"out.bias": np.zeros(2)}, "float64"),
+        ({"hidden.bias": np.zeros(5, np.float32)}, "do not fit"), (generator(1, features=3), "width 3"),
+        ({"out.bias": f32([1, np.nan])}, "NaN"))),
+    *((STYLES, style(1), *each) for each in (
+        ({}, ""), ({"style": f32([[-2] * 3, *np.ones((3, 3))])}, ""), (style(0), "a deviation is 0"),
+        ({"style": np.ones((3, 3), np.float32)}, "has 3 rows, expected 4"), ({"style": np.ones((4, 3))}, "float64"),
+        (style(np.nan), "NaN"), ({"mean": np.ones((4, 3), np.float32)}, "expected ['style']"))),
+    *((INTERPOLATION, GIVEN, *each) for each in (
+        ({}, ""), (dict.fromkeys(GIVEN, np.ones((2, 3), np.float32)), "it holds 2 styles, expected one"),
+        ({"std": np.zeros((1, 3), np.float32)}, "not positive"), ({"mean": np.zeros((1, 3))}, "float64"))),
+    *((PROTOTYPES, OWN, *each) for each in (
+        ({}, ""), (protos(), ""), ({"extra": np.zeros(1)}, "it holds"), ({"protos": np.zeros((2, 2))}, "float64"),
+        ({"protos": np.zeros((3, 2), np.float32)}, "int64[3]"), ({"classes": np.array([0, 1], np.int32)}, "int32"),
+        ({"classes": i64([1, 0])}, "ascend"), ({"classes": i64([1, 1])}, "ascend"),
+        ({"classes": i64([0, 3])}, "beyond the 3"), ({"classes": i64([-1, 0])}, "beyond"))),
+])  # fmt: skip
+def test_what_is_refused(bank, good, change, reason):
+    found = bank.accept("a", {**good, **change}, round_of())
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def groups(labels):
+    """The sets of points that are in one cluster."""
+    return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
+
+
+def test_finch_by_hand():
+    """Directions make the clusters, means are of the vectors with their lengths; the coarsest partition with more than
+    one cluster is chosen, and three points never make two."""
+    points = np.array([(2, 0), (4, 1), (3, 0.5), (0, 1), (0.2, 2)])
+    labels = finch(points)
+    assert labels.tolist() == finch(circle(0, 10, 25, 90, 100)).tolist() == [0, 0, 0, 1, 1]
+    assert cluster_means(points, labels).tolist() == [pytest.approx([3, 0.5]), pytest.approx([0.1, 1.5])]
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 3):
+        assert finch(rng.normal(size=(count, 5))).tolist() == [0] * count
+    assert groups(finch(circle(0, 10, 90, 100, 180, 190))) == {frozenset(p) for p in ((0, 1), (2, 3), (4, 5))}
+    eight = partitions(circle(0, 3, 20, 24, 120, 125, 150, 156))
+    assert [labels.max() + 1 for labels in eight] == [4, 2]
+    assert groups(eight[-1]) == {frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})}
+    assert finch(np.zeros((5, 2))).tolist() == [0] * 5
+
+
+def exact_groups(points):
+    """The first partition of points with whole coordinates, whose cosines are compared without rounding."""
+    cluster = list(range(len(points)))
+    for i, p in enumerate(points):
+        # The sign and the square of cos(p, q) |p|, which puts the other points in the order of their cosines.
+        dots = [sum(a * b for a, b in zip(p, q)) for q in points]
+        signed = [Fraction(dot * abs(dot), sum(b * b for b in q) or 1) for dot, q in zip(dots, points)]
+        nearest = max((j for j in range(len(points)) if j != i), key=lambda j: (signed[j], -j))
+        cluster = [cluster[i] if label == cluster[nearest] else label for label in cluster]
+    return groups(np.array(cluster))
+
+
+def test_the_first_of_equally_near_points_is_taken():
+    """Cosines that are equal but for rounding are ties, so that a factor on one point changes no cluster."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        points = rng.integers(-2, 3, (rng.integers(2, 9), 2))
+        longer = points * np.append(np.ones((len(points) - 1, 1)), [[3.5]], axis=0)
+        found = [groups(first_neighbour_clusters(np.array(each, float))) for each in (points, longer)]
+        assert found == [exact_groups(points.tolist())] * 2, points
+
+
+def test_finch_of_inner_products_is_finch_of_the_points():
+    """Every partition of the series, also with a zero vector and with equal points."""
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 3, *rng.integers(4, 40, 30)):
+        points = rng.normal(size=(count, 6)) + rng.normal(size=6)
+        points[rng.random(count) < 0.1] = 0
+        points[-1] = points[0]
+        found, wanted = partitions_of_products(points @ points.T), partitions(points)
+        assert [labels.tolist() for labels in found] == [labels.tolist() for labels in wanted]
+    assert partitions_of_products(np.zeros((0, 0)))[-1].tolist() == []
