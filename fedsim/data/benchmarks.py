@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.catalog import BENCHMARKS
-from fedsim.data.names import composed, matching, names_in, refuse_alike, refuse_repeated, same, subfolders
+from fedsim.data.names import composed, matching, names_in, read_from, refuse_alike, refuse_repeated, same, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import instance, load, lookup
@@ -87,6 +87,9 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
 
     Where the classes are `named`, a domain may lack some of them, because hospitals differ.
     """
+    if not root.is_dir():
+        hint = "set data.root or $FEDSIM_DATA; a server without images needs data.domains and data.classes"
+        raise UserError(f"no folder {root}{read_from(root)} with the images; {hint}")
     on_disk = names_in(root)
     asked = [composed(name) for name in asked]
     for name in set(asked) - set(on_disk):

@@ -4,6 +4,7 @@ import json
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ from fedsim.flower.processes import write_app
 from fedsim.methods.registry import packages_of
 from fedsim.run.plan import resolve
 from fedsim.run.settle import settle
-from fedsim.settings import Settings
+from fedsim.settings import Settings, data_root
 from fedsim.settings.experiment import Experiment
 
 START_SECONDS = 180.0  # time on a busy machine until the submitted ServerApp asks the sites
@@ -72,7 +73,7 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
     """One finding per site, and the problems that belong to no site. It takes at most `wait` and a few minutes."""
     control = Control(federation)
     online = control.online()
-    refused = refusal(experiment, federation) if experiment else ""
+    given, refused = experiment, refusal(experiment, federation) if experiment else ""
     if experiment:
         experiment = with_names(experiment, federation)
     answers = ask_sites(control, experiment, wait) if any(online.values()) else []
@@ -80,6 +81,8 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
     contacts = read_contacts(federation.kit("server") / "run" / "contacts.json")
     for finding in findings:
         add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
+    if refused and (unnamed := names_lacking(given, findings)):
+        refused = unnamed
     return findings, missing or ([refused] if refused else [])
 
 
@@ -95,6 +98,21 @@ def refusal(experiment: Experiment, federation: Federation) -> str:
     except UserError as error:
         return f"the run would be refused: {error}"
     return ""
+
+
+def names_lacking(experiment: Experiment, findings: Sequence[Finding]) -> str:
+    """What the experiment must name because only the sites have the images of its folder; "" if it lacks no name."""
+    data = experiment.data
+    domains = sorted({domain_of(finding.site.domain) for finding in findings})
+    here = any((data_root(data) / domain).is_dir() for domain in domains)
+    if data.dataset != "folder" or here or (data.domains and data.classes):
+        return ""
+    classes = sorted({name for finding in findings if finding.answer for name in finding.answer.classes})
+    return (
+        "the images are on the sites and not on this server, so that the experiment must say their names: "
+        f"data.domains = {json.dumps(domains, ensure_ascii=False)} and "
+        f"data.classes = {json.dumps(classes, ensure_ascii=False) if classes else '[...]'}"
+    )
 
 
 def add_contact(finding: Finding, contact: Contact, now: float) -> None:

@@ -74,6 +74,7 @@ class Loopback:
     settings: dict = field(default_factory=dict)
     sources: tuple[str, ...] = SOURCES
     unseen: str = TARGET
+    data: dict = field(default_factory=dict)  # folders of images, by domain
     warm: bool = True  # Flower's programs are forked (warm.py): for tests of something else than their start
     federation: Federation | None = None
     _warm_process: subprocess.Popen | None = None
@@ -84,6 +85,7 @@ class Loopback:
         roles = {name: "target" if name == self.unseen else "source" for name in names}
         sites = [
             {"name": f"site-{name}", "domain": name, "role": roles[name], "port": port}
+            | ({"data_dir": self.data[name]} if self.data else {})
             for name, port in zip(names, ports, strict=True)
         ]
         table = {"address": "127.0.0.1", "port": server, "proxy": "none", "retry_seconds": 3, "sites": sites}
