@@ -31,18 +31,15 @@ def test_steps_are_those_of_the_papers():
 
 
 def test_hours_are_measured_or_said_to_be_not():
-    one = cell("fedprox", "fedig")
-    assert estimate([one], {}, {}).seconds is None
-    assert estimate([one], {}, {}).source == "not measured"
-    found = estimate([one], {}, {step_key(one.experiment): (0.5, "a machine, 1 thread")})
+    one, other = cell("fedprox", "fedig"), cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})
+    key = step_key(one.experiment)
+    assert (estimate([one], {}, {}).seconds, estimate([one], {}, {}).source) == (None, "not measured")
+    found = estimate([one], {}, {key: (0.5, "a machine, 1 thread")})
     assert (found.seconds, found.source) == (12_000.0, "local steps alone on a machine, 1 thread")
     assert estimate([one], {"fedprox": 2.0}, {}).seconds == 80.0
-    other = cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})
-    assert estimate([other], {}, {step_key(one.experiment): (0.5, "")}).seconds is None
-    unknown = cell("ccst", "fedig")
-    assert estimate([unknown], {}, {step_key(unknown.experiment): (0.5, "")}).source == "steps not counted"
-    terra = cell("fedavg", "fedsb", "terra-incognita", "location_38")
-    assert estimate([terra], {}, {step_key(terra.experiment): (0.5, "")}).source == "steps not counted"
+    assert estimate([other], {}, {key: (0.5, "")}).seconds is None
+    for unknown in (cell("ccst", "fedig"), cell("fedavg", "fedsb", "terra-incognita", "location_38")):
+        assert estimate([unknown], {}, {step_key(unknown.experiment): (0.5, "")}).source == "steps not counted"
 
 
 def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
@@ -51,24 +48,22 @@ def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     A row's own time is used first, then FedAvg's on the same data set. Where a setting changes what a step does, the
     cost of the method says nothing.
     """
-    one, plain = cell("fedprox", "fedig"), cell("fedavg", "fedig")
-    key = step_key(plain.experiment)
-    elsewhere = ("vlcs", *key[1:])
-    times = {key: (0.5, "a machine, 1 thread"), elsewhere: (0.25, "another")}
-    found = estimate([one], {}, times, {"fedprox": 1.2})
+    one, key, cost = cell("fedprox", "fedig"), step_key(cell("fedavg", "fedig").experiment), {"fedprox": 1.2}
+    elsewhere = {("vlcs", *key[1:]): (0.25, "another")}
+    times = {key: (0.5, "a machine, 1 thread")} | elsewhere
+    found = estimate([one], {}, times, cost)
     assert found.seconds == pytest.approx(14_400)
     assert found.source == "local steps alone on a machine, 1 thread: FedAvg's, times the cost of the method"
-    assert estimate([one], {}, {elsewhere: (0.25, "another")}, {"fedprox": 1.2}).seconds == pytest.approx(7_200)
-    assert estimate([one], {}, {**times, step_key(one.experiment): (1.0, "")}, {"fedprox": 1.2}).seconds == 24_000
+    assert estimate([one], {}, elsewhere, cost).seconds == pytest.approx(7_200)
+    assert estimate([one], {}, times | {step_key(one.experiment): (1.0, "")}, cost).seconds == 24_000
     assert estimate([one], {}, times, {}).seconds is None
-    assert estimate([cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})], {}, times, {"fedprox": 1.2}).seconds
+    assert estimate([cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})], {}, times, cost).seconds
     views = {"method.objective": "client_agnostic", "method.add": "mix_style"}
     for change in (views, {"method.add": "mix_style"}, {"method.norm": "ibn"}, {"method.augment": "rand_augment"}):
         assert estimate([cell("fedbn", "fedig", **change)], {}, times, {"fedbn": 1.1}).source == "not measured"
     doubled = cell("rsc", "fedig", **{"method.self_challenging.variant": "official"})
     assert estimate([doubled], {}, times, {"rsc": 1.4}).source == "not measured"
-    other_size = (*key[:3], "96", *key[4:])
-    assert estimate([one], {}, {other_size: (0.5, "")}, {"fedprox": 1.2}).seconds is None
+    assert estimate([one], {}, {(*key[:3], "96", *key[4:]): (0.5, "")}, cost).seconds is None  # another size
 
 
 def test_the_pace_is_read_from_complete_rows_only(tmp_path):

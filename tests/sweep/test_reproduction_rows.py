@@ -1,136 +1,183 @@
-"""The rows and targets of a user's own table: one recipe each, one spelling, and runs with the same settings."""
+"""The rows and targets of a table: one recipe each, one spelling, and the checks that any comparison of runs makes."""
 
-import pandas as pd
+import json
+import math
+import shutil
+
 import pytest
+from paper_runs import ROWS, compared, finish, own_table, shipped, shown
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
-from fedsim.results import Recorder, read_runs, summary_row
-from fedsim.run.plan import resolve
-from fedsim.sweep.reproduction import reproductions
-from fedsim.sweep.tables import Choice, plan_table, read_table, row_experiment
+from fedsim.results.selection import RULE_TITLES
+from fedsim.sweep.reproduction import Line, Numbers
+from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, read_table
 
-ROWS = '{ method = "fedavg", printed = "FedAvg" }, { method = "fedprox" }'
-
-
-def own_table(folder, rows=ROWS, targets='["rot0", "rot75"]', config="digits", settings="", seeds="[0, 1]"):
-    """The file of a table, with the name of the copy that a sweep puts beside the runs."""
-    file = folder / "table.toml"
-    block = f'config = "{config}"\ntargets = {targets}\nsettings = [{settings}]\n'
-    file.write_text(f'title = "Own"\ndeviation = "none"\nseeds = {seeds}\nrows = [{rows}]\n[[blocks]]\n{block}')
-    return file
+NAME = "fedig-a-table-5"
+BLOCK = shipped(NAME).blocks[0]
+TWO_ROUNDS, ONE_ROUND = '"train.rounds=2"', ["train.rounds=1"]
 
 
-def record(file, target, seed=0, accuracy=0.5, row=0, overrides=()):
-    """A finished run of one of the table's rows, with an invented accuracy."""
-    (block,) = read_table(file).blocks
-    words = [f"run.seed={seed}", f"run.output={file.parent}", *overrides]
-    plan = resolve(row_experiment(block, block.rows[row], target, words))
-    recorder = Recorder(plan.folder)
-    recorder.write_experiment(plan.experiment.toml())
-    rounds = pd.DataFrame([{"round": 1, "mean_validation_accuracy": 0.9, "target_accuracy": accuracy}])
-    recorder.write_summary(summary_row(plan.experiment, rounds, label=plan.folder.parent.parent.name))
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("complete")
+    shutil.copy(find_table(NAME), folder / "table.toml")
+    for seed in (0, 1):
+        for target in ("art_painting", "cartoon", "photo", "sketch"):
+            finish(BLOCK, folder, target, seed, 0.8)
+    return folder
 
 
-def compared(folder):
-    (result,) = reproductions(folder, read_runs(folder))
-    return result
+@pytest.fixture
+def folder(complete, tmp_path):
+    """The two seeds of the first row of a shipped table, which a test may change."""
+    return shutil.copytree(complete, tmp_path / "table")
 
 
-def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
-    file = own_table(tmp_path, settings='"train.rounds=2"')
-    for target in ("rot0", "rot75"):
-        record(file, target, seed=0)
-        record(file, target, seed=1, overrides=["train.rounds=1"])
-    with pytest.raises(UserError) as caught:
-        compared(tmp_path)
-    text = str(caught.value)
-    assert "\n" not in text
-    for words in ("block 'digits'", "'FedAvg'", "train.rounds (2 | 1)", "--seeds"):
+def record(folder, target="photo", **facts):
+    (folder / "pacs" / "fedavg" / target / "seed0" / "environment.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ([{"data": {"sketch": {"images": n, "content": f"{n}"}}} for n in (3, 4)], "different images under the name"),
+        ([{"recipe": {"terms.proximal": {"mu": mu}}} for mu in (0.1, 0.2)], "FedAvg was not the same recipe"),
+    ],
+)
+def test_other_images_and_recipes_of_one_row_are_refused(folder, facts, said):
+    for target, own in zip(("photo", "cartoon"), facts):
+        record(folder, target, **own)
+    with pytest.raises(UserError, match=said):
+        compared(folder)
+
+
+def test_a_run_that_is_there_twice_is_refused(folder):
+    finish(BLOCK, folder, "photo", settings=["run.label=again"])
+    with pytest.raises(UserError, match="FedAvg on photo with seed 0 is there more than once") as caught:
+        compared(folder)
+    assert "fedavg@again/photo/seed0" in str(caught.value)
+
+
+def test_missing_unfinished_and_other_versions_are_said(folder):
+    text = shown(compared(folder))
+    for word in ("Missing", "left out", "Not the same", "(2 seeds)", "rests on fewer"):
+        assert word not in text
+    settings = finish(BLOCK, folder, "photo", row=1) / "experiment.toml"
+    record(folder, threads=1)
+    record(folder, "sketch", threads=2)
+    open_run = folder / "pacs" / "fedprox" / "sketch" / "seed0"
+    open_run.mkdir(parents=True)
+    shutil.copy(settings, open_run)
+    text = shown(compared(folder))
+    for words in (
+        "FedAvg (2 seeds)", "FedProx (1 seed)", "FedProx: art_painting (seed 0)", "1 unfinished run is left out",
+        "Seed 1 is only in FedAvg; averages over different seeds do not compare.", "Not the same for all runs: threads",
+    ):  # fmt: skip
         assert words in text
 
 
-def test_the_part_with_one_setting_is_compared(tmp_path):
-    """So the refused table can be shown: its runs with the other setting are not the table's, which a note says."""
-    file = own_table(tmp_path, settings='"train.rounds=2"')
-    record(file, "rot0", seed=0)
-    record(file, "rot0", seed=1, overrides=["train.rounds=1"])
-    refused = CliRunner().invoke(app, ["compare", str(tmp_path)])
-    assert isinstance(refused.exception, UserError)
-    for seed, said in ((0, False), (1, True)):
-        shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--seeds", str(seed)])
-        assert shown.exit_code == 0, shown.output
-        assert ("the settings are not the table's (train.rounds is 1, there 2)" in shown.output) == said
+def test_an_average_over_fewer_seeds_has_no_verdict(folder):
+    finish(BLOCK, folder, "photo", 2, 0.9)
+    result = compared(folder)
+    (line,) = result.lines
+    assert [line.ours[name].seeds for name in ("photo", "sketch", "average")] == [3, 2, 2]
+    line.theirs["average"] = Numbers(0.8, 0.5)
+    assert not math.isnan(line.difference("average"))
+    assert line.verdict("average") == ""
+    text = shown(result)
+    assert "FedAvg (2 to 3 seeds)" in text
+    assert "the average rests on fewer seeds than its columns" in text
+    even = Line(PaperRow(method="fedavg"), {"average": Numbers(0.8, 0.1, 2)}, {"average": Numbers(0.8, 0.5)})
+    assert even.verdict("average") == "inside"
+
+
+def test_only_the_whole_table_under_the_default_rule_is_kept_as_a_file(folder):
+    whole = ["compare", str(folder)]
+    for words in (["--targets", "photo"], ["--baseline", "fedavg"], ["--select", "oracle", "--format", "latex"]):
+        output = CliRunner().invoke(app, [*whole, *words]).output
+        assert ("only targets photo" in output) == ("--targets" in words)
+        assert not (folder / "comparison.csv").exists()
+    (title,) = [line for line in output.splitlines() if line.startswith("%") and "Tables 5, 7 and 8" in line]
+    assert RULE_TITLES["oracle"] in title
+    assert r"\multicolumn" in output
+    assert CliRunner().invoke(app, whole).exit_code == 0
+    assert (folder / "comparison.csv").is_file()
+
+
+def test_the_title_says_what_selected_the_round(tmp_path):
+    """In the words of every other table: here the local models' validation, which is not the table's own."""
+    finish(own_table(tmp_path), tmp_path, "rot0", settings=["run.select_on=local"])
+    assert compared(tmp_path).title.endswith(": best source validation of the local models")
+
+
+def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
+    """The part with one setting can be compared: runs with the other setting are not the table's, as a note says."""
+    file = own_table(tmp_path, settings=TWO_ROUNDS)
+    for target in ("rot0", "rot75"):
+        finish(file, tmp_path, target)
+        finish(file, tmp_path, target, 1, settings=ONE_ROUND)
+    with pytest.raises(UserError) as caught:
+        compared(tmp_path)
+    assert "\n" not in str(caught.value)
+    for words in ("block 'digits'", "'FedAvg'", "train.rounds (2 | 1)", "--seeds"):
+        assert words in str(caught.value)
+    for seed in (0, 1):
+        output = CliRunner().invoke(app, ["compare", str(tmp_path), "--seeds", str(seed)]).output
+        assert ("the settings are not the table's (train.rounds is 1, there 2)" in output) == (seed == 1)
 
 
 def test_rows_may_have_other_settings_than_each_other(tmp_path):
     """The row with other settings is shown without a difference; it has no average in common with the others."""
-    file = own_table(tmp_path, settings='"train.rounds=2"')
-    record(file, "rot0")
-    record(file, "rot0", row=1, overrides=["train.rounds=1"])
+    file = own_table(tmp_path, settings=TWO_ROUNDS)
+    finish(file, tmp_path, "rot0")
+    finish(file, tmp_path, "rot0", row=1, settings=ONE_ROUND)
     assert [bool(line.unlike) for line in compared(tmp_path).lines] == [False, True]
 
 
 def test_settings_of_a_part_that_the_row_does_not_have_mix_nothing(tmp_path):
     file = own_table(tmp_path)
-    record(file, "rot0", seed=0)
-    record(file, "rot0", seed=1, overrides=["parts.proximal.mu=0.5"])
-    for path in tmp_path.glob("digits/fedavg/rot0/seed*"):
-        (path / "environment.json").write_text('{"recipe": {"local.sgd": {}}}')
+    for seed, settings in enumerate(([], ["parts.proximal.mu=0.5"])):
+        folder = finish(file, tmp_path, "rot0", seed, settings=settings)
+        (folder / "environment.json").write_text('{"recipe": {"local.sgd": {}}}')
     assert compared(tmp_path).lines[0].ours["rot0"].seeds == 2
 
 
 @pytest.mark.parametrize("where", ["table", "choice"])
 def test_a_target_may_be_spelled_otherwise(tmp_path, where):
-    """The sweep and the comparison both take the data set's spelling, as every command does."""
-    spelled = ["Location 100", "location-38"]
-    names = ["location_100", "location_38"]
-    written = str(spelled if where == "table" else names).replace("'", '"')
-    file = own_table(tmp_path, config="terra-incognita", targets=written)
-    choice = Choice(targets=spelled if where == "choice" else ())
-    rows = plan_table(file, choice, (), str(tmp_path / "out"))
+    """The sweep and the comparison both take the data set's spelling; a target in two spellings is one column."""
+    spelled, names = ["Location 100", "location-38"], ["location_100", "location_38"]
+    written = [*spelled, "location_100"] if where == "table" else names
+    file = own_table(tmp_path, config="terra-incognita", targets=json.dumps(written))
+    rows = plan_table(file, Choice(targets=spelled if where == "choice" else ()), (), str(tmp_path / "out"))
     assert [cell.experiment.run.target for cell in rows[0].cells] == [name for name in names for _ in range(2)]
     for name in names:
-        record(file, name)
+        finish(file, tmp_path, name)
     result = compared(tmp_path)
     assert result.targets == names
     assert set(result.lines[0].ours) == {*names, "average"}
     assert not any("Missing" in note for note in result.notes)
 
 
-def test_a_target_in_two_spellings_is_one_column(tmp_path):
-    file = own_table(tmp_path, config="terra-incognita", targets='["Location 100", "location_100"]')
-    assert len(plan_table(file, Choice(["fedavg"], seeds=[0]), (), str(tmp_path / "out"))[0].cells) == 1
-    record(file, "location_100")
-    assert compared(tmp_path).targets == ["location_100"]
-
-
-def test_a_wrong_target_names_its_block(tmp_path):
-    file = own_table(tmp_path, targets='["rot0", "rot99"]')
-    with pytest.raises(UserError, match=r"block 'digits' of the table: .* has no domain 'rot99'"):
-        plan_table(file, Choice(), (), str(tmp_path / "out"))
-
-
 def test_a_table_is_compared_where_its_images_are_not(tmp_path):
     """Its targets are then as its file has them."""
     images = tmp_path / "images"
-    for domain in ("alpha", "beta"):
-        for name in ("cat", "dog"):
-            (images / domain / name).mkdir(parents=True)
+    for folder in ("alpha/cat", "alpha/dog", "beta/cat", "beta/dog"):
+        (images / folder).mkdir(parents=True)
     for root in (images, tmp_path / "elsewhere"):
         settings = f'"data.dataset=folder", "data.root={root}"'
         file = own_table(tmp_path, targets='["alpha"]', settings=settings)
         if root == images:
-            record(file, "alpha")
+            finish(file, tmp_path, "alpha")
         assert compared(tmp_path).targets == ["alpha"]
 
 
 def test_runs_of_targets_that_the_table_has_no_more_are_left_out_and_named(tmp_path):
     file = own_table(tmp_path)
-    record(file, "rot0")
-    record(file, "rot75", accuracy=0.1)
-    record(file, "rot75", row=1, overrides=["method.proximal.mu=0.5"])
+    finish(file, tmp_path, "rot0")
+    finish(file, tmp_path, "rot75", accuracy=0.1)
+    finish(file, tmp_path, "rot75", row=1, settings=["method.proximal.mu=0.5"])
     own_table(tmp_path, targets='["rot0"]')
     result = compared(tmp_path)
     assert result.targets == ["rot0"]
@@ -141,38 +188,39 @@ def test_runs_of_targets_that_the_table_has_no_more_are_left_out_and_named(tmp_p
     own_table(tmp_path, targets='["rot45"]')
     result = compared(tmp_path)
     assert result.lines == []
-    assert any("fedavg on rot0 (1 run); fedavg on rot75 (1 run)" in note for note in result.notes)
+    assert "fedavg on rot0 (1 run); fedavg on rot75 (1 run)" in " ".join(result.notes)
     assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 0
 
 
-SAME_RECIPE = [
-    '{ method = "fedavg", printed = "A" }, { method = "fedavg", printed = "B" }',
-    '{ method = "fedprox", printed = "A" }, '
-    '{ method = "fedprox", printed = "B", settings = ["method.proximal.mu=0.1"] }',
-]
-
-
-@pytest.mark.parametrize("rows", SAME_RECIPE)
-def test_two_rows_with_one_recipe_are_refused(tmp_path, rows):
-    """They would be the same runs, and one of the rows would not be shown."""
-    file = own_table(tmp_path, rows)
-    with pytest.raises(UserError, match=r"block 'digits' of the table: the rows 'A' and 'B' have the same recipe"):
-        plan_table(file, Choice(), (), str(tmp_path / "out"))
-    record(file, "rot0")
-    with pytest.raises(UserError, match=r"block 'digits' of the table: the rows 'A' and 'B' have the same recipe"):
-        compared(tmp_path)
-
-
 @pytest.mark.parametrize(
-    "rows",
+    ("rows", "targets", "said"),
     [
-        '{ method = "fedavg", printed = "A" }, { method = "fedprox", printed = "A" }',
-        '{ method = "fedavg" }, { method = "fedavg" }',
+        (
+            '{ method = "fedavg", printed = "A" }, { method = "fedavg", printed = "B" }', '["rot0"]',
+            r"block 'digits' of the table: the rows 'A' and 'B' have the same recipe",
+        ),
+        (
+            '{ method = "fedprox", printed = "A" }, '
+            '{ method = "fedprox", printed = "B", settings = ["method.proximal.mu=0.1"] }', '["rot0"]',
+            r"block 'digits' of the table: the rows 'A' and 'B' have the same recipe",
+        ),
+        (
+            '{ method = "fedavg", printed = "A" }, { method = "fedprox", printed = "A" }', '["rot0"]',
+            "table.toml: block 'digits': two rows are called 'A'",
+        ),
+        ('{ method = "fedavg" }, { method = "fedavg" }', '["rot0"]', "two rows are called 'fedavg'"),
+        (ROWS, '["rot0", "rot99"]', r"block 'digits' of the table: .* has no domain 'rot99'"),
     ],
-)
-def test_two_rows_with_one_title_are_refused(tmp_path, rows):
-    with pytest.raises(UserError, match=r"table.toml: block 'digits': two rows are called '\w+'"):
-        read_table(own_table(tmp_path, rows))
+)  # fmt: skip
+def test_a_wrong_row_or_target_names_its_block(tmp_path, rows, targets, said):
+    """Two rows with one recipe would be the same runs, and one of them would not be shown."""
+    file = own_table(tmp_path, rows, targets)
+    with pytest.raises(UserError, match=said):
+        plan_table(file, Choice(), (), str(tmp_path / "out"))
+    if "recipe" in said:
+        finish(read_table(file).blocks[0], tmp_path, "rot0")
+        with pytest.raises(UserError, match=said):
+            compared(tmp_path)
 
 
 def test_a_row_whose_parts_do_not_fit_together_does_not_stop_the_others(tmp_path):
@@ -180,5 +228,5 @@ def test_a_row_whose_parts_do_not_fit_together_does_not_stop_the_others(tmp_path
     file = own_table(tmp_path, '{ method = "fedavg" }, { method = "krum+qfedavg" }, { method = "fedprox" }')
     rows = plan_table(file, Choice(), (), str(tmp_path / "out"))
     assert [{cell.state for cell in row.cells} for row in rows] == [{"waiting"}, {"failed"}, {"waiting"}]
-    record(file, "rot0")
+    finish(file, tmp_path, "rot0")
     assert [line.row.method for line in compared(tmp_path).lines] == ["fedavg"]

@@ -59,24 +59,17 @@ def test_draws_differ_between_trials_settings_and_seeds():
 
 def test_scores_and_ranks_by_hand():
     """A missing cell leaves no score; equal scores share a rank, and the first trial is listed first."""
-    assert score([0.5, 0.75]) == 0.625
-    assert score([0.5, None]) is None
-    assert score([]) is None
+    assert [score(own) for own in ([0.5, 0.75], [0.5, None], [])] == [0.625, None, None]
     assert ranking({0: 0.5, 1: None, 2: 0.75, 3: 0.5 + 1e-12, 4: 0.25}) == {2: 1, 0: 2, 3: 2, 4: 4}
     assert ranking({0: None}) == {}
 
 
-def test_equal_values_are_one_trial():
+def test_equal_values_are_one_trial_and_values_are_nested_for_toml():
     """Also where the file's own value is written in another way."""
     drawn = [{}, {"train.lr": "5e-2"}, {"train.lr": "0.1"}, {"train.lr": "0.10"}]
     assert first_alike(drawn, {"train.lr": 0.05}) == [0, 0, 2, 2]
-
-
-def test_a_toml_snippet_is_nested():
-    assert nested({"train.lr": 0.1, "method.guiding_head.weight": 1}) == {
-        "train": {"lr": 0.1},
-        "method": {"guiding_head": {"weight": 1}},
-    }
+    expected = {"train": {"lr": 0.1}, "method": {"guiding_head": {"weight": 1}}}
+    assert nested({"train.lr": 0.1, "method.guiding_head.weight": 1}) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from support import run_small, small_experiment
@@ -13,15 +14,23 @@ from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
+from fedsim.run import workspace
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
+from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
 from fedsim.sweep.pool import LocalPool, cause
 from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
+SET = [part for word in SMALL for part in ("--set", word)]
+
+
+def planned(methods="fedavg", targets="rot0", grid=(), more=()):
+    """The cells of a sweep on small digits, of which nothing runs."""
+    return plan_cells("digits", Axes(methods.split(), targets.split(), [0], grid), [*SMALL, *more], "")
 
 
 def test_grid_is_a_product_and_values_may_hold_commas():
@@ -33,64 +42,72 @@ def test_grid_is_a_product_and_values_may_hold_commas():
 
 def test_cells_are_planned_once_each(tmp_path):
     """Cells are the product of the axes, repeated values count once, and labels come from the grid."""
-    axes = Axes(["fedavg", "fedavg"], ["rot0", "rot30"], [0, 0], ["train.lr=0.1,0.2"])
-    cells = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")
+    cells = planned("fedavg fedavg", "rot0 rot30", ["train.lr=0.1,0.2"], [f"run.output={tmp_path}"])
     assert [cell.title for cell in cells] == [
         f"fedavg@train.lr={rate} → {target} (seed 0)" for rate in (0.1, 0.2) for target in ("rot0", "rot30")
     ]
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="two values share the folder"):
-        plan_cells("digits", Axes(["fedavg"], ["rot0"], [0], ["data.root=/a/b,/a_b"]), SMALL, "")
+        planned(grid=["data.root=/a/b,/a_b"])
+    # `--set run.label=x` is in the name of every cell's folder, before the grid's values.
+    cells = planned(grid=["train.lr=0.1,0.2"], more=["run.label=x"])
+    assert [cell.experiment.run.label for cell in cells] == ["x,train.lr=0.1", "x,train.lr=0.2"]
+    assert planned(more=["run.label=x"])[0].folder.parts[-3] == "fedavg@x"
 
 
 def test_a_finished_run_with_other_settings_is_not_taken_for_a_cell(tmp_path):
     """Its results would be those of another experiment."""
-    run_small(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot15"}))
-    folder = tmp_path / "small"
-    config = next(folder.rglob("experiment.toml"))
+    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot15"}))
     axes = Axes(["fedavg"], ["rot15"], [0])
-    assert plan_cells(str(config), axes, [], "")[0].state == "finished"
-    (conflict,) = plan_cells(str(config), axes, ["train.lr=0.5"], "")
-    assert conflict.state == "failed"
-    assert "holds a run with other settings (train.lr)" in conflict.reason
+    for more, state in (([], "finished"), (["train.lr=0.5"], "failed")):
+        (cell,) = plan_cells(str(folder / "experiment.toml"), axes, more, "")
+        assert cell.state == state
+    assert "holds a run with other settings (train.lr)" in cell.reason
 
 
-def test_one_conflicting_cell_does_not_stop_a_sweep(tmp_path):
-    """It is named with its reason at the end, the others are run, and the exit code is 1."""
-    words = ["sweep", "digits", "--targets", "rot0,rot15", "--jobs", "1", "--output", str(tmp_path)]
-    words += [part for word in SMALL for part in ("--set", word)]
-    axes = Axes(["fedavg"], ["rot0"], [0])
-    first = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}", "train.lr=0.5"], "")[0]
+def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
+    """Cells that cannot run, or fail, are named with their reason at the end; the others run; the exit code is 1."""
+    words = ["sweep", "digits", "--targets", "rot0,rot15", "--grid", "train.lr=0.05,1e30", "--jobs", "1", *SET]
+    words += ["--output", str(tmp_path)]
+    assert "no finished rounds" in CliRunner().invoke(app, [*words, "--dry-run"]).output
+    assert not list(tmp_path.iterdir())
+    first = planned(grid=["train.lr=0.05,1e30"], more=[f"run.output={tmp_path}"])[0]
     first.folder.mkdir(parents=True)
-    (first.folder / "experiment.toml").write_text(first.experiment.toml())
+    (first.folder / "experiment.toml").write_text(first.experiment.replace(train={"momentum": 0.1}).toml())
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
-    assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
-    assert "holds a run with other settings (train.lr)" in " ".join(result.output.split())
-    assert (tmp_path / "digits" / "fedavg" / "rot15" / "seed0" / "summary.csv").is_file()
+    assert "4 cells, 0 finished, 1 cannot run, 3 to run" in result.output
+    said = " ".join(result.output.split())
+    assert "failed: fedavg@train.lr=0.05 → rot0 (seed 0): " in said
+    assert "holds a run with other settings (train.momentum)" in said
+    assert "failed: fedavg@train.lr=1e30 → rot15 (seed 0): " in said
+    assert "1 of 4 cells finished, 3 failed" in said
+    results = pd.read_csv(tmp_path / "digits" / "results.csv")
+    assert results[["label", "target"]].to_numpy().tolist() == [["fedavg", "rot15"]]
+    shown = " ".join(CliRunner().invoke(app, [*words, "--targets", "rot15", "--dry-run"]).output.split())
+    assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
+    assert " s from finished rounds" in shown
 
 
-def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
+def test_a_refused_combination_does_not_stop_a_sweep():
     """A pair whose parts do not fit together is one failed cell; a name that does not exist stops the sweep."""
-    words = [*SMALL, f"run.output={tmp_path}"]
-    cells = plan_cells("digits", Axes(["fedavg", "csac+feddg-ga"], ["rot0"], [0]), words, "")
-    assert [cell.state for cell in cells] == ["waiting", "failed"]
-    assert cells[1].title.startswith("csac+feddg-ga")
+    cells = planned("fedavg csac+feddg-ga")
+    assert [(cell.state, cell.title.split(" ")[0]) for cell in cells] == [
+        ("waiting", "fedavg"), ("failed", "csac+feddg-ga"),
+    ]  # fmt: skip
     with pytest.raises(UserError, match="fedaavg"):
-        plan_cells("digits", Axes(["fedavg", "fedaavg"], ["rot0"], [0]), words, "")
+        planned("fedavg fedaavg")
 
 
 def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp_path):
     """`--dry-run` says of the cell what its run would say."""
-    words = [*SMALL, f"run.output={tmp_path}", "model.backbone=digits-cnn"]
-    cells = plan_cells("digits", Axes(["fedavg", "copa"], ["rot0", "rot15"], [0]), words, "")
+    cells = planned("fedavg copa", "rot0 rot15", more=[f"run.output={tmp_path}", "model.backbone=digits-cnn"])
     assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 2
     with pytest.raises(UserError) as refusal:
         resolve(cells[2].experiment).build_net()
     assert {cell.reason for cell in cells[2:]} == {str(refusal.value)}
-    options = [part for word in (*SMALL, "model.backbone=digits-cnn") for part in ("--set", word)]
-    options += ["--methods", "fedavg,copa", "--targets", "rot0", "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, ["sweep", "digits", "--dry-run", *options])
+    options = [*SET, "--set", "model.backbone=digits-cnn", "--methods", "fedavg,copa", "--targets", "rot0"]
+    result = CliRunner().invoke(app, ["sweep", "digits", "--dry-run", *options, "--output", str(tmp_path)])
     assert result.exit_code == 1
     assert f"failed: copa → rot0 (seed 0): {refusal.value}" in result.output
     assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
@@ -113,23 +130,18 @@ def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp
         (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
         (["--grid", "method.proximal={mu=1},{mu=2}", "--grid", "method.proximal.mu=3,4"], "is given twice"),
         (["--grid", "preset=a,b", "--preset", "a"], "preset"),
+        (["--seeds", "0,x"], "--seeds"),
+        (["--cores-per-cell", "9999"], "cores"),
+        (["--callback", "nowhere.at:All"], "nowhere"),
+        (["--callback", "json"], "package.module:name"),
+        (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
     ],
 )
-def test_nothing_is_overridden_silently(words, said, tmp_path):
-    """Settings that a sweep would ignore or run twice are refused in one line, before anything starts."""
+def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_starts(words, said, tmp_path):
     result = CliRunner().invoke(app, ["sweep", "digits", "--output", str(tmp_path / "out"), *words])
-    assert isinstance(result.exception, UserError)
+    assert isinstance(result.exception, UserError)  # one line and exit code 2
     assert said in str(result.exception)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_label_is_kept(tmp_path):
-    """`--set run.label=x` is in the name of every cell's folder, before the grid's values."""
-    axes = Axes(["fedavg"], ["rot0"], [0], ["train.lr=0.1,0.2"])
-    cells = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}", "run.label=x"], "")
-    assert [cell.experiment.run.label for cell in cells] == ["x,train.lr=0.1", "x,train.lr=0.2"]
-    (alone,) = plan_cells("digits", Axes(["fedavg"], ["rot0"], [0]), [*SMALL, "run.label=x"], "")
-    assert alone.folder.parts[-3] == "fedavg@x"
 
 
 def cell(method="fedavg", rounds=10, **state):
@@ -164,32 +176,25 @@ def test_view_shows_the_running_cells_and_the_time_left():
     shown = Console(width=120, file=io.StringIO(), record=True)
     shown.print(view.render())
     text = shown.export_text()
-    assert "2/20" in text
-    assert "3 min left" in text  # 18 rounds of 10 s
-    assert "cells: 1 finished, 1 running, 1 waiting" in text
+    for words in ("2/20", "3 min left", "cells: 1 finished, 1 running, 1 waiting"):  # 18 rounds of 10 s
+        assert words in text
     (line,) = (line for line in text.splitlines() if "fedavg" in line)
     assert line.split()[-6:] == ["2/10", "50.0", "%", "80", "s", "node7"]
 
 
-def test_a_cell_that_was_complete_already_shows_its_number(tmp_path, capsys):
-    """Another sweep may have finished it meanwhile, so that no round of it is heard of here."""
-    done = cell()
+def test_the_end_of_a_cell_is_said_at_once(tmp_path, capsys):
+    """Another sweep may have finished it, so that no round is heard of; after Ctrl-C nothing sums up failures."""
+    done, failed = cell(), cell()
     done.folder = tmp_path / "fedavg" / "rot0" / "seed0"
     done.folder.mkdir(parents=True)
     (done.folder / "summary.csv").write_text("method,last_target_dice\nfedavg,0.625\n")
-    view = SweepView([done], 1)
+    view = SweepView([done, failed], 1)
     done.hear("finished", "", None)
-    view.update()
-    assert "62.5 % at the last round" in capsys.readouterr().err
-
-
-def test_a_failed_cell_says_why_at_once(capsys):
-    """The summary at the end is not reached when the user interrupts the sweep."""
-    failed = cell()
-    view = SweepView([failed], 1)
     failed.hear("failed", "norm IBN needs a backbone with [batch norm]", None)
     view.update()
-    assert "(seed 0): norm IBN needs a backbone with [batch norm]" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "62.5 % at the last round" in said
+    assert "(seed 0): norm IBN needs a backbone with [batch norm]" in said
 
 
 def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
@@ -205,39 +210,6 @@ def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
     assert (one.state, one.rounds_left) == ("finished", 0)
 
 
-def test_dry_run_estimates_from_finished_rounds(tmp_path):
-    """It shows the cells with their state, and the time that the unfinished ones will take."""
-    words = ["sweep", "digits", "--targets", "rot0,rot15", "--seeds", "0", "--jobs", "1", "--output", str(tmp_path)]
-    words += [part for word in SMALL for part in ("--set", word)]
-    assert "no finished rounds" in CliRunner().invoke(app, [*words, "--dry-run"]).output
-    axes = Axes(["fedavg"], ["rot0"], [0])
-    run_small(plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")[0].experiment)
-    shown = CliRunner().invoke(app, [*words, "--dry-run"]).output
-    assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
-    alone = CliRunner().invoke(app, [*words, "--targets", "rot0", "--dry-run"]).output
-    assert "1 cell, 1 finished" in alone
-    assert " s from finished rounds" in " ".join(shown.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--seeds", "0,x"], "--seeds"),
-        (["--cores-per-cell", "9999"], "cores"),
-        (["--callback", "nowhere.at:All"], "nowhere"),
-        (["--callback", "json"], "package.module:name"),
-        (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
-    """The error is a UserError, which the command line prints as one line with exit code 2."""
-    options = [*words, "--output", str(tmp_path / "out"), "--targets", "rot0"]
-    result = CliRunner().invoke(app, ["sweep", "digits", *options])
-    assert isinstance(result.exception, UserError)
-    assert said in str(result.exception)
-    assert not (tmp_path / "out").exists()
-
-
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "OF_THE_SWEEP")
 
 
@@ -245,7 +217,6 @@ class Witness:
     """Callback that writes what its process sees into the run's folder."""
 
     def on_start(self, experiment, folder):
-        """Remember the folder."""
         import os
         import signal
 
@@ -253,18 +224,16 @@ class Witness:
         self.seen += [signal.getsignal(signal.SIGINT) == signal.SIG_IGN]
 
     def on_round(self, row, clients):
-        """Remember the number of the round."""
         self.seen.append(row["round"])
 
     def on_end(self, summary):
-        """Write the file."""
         self.file.write_text(json.dumps(self.seen))
 
 
 def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
     """A worker sees the sweep's variables, its GPU and no Ctrl-C; callbacks are called, and a wrong one is named."""
-    words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
-    cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
+    more = [f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
+    cells = planned(targets="rot0 rot15", more=more)
     (cells[1].folder).parent.mkdir(parents=True)
     cells[1].folder.write_text("a file where the run's folder should be")
     monkeypatch.setenv("OF_THE_SWEEP", "now")
@@ -274,8 +243,19 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
     assert "File exists" in cells[1].reason
 
 
+def test_a_finished_cell_leaves_no_network_or_data_in_memory(tmp_path, monkeypatch):
+    """A worker process runs many cells."""
+    asked, told = [], []
+    library = SimpleNamespace(CDLL=lambda name: SimpleNamespace(malloc_trim=asked.append))
+    monkeypatch.setattr("fedsim.sweep.cell_process.ctypes", library)
+    settings = small_experiment(tmp_path, train={"rounds": 1}).toml()
+    assert run_cell(settings, told.append) == ("finished", "", None)
+    assert [message[0] for message in told] == ["round", "round"]
+    assert not workspace._open
+    assert asked == [0]
+
+
 def test_causes_of_death():
     """Signals are shown by their names."""
-    assert cause(-9) == "SIGKILL, out of memory?"
-    assert cause(-15) == "SIGTERM"
-    assert cause(3) == "exit code 3"
+    causes = {-9: "SIGKILL, out of memory?", -15: "SIGTERM", 3: "exit code 3"}
+    assert {code: cause(code) for code in causes} == causes

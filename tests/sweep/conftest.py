@@ -1,0 +1,20 @@
+"""Fixtures of the tests of sweeps and searches."""
+
+import pytest
+
+from fedsim.sweep.cell_process import run_cell
+from fedsim.sweep.view import SweepView
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells run as in a worker of the pool, without its start, which takes longer than the cells."""
+
+    def run_cells(cells, waiting, reservations, budget, blind):
+        with SweepView(cells, 1, blind) as view:
+            for cell in waiting:
+                cell.begin()
+                cell.hear(*run_cell(cell.experiment.toml(), lambda message, cell=cell: cell.hear(*message)))
+                view.update()
+
+    monkeypatch.setattr("fedsim.sweep.run_cells", run_cells)
