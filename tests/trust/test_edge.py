@@ -21,10 +21,8 @@ ROOT = Path(edge.__file__).parents[1]
 
 def fedsim(*words, stdout=subprocess.PIPE, cwd=None, **variables):
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [*PROGRAM, *words]
-    return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=variables, cwd=cwd, timeout=120
-    )
+    pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.run([*PROGRAM, *words], env=variables, cwd=cwd, timeout=120, **pipes)
 
 
 def one_line(done, code):
@@ -36,55 +34,51 @@ def one_line(done, code):
 
 
 def test_output_on_a_file(capsys, monkeypatch, tmp_path):
-    """In this process, which has imported PyTorch."""
     (tmp_path / "taken").write_text("")
-    monkeypatch.setattr(signal, "signal", lambda number, answer: None)
-    monkeypatch.setattr(sys, "argv", ["fedsim", "run", "digits", *SMALL, "--output", str(tmp_path / "taken")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert exit_code_of(monkeypatch, "run", "digits", *SMALL, "--output", str(tmp_path / "taken")) == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedsim: ")]
     assert "taken" in said
     assert "Not a directory" in said or "File exists" in said
 
 
-@pytest.mark.parametrize("words", [["datasets"], ["--help"]])
-def test_a_full_standard_output(words):
+def test_a_full_standard_output():
     with Path("/dev/full").open("w") as full:
-        assert "No space left on device" in one_line(fedsim(*words, stdout=full), 2)
+        assert "No space left on device" in one_line(fedsim("datasets", stdout=full), 2)
 
 
-@pytest.mark.parametrize("words", [["datasets"], ["--help"]])
-def test_an_ascii_terminal(words):
-    done = fedsim(*words, PYTHONIOENCODING="ascii", COLUMNS="200")
+def test_an_ascii_terminal():
+    done = fedsim("--help", PYTHONIOENCODING="ascii", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     done.stdout.encode("ascii")
 
 
-def test_the_methods_on_an_ascii_terminal(monkeypatch):
-    """In this process, which has imported the methods."""
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+def exit_code_of(monkeypatch, *words):
+    """Of a command in this process, which has imported PyTorch and the methods."""
     monkeypatch.setattr(signal, "signal", lambda number, answer: None)
-    monkeypatch.setattr(sys, "argv", ["fedsim", "methods"])
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 0
+    return ended.value.code
+
+
+def test_the_methods_on_an_ascii_terminal(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert exit_code_of(monkeypatch, "methods") == 0
     assert b"fedavg" in written.getvalue()
 
 
-@pytest.mark.parametrize("package", ["clients", "strategies"])
-def test_a_folder_that_hides_a_package_is_named(package, tmp_path):
+def test_a_folder_that_hides_a_package_is_named(tmp_path):
     """`python -m` searches the working folder first."""
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text("")
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "__init__.py").write_text("")
     said = one_line(fedsim("methods", cwd=tmp_path), 2)
-    assert f"{tmp_path / package} hides the package '{package}'" in said
+    assert f"{tmp_path / 'clients'} hides the package 'clients'" in said
 
 
 def failing(error):
-    def command():
+    def command(*args, **kwargs):
         raise error
 
     return command
@@ -117,16 +111,9 @@ def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tm
 
 
 def test_a_full_disk_does_not_hide_an_unforeseen_error(capsys, monkeypatch):
-    monkeypatch.setattr(Path, "write_text", failing_method(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(Path, "write_text", failing(OSError(errno.ENOSPC, "full")))
     assert edge.guarded(failing(ZeroDivisionError("division by zero"))) == 1
     assert "(an unexpected error)" in capsys.readouterr().err
-
-
-def failing_method(error):
-    def method(*args, **kwargs):
-        raise error
-
-    return method
 
 
 @pytest.mark.slow

@@ -1,94 +1,144 @@
-"""Names: a name always gives the domain with exactly this name, whatever letters it has."""
+"""Names: which are allowed, that they are shown unchanged, and that each gives the domain with exactly this name."""
 
+import io
+import string
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from fedsim.commands.data import show_datasets
+from fedsim.common import console as console_module
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, client_names, load_client, resolve_domain
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.names import composed, matching, plain
-from fedsim.run.plan import complete
+from fedsim.run.plan import resolve, run_folder
 from fedsim.settings import DataSettings
-from fedsim.settings.experiment import parse_override, read_experiment
-
-FIRST, SECOND = "医院A", "病院A"
+from fedsim.settings.experiment import from_table, parse_experiment, parse_override, read_experiment
 
 
-def test_letters_outside_ascii_count(make_tree, tmp_path):
-    data = DataSettings(dataset="folder", root=str(make_tree((FIRST, SECOND))), cache=str(tmp_path / "c"), image_size=8)
-    assert client_names(data, SECOND) == [FIRST]
-    with pytest.raises(UserError, match="no domain '诊院A'; did you mean"):
-        client_names(data, "诊院A")
-    with pytest.raises(UserError, match="no domain 'A'"):
-        client_names(data, "A")
+@pytest.mark.parametrize(("table", "said"), [
+    *(({"name": name}, r"name: .*(folder|at least 1)")
+      for name in ("../..", ".", "a/b", "/tmp/x", "a\\b", "a\nb", "", "x" * 300, "é" * 150)),
+    *(({"run": {"label": label}}, r"run\.label: ") for label in ("../x", "..", "a/../../x", "/x", "a\0b")),
+])  # fmt: skip
+def test_names_and_labels_stay_in_the_output_folder(table, said):
+    with pytest.raises(UserError, match=said):
+        from_table(table)
 
 
-def test_the_nearest_domain_is_named_and_never_taken(make_tree):
-    data = DataSettings(dataset="folder", root=str(make_tree(("Photo", "Sketch"))))
-    with pytest.raises(UserError, match="no domain 'photo'; did you mean 'Photo'"):
-        client_names(data, "photo")
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_no_text_leads_out_of_the_output_folder(name, label):
+    try:
+        experiment = from_table({"name": name, "run": {"label": label, "target": "rot0"}})
+    except UserError:
+        return
+    folder = run_folder(experiment)
+    assert (len(folder.parts), folder.parts[0]) == (5, "outputs")
+    assert ".." not in folder.parts
+
+
+@given(st.text(string.printable, min_size=1).filter(lambda text: text == text.strip() and text[0] not in "\"'"))
+def test_texts_in_overrides_are_taken_as_they_are(text):
+    assert parse_override(f"run.target={text}") == ("run.target", text)
+
+
+def test_overrides_keep_texts_and_read_numbers():
+    assert parse_override('run.target="2020"') == ("run.target", "2020")
+    assert parse_override("run.seed=2020") == ("run.seed", 2020)
+    assert parse_override("data.domains=['2019', '2020']") == ("data.domains", ["2019", "2020"])
+
+
+def test_whole_numbers_in_a_file_are_names():
+    experiment = parse_experiment('[data]\ndataset = "folder"\ndomains = [100, "200"]\n[run]\ntarget = 100\n')
+    assert (experiment.data.domains, experiment.run.target) == (["100", "200"], "100")
+    with pytest.raises(UserError, match=r"run\.target"):  # 1.10 would become 1.1
+        parse_experiment("[run]\ntarget = 1.10\n")
+
+
+@pytest.mark.parametrize("name", ["2020", "007", "1e3", "1.10", "1_000", "true", "2020-01-01", "inf", "0x10", "nan"])
+def test_numeric_names_are_domains(make_tree, name):
+    root = make_tree((name, "200", "300"))
+    plan = resolve(read_experiment("digits", [f"data.root={root}", "data.dataset=folder", f"run.target={name}"]))
+    assert (plan.experiment.run.target, plan.clients) == (name, ("200", "300"))
+
+
+@pytest.mark.parametrize("name", ["[red]sea", "[/x]", "[bold", "a[1]"])
+def test_brackets_in_names_are_shown(name, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(console_module, "console", Console(file=shown, width=200))
+    console_module.say(f"records: /data/{name}")
+    assert f"/data/{name}" in shown.getvalue()
+
+
+def test_a_wrong_override_is_blamed_and_not_the_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[train]\nrounds = "many"\n')
+    for name, words, said in (
+        ("digits", ["train.lr=0.1", "train.rounds=many"], r"override 'train\.rounds=many': train\.rounds: .*integer"),
+        ("digits", ["train.roundss=3"], r"override 'train\.roundss=3': unknown setting .*did you mean 'rounds'"),
+        (str(file), ["train.lr=0.1"], rf"{file}: train\.rounds"),
+    ):
+        with pytest.raises(UserError, match=f"^{said}"):
+            read_experiment(name, words)
+
+
+@pytest.mark.parametrize(("domains", "asked", "said"), [
+    (("医院A", "病院A"), "诊院A", "no domain '诊院A'; did you mean"),
+    (("医院A", "病院A"), "A", "no domain 'A'"),
+    (("Photo", "Sketch"), "photo", "no domain 'photo'; did you mean 'Photo'"),
+])  # fmt: skip
+def test_the_nearest_domain_is_named_and_never_taken(make_tree, domains, asked, said):
+    data = DataSettings(dataset="folder", root=str(make_tree(domains)))
+    assert client_names(data, domains[1]) == [domains[0]]
+    with pytest.raises(UserError, match=said):
+        client_names(data, asked)
+
+
+def test_unknown_data_set_is_told_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'pacs'"):
+        show_datasets("pcas")
 
 
 @given(st.text(min_size=1, max_size=6))
 def test_a_name_that_is_not_there_is_refused(name):
-    found = BENCHMARKS["pacs"]
-    if plain(name) in map(plain, found.domains):
-        return
-    with pytest.raises(UserError, match="has no domain"):
-        resolve_domain(found, name)
+    if plain(name) not in map(plain, BENCHMARKS["pacs"].domains):
+        with pytest.raises(UserError, match="has no domain"):
+            resolve_domain(BENCHMARKS["pacs"], name)
 
 
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5), min_size=2, max_size=5))
 def test_matching_never_confuses_letters(names):
     for name in names:
         assert composed(matching(name, names)) == composed(name)
-        others = [other for other in names if plain(other) != plain(name)]
-        assert matching(name, others) is None
+        assert matching(name, [other for other in names if plain(other) != plain(name)]) is None
+
+
+def form_of(form, text):
+    return unicodedata.normalize(form, text)
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_unicode_forms_of_a_folder_are_one_name(make_tree, tmp_path, form):
-    on_disk, asked = unicodedata.normalize(form, "Élan"), unicodedata.normalize("NFD", "Élan")
-    classes = [unicodedata.normalize(other, "café") for other in ("NFC", "NFD")]
+    on_disk, asked = form_of(form, "Élan"), form_of("NFD", "Élan")
+    classes = [form_of(other, "café") for other in ("NFC", "NFD")]
     root = make_tree((on_disk, "photo"), (classes[0], "dog"))
     (root / "photo" / classes[0]).rename(root / "photo" / classes[1])
     data = DataSettings(
         dataset="folder", root=str(root), cache=str(tmp_path / "c"), image_size=8, domains=[asked, "photo"]
     )
-    found = benchmark(data)
-    assert found.domains == ("photo", "Élan")
-    assert found.classes == ("café", "dog")
-    assert len(load_client(data, asked).labels) == 8
-    assert len(load_client(data, "photo").labels) == 8
+    assert (benchmark(data).domains, benchmark(data).classes) == (("photo", "Élan"), ("café", "dog"))
+    assert [len(load_client(data, name).labels) for name in (asked, "photo")] == [8, 8]
 
 
-def test_two_forms_of_one_name_are_refused(make_tree):
-    names = [unicodedata.normalize(form, "Élan") for form in ("NFC", "NFD")]
+def test_two_forms_of_one_name_and_names_that_are_no_text_are_refused(make_tree, tmp_path):
+    names = [form_of(form, "Élan") for form in ("NFC", "NFD")]
+    root = make_tree((*names, "photo"))
     with pytest.raises(UserError, match="two folders have the name 'Élan'"):
-        benchmark(DataSettings(dataset="folder", root=str(make_tree((*names, "photo")))))
-
-
-def test_a_folder_name_that_is_not_text_is_refused(make_tree):
-    root = make_tree()
-    (root / "photo").rename(root / "phot\udcff")
+        benchmark(DataSettings(dataset="folder", root=str(root)))
+    (root / names[0]).rename(root / "phot\udcff")
     with pytest.raises(UserError, match="is not text in UTF-8"):
         benchmark(DataSettings(dataset="folder", root=str(root)))
-
-
-@pytest.mark.parametrize("name", ["2020", "007", "1e3", "1.5", "true", "2020-01-01", "inf", "0x10", "nan"])
-def test_numeric_names_are_domains(make_tree, tmp_path, name):
-    root = make_tree((name, "other"))
-    words = [f"data.root={root}", "data.dataset=folder", f"run.target={name}", f"data.cache={tmp_path}/c"]
-    assert complete(read_experiment("digits", words)).run.target == name
-    assert client_names(DataSettings(dataset="folder", root=str(root)), "other") == [name]
-
-
-def test_overrides_of_texts_keep_their_words():
-    assert parse_override("run.target=2020") == ("run.target", "2020")
-    assert parse_override('run.target="2020"') == ("run.target", "2020")
-    assert parse_override("run.seed=2020") == ("run.seed", 2020)
-    assert parse_override("method.mu=0.5") == ("method.mu", 0.5)
-    assert parse_override("data.domains=['2019', '2020']") == ("data.domains", ["2019", "2020"])

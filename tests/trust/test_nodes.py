@@ -11,22 +11,24 @@ from fedsim.run.serve import serve
 
 @pytest.fixture(scope="module")
 def inline(tmp_path_factory):
-    folder, _ = run_small(small_experiment(tmp_path_factory.mktemp("inline"), "fedbn", train={"rounds": 2}))
+    folder, _ = run_small(
+        small_experiment(tmp_path_factory.mktemp("inline"), "fedbn", train={"rounds": 2, "iterations": 1})
+    )
     return folder
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 5])
+@pytest.mark.parametrize("nodes", [1, 5])
 def test_any_number_of_nodes_gives_the_inline_numbers(nodes, inline, tmp_path):
     grid = SpyGrid(nodes)
-    folder = serve(grid, resolve(small_experiment(tmp_path, "fedbn", train={"rounds": 2})))
+    folder = serve(grid, resolve(small_experiment(tmp_path, "fedbn", train={"rounds": 2, "iterations": 1})))
     assert numbers(folder / "rounds.csv").equals(numbers(inline / "rounds.csv"))
     assert numbers(folder / "clients.csv").equals(numbers(inline / "clients.csv"))
     busy = {message.metadata.dst_node_id for message, _ in grid.seen if message.metadata.message_type == "train"}
     assert len(busy) == min(nodes, 3)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("nodes", [1, 2, 3, 10])
+@pytest.mark.parametrize("count", [1, 7, 100])
+@pytest.mark.parametrize("nodes", [1, 2, 10])
 def test_every_client_has_one_node_and_no_node_more_than_its_share(count, nodes, tmp_path):
     plan = resolve(small_experiment(tmp_path, data={"clients_per_domain": count}))
     shares = [

@@ -37,16 +37,14 @@ def test_who_validates(per_round, which, every, round, seed):
 def many(folder, **train):
     """Twelve clients, of which three train in a round."""
     data = {"clients_per_domain": 4, "fraction": 0.3}
-    return small_experiment(folder, data=data, train={"rounds": 4, "clients_per_round": 3, **train})
+    return small_experiment(folder, data=data, train={"rounds": 3, "iterations": 1, "clients_per_round": 3, **train})
 
 
 @pytest.mark.parametrize(
     ("train", "validated"),
     [
-        ({"evaluate_clients": "drawn"}, [3, 3, 3, 3]),
-        ({"evaluate_clients": "5"}, [5, 5, 5, 5]),
-        ({"evaluate_every": 3}, [0, 0, 12, 12]),
-        ({"evaluate_clients": "drawn", "evaluate_every": 2}, [0, 3, 0, 3]),
+        ({"evaluate_clients": "5"}, [5, 5, 5]),
+        ({"evaluate_clients": "drawn", "evaluate_every": 2}, [0, 3, 3]),
     ],
 )
 def test_messages_and_records_say_who_validated(train, validated, tmp_path):
@@ -57,13 +55,13 @@ def test_messages_and_records_say_who_validated(train, validated, tmp_path):
     asked = [
         message.content["config"]["round"] for message, _ in grid.seen if message.metadata.message_type == "evaluate"
     ]
-    assert [asked.count(round) for round in (1, 2, 3, 4)] == validated
+    assert [asked.count(round) for round in (1, 2, 3)] == validated
     best = pd.read_csv(folder / "summary.csv")["best_validation_round"][0]
     assert best == rounds["mean_validation_accuracy"].idxmax()
 
 
 def test_all_validate_by_default_and_the_records_are_as_before(tmp_path):
-    folder, _ = run_small(many(tmp_path))
+    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1, "iterations": 1}))
     rounds = pd.read_csv(folder / "rounds.csv")
     assert "validated" not in rounds
     assert rounds["mean_validation_accuracy"][1:].notna().all()
@@ -72,7 +70,7 @@ def test_all_validate_by_default_and_the_records_are_as_before(tmp_path):
 def test_a_run_that_validates_rarely_resumes(tmp_path):
     whole, _ = run_small(many(tmp_path / "whole", evaluate_every=2, evaluate_clients="2"))
     with pytest.raises(KeyboardInterrupt):
-        run_small(many(tmp_path / "cut", evaluate_every=2, evaluate_clients="2"), Interrupt(3))
+        run_small(many(tmp_path / "cut", evaluate_every=2, evaluate_clients="2"), Interrupt(2))
     cut, _ = run_small(many(tmp_path / "cut", evaluate_every=2, evaluate_clients="2"))
     assert numbers(cut / "rounds.csv").equals(numbers(whole / "rounds.csv"))
     assert (cut / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()

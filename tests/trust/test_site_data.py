@@ -22,14 +22,15 @@ SAID = {"client": "photo", "role": "source", "examples": 5, "class-counts": [2, 
 GOOD = {"data-images": 5, "data-content": "0123456789abcdef0123"}
 
 
-def test_a_site_knows_its_domain_as_the_server_would():
-    assert fingerprint(DIGITS, "rot15") == fingerprints(DIGITS)["rot15"]
-
-
 def test_what_a_site_says_about_its_data():
+    assert fingerprint(DIGITS, "rot15") == fingerprints(DIGITS)["rot15"]
     site, _ = read_site(7, {**SAID, **GOOD})
     assert site.data == {"images": 5, "content": "0123456789abcdef0123"}
     assert read_site(7, SAID)[0].data == {}
+    check_site(site, 2, "")
+    for examples, counts in ((6, [2, 3]), (5, [2, 4])):
+        with pytest.raises(UserError, match=f"{examples} examples but {sum(counts)} labels"):
+            check_site(read_site(7, {**SAID, "examples": examples, "class-counts": counts})[0], 2, "")
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,10 @@ experiment_of = cache(pacs_experiment)  # reading the settings of 48 runs takes 
 
 
 def rows_of(cells):
-    """Plain rows: method, target, seed, accuracy."""
     return pd.DataFrame([(*key, value) for key, value in cells.items()], columns=["m", "t", "s", "a"])
 
 
 def runs_of(rows):
-    """The records of these rows, without files."""
     keys = [f"{row.m}/{row.t}/seed{row.s}" for row in rows.itertuples()]
     experiments = {key: experiment_of(row.m, row.t, row.s) for key, row in zip(keys, rows.itertuples())}
     summary = pd.DataFrame({"run": keys, "experiment": "pacs", "method": rows["m"], "target": rows["t"]})
@@ -39,7 +37,6 @@ def runs_of(rows):
 
 
 def same(found, expected):
-    """Equal numbers, NaN equal to NaN."""
     return found == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
@@ -53,7 +50,7 @@ def recomputed(rows):
     return averages
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(TABLES)
 def test_incomplete_tables_without_a_baseline(cells):
     """Averages, ranks and notes of one comparison, which takes longer than all checks of it."""
@@ -79,7 +76,7 @@ def check_averages(rows, comparison):
         assert same(cell.mean, own.mean())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(TABLES)
 def test_difference_p_and_rank_rest_on_the_same_pairs(cells):
     """They equal those of an inner join of the rows by target and seed; ranks never contradict differences."""
