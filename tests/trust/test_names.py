@@ -127,9 +127,8 @@ def test_unicode_forms_of_a_folder_are_one_name(make_tree, tmp_path, form):
     classes = [form_of(other, "café") for other in ("NFC", "NFD")]
     root = make_tree((on_disk, "photo"), (classes[0], "dog"))
     (root / "photo" / classes[0]).rename(root / "photo" / classes[1])
-    data = DataSettings(
-        dataset="folder", root=str(root), cache=str(tmp_path / "c"), image_size=8, domains=[asked, "photo"]
-    )
+    own = {"dataset": "folder", "root": str(root), "cache": str(tmp_path / "c"), "image_size": 8}
+    data = DataSettings(**own, domains=[asked, "photo"])
     assert (benchmark(data).domains, benchmark(data).classes) == (("photo", "Élan"), ("café", "dog"))
     assert [len(load_client(data, name).labels) for name in (asked, "photo")] == [8, 8]
 

@@ -9,18 +9,18 @@ from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
 
 
+SHORT = {"rounds": 2, "iterations": 1}
+
+
 @pytest.fixture(scope="module")
 def inline(tmp_path_factory):
-    folder, _ = run_small(
-        small_experiment(tmp_path_factory.mktemp("inline"), "fedbn", train={"rounds": 2, "iterations": 1})
-    )
-    return folder
+    return run_small(small_experiment(tmp_path_factory.mktemp("inline"), "fedbn", train=SHORT))[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 5])
 def test_any_number_of_nodes_gives_the_inline_numbers(nodes, inline, tmp_path):
     grid = SpyGrid(nodes)
-    folder = serve(grid, resolve(small_experiment(tmp_path, "fedbn", train={"rounds": 2, "iterations": 1})))
+    folder = serve(grid, resolve(small_experiment(tmp_path, "fedbn", train=SHORT)))
     assert numbers(folder / "rounds.csv").equals(numbers(inline / "rounds.csv"))
     assert numbers(folder / "clients.csv").equals(numbers(inline / "clients.csv"))
     busy = {message.metadata.dst_node_id for message, _ in grid.seen if message.metadata.message_type == "train"}

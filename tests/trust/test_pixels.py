@@ -121,17 +121,16 @@ def palette(colours, picture):
 @pytest.mark.parametrize(("image", "options"), [
     (Image.fromarray(np.dstack([EIGHT, np.zeros_like(EIGHT)])), {}),
     (palette([(index,) * 3 for index in range(256)], Image.new("P", (4, 4), 3)), {"transparency": 3}),
-    (Image.new("L", (4, 4), 9), {"transparency": 9}), (Image.new("RGB", (4, 4), (9, 8, 7)), {"transparency": (9, 8, 7)}),
+    (Image.new("L", (4, 4), 9), {"transparency": 9}),
+    (Image.new("RGB", (4, 4), (9, 8, 7)), {"transparency": (9, 8, 7)}),
 ])  # fmt: skip
 def test_every_kind_of_transparency_is_seen(image, options):
     assert (decoded(image, "PNG", **options) == 255).all()
 
 
 def test_palettes_two_colours_and_ink():
-    image = palette(
-        [(255 - index, index, 7) for index in range(16)], Image.fromarray((EIGHT // 17).astype(np.uint8), "P")
-    )
-    found = decoded(image, "PNG")
+    colours = [(255 - index, index, 7) for index in range(16)]
+    found = decoded(palette(colours, Image.fromarray((EIGHT // 17).astype(np.uint8), "P")), "PNG")
     assert (found[..., 0] == 255 - EIGHT // 17).all()
     assert (found[..., 2] == 7).all()
     assert set(grey(decoded(Image.fromarray(EIGHT > 100), "PNG")).flatten()) == {0, 255}
