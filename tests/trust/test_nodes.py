@@ -8,7 +8,6 @@ from fedsim.client_app import node_clients
 from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
 
-
 SHORT = {"rounds": 2, "iterations": 1}
 
 
