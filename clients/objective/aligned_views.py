@@ -115,9 +115,8 @@ class AlignedViews(Objective):
     @property
     def sets(self) -> dict[str, dict[str, object]]:
         """The released code draws new images in every round; the bank is off where no view gets other colours."""
-        if not self.bank:
-            return {"pixel_statistics": {"shared": False}}
-        return {"pixel_statistics": {"refresh": "round"}} if self.variant == "official" else {}
+        own = {"refresh": "round"} if self.variant == "official" else {}
+        return {"pixel_statistics": own if self.bank else {"shared": False}}
 
     @property
     def discloses(self) -> str:

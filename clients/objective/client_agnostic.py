@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import descend, statistics_frozen
-from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
@@ -64,8 +63,7 @@ class ClientAgnostic(Objective):
     cafl_reduction: Literal["mean", "sum"] = "mean"
 
     def refuses(self, recipe: RecipeParts) -> str:
-        """Needs a second view that does not change running statistics; MixIG's also needs the averages on the
-        clients."""
+        """Needs a second view that leaves running statistics alone; MixIG's needs the averages on the clients, too."""
         (norm,) = recipe.of(Norm)
         if norm.second_view and GLOBAL_BN not in [bank.name for bank in recipe.of(Bank)]:
             return (
@@ -82,8 +80,7 @@ class ClientAgnostic(Objective):
         return ""
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Installs the global statistics. Returns the loss; the adapters' step follows each step when there are
-        adapters."""
+        """Installs the global statistics; returns the loss. The step of adapters follows each step."""
         layers = mixig_layers(round.net)
         if layers:
             install_global(round.net, round.record(GLOBAL_BN, "client_agnostic"))
@@ -100,14 +97,20 @@ class ClientAgnostic(Objective):
                 round.store.put(ADAPTER_OPTIMIZER, optimizer_tensors(optimizer, adapters))
 
     def _loss(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> StepFunction:
-        net, view = round.net, SecondView(round, layers)
+        net, generator = round.net, round.generator("mixig-u")
+        acting = [module for module in net.modules() if hasattr(module, "second_view")]
+        for module in acting:
+            module.second_view = False
         if self.lambda1 == 0 and self.lambda2 == 0:
             return round.forward
 
         def loss(batch: Batch) -> Tensor:
             ce_loss = round.forward(batch)
+            if layers:
+                generator.set_state(batch.once(self, generator.get_state))
+                draw_u(layers, generator)
             with round.autocast():
-                with view.shown(batch), torch.set_grad_enabled(self.lambda2 != 0):
+                with second_view(net, layers, acting), torch.set_grad_enabled(self.lambda2 != 0):
                     mixed = net.features(batch.images)
                 logits = net.head(mixed.detach())
             cacl_loss = F.cross_entropy(logits.float(), batch.labels)
@@ -125,8 +128,7 @@ class ClientAgnostic(Objective):
         adapters = nn.ModuleList(layer.adapter for layer in adapted.values())
         with trainable(adapters):
             optimizer = make_optimizer(adapters, round.train.model_copy(update={"weight_decay": 0.0}), round.lr)
-        kept = round.store.get(ADAPTER_OPTIMIZER) if round.train.persist_optimizer else None
-        if kept:
+        if round.train.persist_optimizer and (kept := round.store.get(ADAPTER_OPTIMIZER)):
             restore_optimizer(optimizer, kept)
         round.scratch[ADAPTER_OPTIMIZER] = (adapters, optimizer)
 
@@ -152,31 +154,14 @@ def trainable(adapters: nn.Module) -> Iterator[None]:
         adapters.requires_grad_(False)
 
 
-class SecondView:
-    """The network in its second pass: MixIG layers mix, modules with `second_view` act, running statistics do not
-    change."""
-
-    def __init__(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> None:
-        self.layers, self.generator = layers, round.generator("mixig-u")
-        self.acting = [module for module in round.net.modules() if hasattr(module, "second_view")]
-        if not layers and not self.acting:
-            raise UserError("client_agnostic needs a second view: use the norm 'mix_ig' or the insert 'mix_style'")
-        self.net = round.net
-        self._act(False)
-
-    def _act(self, on: bool) -> None:
-        for module in self.acting:
-            module.second_view = on
-
-    @contextmanager
-    def shown(self, batch: Batch) -> Iterator[None]:
-        """The second pass of a batch runs inside this block."""
-        if self.layers:
-            self.generator.set_state(batch.once(self, self.generator.get_state))
-            draw_u(self.layers, self.generator)
-        self._act(True)
-        try:
-            with switched(self.layers, "mixed"), statistics_frozen(self.net):
-                yield
-        finally:
-            self._act(False)
+@contextmanager
+def second_view(net: nn.Module, layers: dict[str, MixIGLayer], acting: list[nn.Module]) -> Iterator[None]:
+    """Inside the block MixIG layers mix, modules with `second_view` act, and running statistics do not change."""
+    for module in acting:
+        module.second_view = True
+    try:
+        with switched(layers, "mixed"), statistics_frozen(net):
+            yield
+    finally:
+        for module in acting:
+            module.second_view = False

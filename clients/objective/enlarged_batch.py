@@ -19,8 +19,6 @@ from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_r
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import moments, style_of
 from fedsim.parts.facts import Fact
-from fedsim.parts.part import RecipeParts
-from strategies.bank import Bank
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it
 
@@ -80,19 +78,13 @@ class EnlargedBatch(Objective):
             "means and standard deviations of the first stage's features"
         )
 
-    def refuses(self, recipe: RecipeParts) -> str:
-        """Styles are shared through the bank, or not at all."""
-        if self.sharing and any(bank.name == BANK and not bank.shared for bank in recipe.of(Bank)):
-            return (
-                "feature_styles.shared = false leaves enlarged_batch without the styles that it shares; "
-                "set method.enlarged_batch.sharing = 0, which turns sharing off"
-            )
-        return super().refuses(recipe)
-
     def begin(self, round: LocalRound) -> StepFunction:
         """Sends the client's style and returns the loss, whose draws are made on the host."""
         net, rng = round.net, round.rng("styles")
-        foreign = self._exchanged(round)
+        foreign = None
+        if self.sharing:
+            round.send(BANK, {STYLE: own_style(round)})
+            foreign = round.tensors(BANK, "enlarged_batch").get(STYLE)
         highlighter = next((module for module in net.modules() if isinstance(module, Highlighter)), None)
         labels = round.data.labels[: round.data.examples].cpu().numpy()
         every = round.steps / max(round.epochs, 1e-9) if self.balanced == "epoch" else 1.0
@@ -103,7 +95,7 @@ class EnlargedBatch(Objective):
             own, number = labels[batch.positions], next(steps)
             share = foreign is not None and rng.random() < self.sharing
             styles = StylePass(net.styles.part, net.styles.explored, own, foreign if share else None, rng)
-            lone = bool((styles.active or highlighter) and lone_classes(own).size)
+            lone = bool((styles.active or highlighter) and lone_classes(own).size and len(balanced.classes) > 1)
             if lone:
                 balanced.draw(number)
             return styles, lone, batch.labels, rng.bit_generator.state
@@ -122,13 +114,6 @@ class EnlargedBatch(Objective):
 
         return loss
 
-    def _exchanged(self, round: LocalRound) -> Tensor | None:
-        """Another client's style, if one came; this client's own is sent."""
-        if not self.sharing:
-            return None
-        round.send(BANK, {STYLE: own_style(round)})
-        return round.tensors(BANK, "enlarged_batch").get(STYLE)
-
 
 @torch.no_grad()
 def own_style(round: LocalRound) -> Tensor:
@@ -141,7 +126,8 @@ def own_style(round: LocalRound) -> Tensor:
 
 
 class ClassBalanced:
-    """One training image of each class that the client has, drawn and augmented anew after `every` steps."""
+    """One training image of each class that the client has, drawn and augmented anew after `every` steps. A client
+    with one class has no such batch, because one image gives a norm layer no statistics."""
 
     def __init__(
         self, round: LocalRound, labels: np.ndarray, every: float, highlighter: Highlighter | None,
@@ -149,14 +135,11 @@ class ClassBalanced:
     ) -> None:  # fmt: skip
         self.round, self.labels, self.every, self.highlighter, self.rng = round, labels, every, highlighter, rng
         self.classes = np.unique(labels)
-        self.drawn, self.images = -1, None
+        self.drawn, self.images = -1, torch.empty(0)
 
     def draw(self, step: int) -> None:
-        """Draws the images of this step, if it has others than the step before.
-
-        A client with one class has no such batch: one image gives a norm layer no statistics.
-        """
-        if len(self.classes) > 1 and self.drawn != int(step / self.every):
+        """Draws the images of this step, if it has others than the step before."""
+        if self.drawn != int(step / self.every):
             self.drawn = int(step / self.every)
             self.images = self.round.data.batch(picked_rows(self.labels, self.classes, self.rng)).images
 
@@ -164,8 +147,6 @@ class ClassBalanced:
     def passed(self) -> Balanced:
         """What the network in its present state, in training mode, makes of them; running statistics do not change."""
         found, net = Balanced(self.classes), self.round.net
-        if self.images is None:
-            return Balanced(self.classes[:0])
         paired = self.highlighter.paired(found.note_queries) if self.highlighter else nullcontext()
         with self.round.autocast(), statistics_frozen(net), net.styles.acting(found.note_map), paired:
             net.features(self.images)

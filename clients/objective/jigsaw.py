@@ -9,14 +9,20 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.objective.permutations import PERMUTATIONS, TILES
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import evaluating
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
 from fedsim.settings.effect import Only, Scene
 
-SIDE = 3  # number of tiles in a row
+SIDE, TILES = 3, 9  # tiles in a row, and in an image
+WORDS = """
+704583126 546870231 138462507 387601452 623158740 850217364 475026813 261734085 510768423 460382751
+607415283 254061738 847532610 174308265 321540867 285173604 801376542 078654321 730821645 436518072
+832057146 865314207 651824370 842716053 678135402 153476820 421708536 128507643 617283054 056487132
+"""
+# Output tile t of a permutation shows tile P[t] of the image. The identity is label 0 and not in this list.
+PERMUTATIONS = tuple(tuple(int(tile) for tile in word) for word in WORDS.split())
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Jigsaw(Objective):
 
     Source: JiGen (Carlucci et al., CVPR 2019). j is the insert `jigsaw_head`, which is aggregated like all tensors;
     predictions use the classifier on the whole image. The permutations are ours, and not the published list
-    (`clients/objective/permutations.py`). It acts on the images after the data set's own crop, flip and jitter.
+    (`PERMUTATIONS`). It acts on the images after the data set's own crop, flip and jitter.
     Tiles have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224 pixels as in the paper.
     A network that accepts only one image size (ViT) is refused with it. `border = "keep"` leaves the border in place
     without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.

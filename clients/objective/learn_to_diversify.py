@@ -69,19 +69,17 @@ class LearnToDiversify(Objective):
         def train_augmenter(batch: Batch) -> None:
             round.tally("augmenter_loss", descend(optimizer, self._diversity(round, batch, augmenter)))
 
-        @torch.no_grad()
-        def styled(batch: Batch) -> Tensor:
-            return view(augmenter, batch, fresh=True)
-
         round.after_step.append(train_augmenter)
-        return lambda batch: self._agreement(round, batch, batch.once(self, lambda: styled(batch)))
+        return lambda batch: self._agreement(round, batch, augmenter)
 
     def end(self, round: LocalRound) -> None:
         """Stores the augmenter."""
         round.store.put(ENTRY, round.scratch[ENTRY].state_dict())
 
-    def _agreement(self, round: LocalRound, batch: Batch, styled: Tensor) -> Tensor:
+    def _agreement(self, round: LocalRound, batch: Batch, augmenter: StyleAugmenter) -> Tensor:
         """L of stage 1."""
+        with torch.no_grad():
+            styled = batch.once(self, lambda: view(augmenter, batch, fresh=True))
         count, labels = len(batch.labels), batch.labels.repeat(2)
         with round.autocast():
             embedded = round.net.features(torch.cat([styled, batch.images]))
@@ -115,8 +113,7 @@ def augmenter_of(round: LocalRound) -> StyleAugmenter:
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(round.generator(ENTRY).initial_seed())
         augmenter = StyleAugmenter(*round.data.images.shape[1:])
-    kept = round.store.get(ENTRY)
-    if kept is not None:
+    if (kept := round.store.get(ENTRY)) is not None:
         augmenter.load_state_dict(kept)
     return augmenter.to(round.device)
 

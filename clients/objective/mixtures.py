@@ -14,31 +14,31 @@ from fedsim.parts.facts import Fact
 
 
 class Mixture(Objective):
-    """What both have in common: a mixture of the batch with a permutation of itself, drawn once for a batch."""
+    """The task's loss of x' = w x_i + (1 - w) x_p(i) and s y_i + (1 - s) y_p(i), where s is the mean of w."""
 
     breaks = (Fact.HARD_LABELS,)
     alpha: float
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The task's loss of the mixture with its soft labels."""
-        if self.alpha == 0:
-            return round.forward
+        """The loss of the mixture, which is drawn once for a batch."""
         rng = round.rng("mixture")
 
         def loss(batch: Batch) -> Tensor:
-            batch.images, batch.soft = batch.once(self, lambda: self._mixed(round, batch, rng))
+            batch.images, batch.soft = batch.once(self, lambda: self.mixed(round, batch, rng))
             return round.forward(batch)
 
-        return loss
+        return loss if self.alpha else round.forward
 
-    def _mixed(self, round: LocalRound, batch: Batch, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def mixed(self, round: LocalRound, batch: Batch, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Images [B, C, H, W] and soft labels of the mixture of a batch with a permutation p of itself."""
         other = on_device(rng.permutation(len(batch.images)), batch.images.device)
-        images, share = self.mixed(batch.images, batch.images[other], float(rng.beta(self.alpha, self.alpha)), rng)
+        weights = self.weights(*batch.images.shape[-2:], rng)
+        w, s = on_device(weights, batch.images.device), float(weights.mean())
         labels = round.task.soft(batch.labels, round.classes)
-        return images, share * labels + (1 - share) * labels[other]
+        return w * batch.images + (1 - w) * batch.images[other], s * labels + (1 - s) * labels[other]
 
-    def mixed(self, images: Tensor, others: Tensor, lam: float, rng: np.random.Generator) -> tuple[Tensor, float]:
-        """The mixture of images [B, C, H, W] and the share of the first ones in it."""
+    def weights(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+        """w, float32 [H, W], or [1, 1] for all pixels."""
         raise NotImplementedError
 
 
@@ -56,9 +56,9 @@ class MixUp(Mixture):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     alpha: Annotated[float, Field(ge=0)] = 0.2
 
-    def mixed(self, images: Tensor, others: Tensor, lam: float, rng: np.random.Generator) -> tuple[Tensor, float]:
-        """lam x + (1 - lam) x'."""
-        return lam * images + (1 - lam) * others, lam
+    def weights(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+        """lam for all pixels."""
+        return np.full((1, 1), rng.beta(self.alpha, self.alpha), np.float32)
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,9 @@ class CutMix(Mixture):
 
     alpha: Annotated[float, Field(ge=0)] = 1.0
 
-    def mixed(self, images: Tensor, others: Tensor, lam: float, rng: np.random.Generator) -> tuple[Tensor, float]:
-        """x with a box of x'."""
-        height, width = images.shape[-2:]
-        box = np.ones((height, width), bool)
-        rows, columns = (cut_out(size, lam, int(rng.integers(size))) for size in (height, width))
-        box[rows, columns] = False
-        kept = on_device(box, images.device)
-        return kept * images + ~kept * others, float(box.mean())
-
-
-def cut_out(size: int, lam: float, centre: int) -> slice:
-    """The part of a side of that size which the box takes."""
-    length = int(size * (1 - lam) ** 0.5)
-    return slice(max(centre - length // 2, 0), min(centre + length // 2, size))
+    def weights(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+        """0 in the box, 1 outside."""
+        weights, side = np.ones((height, width), np.float32), (1 - rng.beta(self.alpha, self.alpha)) ** 0.5
+        centres = ((size, int(rng.integers(size)), int(size * side) // 2) for size in (height, width))
+        weights[tuple(slice(max(centre - half, 0), min(centre + half, size)) for size, centre, half in centres)] = 0
+        return weights

@@ -107,8 +107,7 @@ class SelfChallenging(Objective):
 
 
 def add_mirrored(batch: Batch) -> None:
-    """Every image a second time, mirrored, in all that the loss and the terms see; `raw` and `prepare` stay those of
-    the images as they were drawn."""
+    """Every image a second time, mirrored, in all that loss and terms see; `raw` and `prepare` do not change."""
     batch.images = torch.cat([batch.images, batch.images.flip(-1)])
     batch.labels = batch.labels.repeat(2)
     if batch.augmented is not None:

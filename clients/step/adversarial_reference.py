@@ -1,8 +1,8 @@
 """FedADG's client step: it aligns features with a reference distribution that all clients learn to generate
 together."""
 
+import itertools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -119,12 +119,10 @@ class AdversarialReference(Step):
         players = round.scratch[self.bank] = self._players(round)
         before = round.steps * self.E0 // (self.E0 + self.E1)
         adversarial = self._adversarial(round, players, round.steps / max(round.steps - before, 1))
-        done = 0
+        taken = itertools.count()
 
         def step(batch: Batch) -> Tensor:
-            nonlocal done
-            done += 1
-            if done > before:
+            if next(taken) >= before:
                 return adversarial(batch)
             round.forward(batch)
             loss = smoothed_cross_entropy(batch.logits.float(), batch.labels, self.smooth)
@@ -147,16 +145,14 @@ class AdversarialReference(Step):
                 round.client, round.round, WON, int(players.longest),
             )  # fmt: skip
 
-    # --- the three steps ----------------------------------------------------------------------------------------------
-
     def _adversarial(self, round: LocalRound, players: Players, share: float) -> StepFunction:
-        """`share` is the number of all steps of the round per adversarial step; it turns the tallies into means over
-        the latter."""
-        generate = self._generation(round, players)
+        """share: all steps of the round per adversarial step, which turns the tallies into means over the latter."""
 
         def step(batch: Batch) -> Tensor:
             code = label_code(batch.labels, round.classes, self.s)
-            generated = generate(code)
+            z = torch.rand(len(code), self.d_noise, generator=players.randomness).to(code.device)
+            with round.autocast(), torch.set_grad_enabled(self.gen != "frozen"):
+                generated = players.generator(z, code)  # one draw of noise serves all three parts
             round.tally("discriminator_loss", share * self._train_discriminator(round, players, batch, generated, code))
             ce_loss, loss = self._train_network(round, players, batch, code, share)
             round.tally("ce_loss", share * ce_loss)
@@ -168,17 +164,6 @@ class AdversarialReference(Step):
             return loss
 
         return step
-
-    def _generation(self, round: LocalRound, players: Players) -> Callable[[Tensor], Tensor]:
-        """A function of codes that returns h' with G's gradients. One draw of noise serves all three parts of a
-        step."""
-
-        def generate(code: Tensor) -> Tensor:
-            z = torch.rand(len(code), self.d_noise, generator=players.randomness).to(code.device)
-            with round.autocast(), torch.set_grad_enabled(self.gen != "frozen"):
-                return players.generator(z, code)
-
-        return generate
 
     def _train_discriminator(
         self, round: LocalRound, players: Players, batch: Batch, generated: Tensor, code: Tensor
@@ -208,8 +193,6 @@ class AdversarialReference(Step):
             loss = loss + self.lambda0 * adversarial
             round.tally("feature_loss", share * adversarial)
         return ce_loss.detach(), round.apply_gradients(round.with_terms(batch, loss))
-
-    # --- the players --------------------------------------------------------------------------------------------------
 
     def _players(self, round: LocalRound) -> Players:
         """G as received and D as stored. In the first round G is the same on all clients, and D is the client's own."""

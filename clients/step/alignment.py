@@ -25,21 +25,16 @@ class Projections(nn.Module):
     """
 
     def __init__(
-        self,
-        shapes: Sequence[tuple[int, int, int]],
-        target: tuple[int, int] | None = None,
-        proj: str = "conv",
+        self, shapes: Sequence[tuple[int, int, int]], target: tuple[int, int] | None = None, proj: str = "conv",
         channels: int = 32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         target = target or (shapes[-1][1], shapes[-1][2])
         self.levels = nn.ModuleList(_projection(shape, target, proj, channels) for shape in shapes)
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """The projected features, one [B, channels, g, w] per level."""
-        if len(features) != len(self.levels):
-            raise ValueError(f"{len(features)} feature levels for {len(self.levels)} projections")
-        return [project(feature) for project, feature in zip(self.levels, features)]
+        return [project(feature) for project, feature in zip(self.levels, features, strict=True)]
 
 
 def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str, channels: int) -> nn.Module:
@@ -49,8 +44,6 @@ def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str,
         raise ValueError(f"a feature level of size {tuple(size)} cannot be projected to the larger {tuple(target)}")
     if proj == "pool1x1":
         return nn.Sequential(nn.AdaptiveAvgPool2d(target), nn.Conv2d(depth, channels, 1))
-    if proj != "conv":
-        raise ValueError(f"unknown projection {proj!r}: conv or pool1x1")
     if all(s == t for s, t in zip(size, target)):
         return nn.Conv2d(depth, channels, 1)
     if all(s == 2 * t for s, t in zip(size, target)):
@@ -69,12 +62,9 @@ def query_key_pairs(levels: int, device: torch.device, channels: int = 32) -> li
 
 @torch.no_grad()
 def attention(
-    A: Sequence[Tensor],
-    B: Sequence[Tensor],
-    qk: Sequence[QueryKey] | None = None,
-    position: bool = True,
+    A: Sequence[Tensor], B: Sequence[Tensor], qk: Sequence[QueryKey] | None = None, position: bool = True,
     channel: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The weight alpha [L, L] of local level m for fused level l; rows sum to 1, and no gradient flows through it.
 
     With A_l and B_m as c × d matrices, d = g·w, and avg the mean over all entries and the batch:
@@ -96,13 +86,13 @@ def attention(
     """
     levels = len(B)
     with torch.autocast(A[0].device.type, enabled=False):
-        query, key = _matrices(A), _matrices(B)
+        query, key = _stacked(A, 2), _stacked(B, 2)
         scores = []
         if position:
             q, k = query, key
             if qk is not None:
-                q = _matrices([pair[0](at_least_float32(a)) for pair, a in zip(qk, A, strict=True)])
-                k = _matrices([pair[1](at_least_float32(b)) for pair, b in zip(qk, B, strict=True)])
+                q = _stacked([pair[0](at_least_float32(a)) for pair, a in zip(qk, A, strict=True)], 2)
+                k = _stacked([pair[1](at_least_float32(b)) for pair, b in zip(qk, B, strict=True)], 2)
             scores.append(_mean_product(q.mean(3), k.mean(3)))
         if channel:
             scores.append(_mean_product(query.mean(2), key.mean(2)))
@@ -111,9 +101,9 @@ def attention(
         return torch.stack(scores).softmax(2).mean(0)
 
 
-def _matrices(features: Sequence[Tensor]) -> Tensor:
-    """The features [B, c, g, w] of every level as [L, B, c, d]."""
-    return torch.stack([at_least_float32(feature).flatten(2) for feature in features])
+def _stacked(features: Sequence[Tensor], start: int) -> Tensor:
+    """The features [B, c, g, w] of every level, flat from a dimension on: [L, B, c, d] or [L, B, c·d]."""
+    return torch.stack([at_least_float32(feature).flatten(start) for feature in features])
 
 
 def _mean_product(a: Tensor, b: Tensor) -> Tensor:
@@ -122,13 +112,9 @@ def _mean_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def alignment_loss(
-    proj_m: Sequence[Tensor],
-    proj_l: Sequence[Tensor],
-    alpha: Tensor | None,
-    distance: str = "mmd",
-    pairs: str = "cross",
-    statistic: str = "u",
-) -> Tensor:
+    proj_m: Sequence[Tensor], proj_l: Sequence[Tensor], alpha: Tensor | None, distance: str = "mmd",
+    pairs: str = "cross", statistic: str = "u",
+) -> Tensor:  # fmt: skip
     """The weighted discrepancy between the projected features of the fused and of the local model.
 
         "cross":       L_AL = Σ_l Σ_m alpha_{l,m} · D(M_l, L_m)
@@ -143,24 +129,15 @@ def alignment_loss(
 
     Source: CSAC (Yuan et al., TKDE 2023), L_AL. "same_layer" and "mse" are its ablations.
     """
-    if pairs not in ("cross", "same_layer"):
-        raise ValueError(f"unknown pairs {pairs!r}: cross or same_layer")
-    x, y = _samples(proj_m), _samples(proj_l)
+    x, y = _stacked(proj_m, 1), _stacked(proj_l, 1)
     with torch.autocast(x.device.type, enabled=False):
         if distance == "mmd":
             discrepancy = _pairwise_mmd(x, y, statistic)
-        elif distance == "mse":
-            discrepancy = (x[:, None] - y[None, :]).square().mean((2, 3))
         else:
-            raise ValueError(f"unknown distance {distance!r}: mmd or mse")
+            discrepancy = (x[:, None] - y[None, :]).square().mean((2, 3))
         if pairs == "same_layer":
             return discrepancy.diagonal().sum()
         return (alpha.detach().to(discrepancy.dtype) * discrepancy).sum()
-
-
-def _samples(features: Sequence[Tensor]) -> Tensor:
-    """The features [B, c, g, w] of every level as [L, B, c·g·w]."""
-    return torch.stack([at_least_float32(feature).flatten(1) for feature in features])
 
 
 def _pairwise_mmd(x: Tensor, y: Tensor, statistic: str) -> Tensor:

@@ -115,7 +115,8 @@ class SemanticCalibration(Step):
             round.store.put(ACQUIRED, round.state_of())
 
     def _calibration(self, round: LocalRound) -> StepFunction:
-        align = self._logit_alignment(round) if self.align == "logits" else self._level_alignment(round)
+        local = round.scratch[ACQUIRED] = frozen_copy(round.net, round.store.get(ACQUIRED))
+        align = (self._logit_alignment if self.align == "logits" else self._level_alignment)(round, local)
 
         def loss_of(batch: Batch) -> Tensor:
             with tapped(round.net) as levels:
@@ -127,9 +128,7 @@ class SemanticCalibration(Step):
 
         return lambda batch: round.move(lambda: loss_of(batch))
 
-    def _logit_alignment(self, round: LocalRound) -> AlignFunction:
-        local = round.scratch[ACQUIRED] = frozen_copy(round.net, round.store.get(ACQUIRED))
-
+    def _logit_alignment(self, round: LocalRound, local: nn.Module) -> AlignFunction:
         def align(batch: Batch, levels: list[Tensor]) -> Tensor:
             with torch.no_grad(), round.autocast():
                 target = local(batch.images)
@@ -137,8 +136,7 @@ class SemanticCalibration(Step):
 
         return align
 
-    def _level_alignment(self, round: LocalRound) -> AlignFunction:
-        local = round.scratch[ACQUIRED] = frozen_copy(round.net, round.store.get(ACQUIRED))
+    def _level_alignment(self, round: LocalRound, local: nn.Module) -> AlignFunction:
         with torch.no_grad(), tapped(local) as levels:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
         shapes = [tuple(level.shape[1:]) for level in levels]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from clients.optimizers import optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
@@ -24,7 +25,6 @@ from clients.tools.disentangling import (
     source_loss,
 )
 from clients.tools.networks import apart, statistics_frozen
-from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.parts.part import RecipeParts, part_name
 from fedsim.settings.effect import Above, Only
@@ -135,8 +135,6 @@ class DisentanglingAdversary(Step):
         """The client's own networks as they were stored; the first time they are made from the run's seed."""
         net = round.net
         width = input_width(net.bottleneck)
-        if not width:
-            raise UserError("disentangling_adversary needs a bottleneck; add disentangler to method.inserts")
         with apart(round.generator("networks"), round.device):
             di_width = width if self.di_input == "feature" else net.feature_dim
             aux = auxiliary_networks(net.bottleneck, net.feature_dim, round.classes, di_width).to(round.device)
@@ -144,7 +142,7 @@ class DisentanglingAdversary(Step):
             aux.load_state_dict(kept)
         return aux.requires_grad_(True).train()
 
-    def _task(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: torch.optim.Optimizer) -> Tensor:
+    def _task(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: Optimizer) -> Tensor:
         """Trains the task: backbone, bottleneck, head and the client's own classifier take one step."""
         net = round.net
         own.zero_grad(set_to_none=True)
@@ -159,14 +157,7 @@ class DisentanglingAdversary(Step):
         own.step()
         return loss.detach()
 
-    def _adversary(
-        self,
-        round: LocalRound,
-        batch: Batch,
-        aux: nn.ModuleDict,
-        own: torch.optim.Optimizer,
-        target: Tensor,
-    ) -> None:
+    def _adversary(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: Optimizer, target: Tensor) -> None:
         """Steps 2 and 3."""
         net = round.net
         seen = net.bottleneck if self.di_input == "invariant" else nn.Identity()
@@ -181,14 +172,7 @@ class DisentanglingAdversary(Step):
         loss = source_loss(logits if self.source_half == "paper" else -logits)
         advance(round.optimizer, self.lambda_adv * loss, [net.backbone])
 
-    def _disentangle(
-        self,
-        round: LocalRound,
-        batch: Batch,
-        aux: nn.ModuleDict,
-        own: torch.optim.Optimizer,
-        small: bool,
-    ) -> None:
+    def _disentangle(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: Optimizer, small: bool) -> None:
         """Steps 4 to 6, on features of the present backbone."""
         net, specific = round.net, aux["specific"]
         features = net.pooled(batch.images)
@@ -205,7 +189,7 @@ class DisentanglingAdversary(Step):
             loss = self.lambda_rec * F.mse_loss(rebuilt, features)
             both_advance((own, [specific, aux["rebuild"]]), (round.optimizer, [net.bottleneck]), loss)
 
-    def _inform(self, round: LocalRound, features: Tensor, aux: nn.ModuleDict, own: torch.optim.Optimizer) -> None:
+    def _inform(self, round: LocalRound, features: Tensor, aux: nn.ModuleDict, own: Optimizer) -> None:
         """Step 5."""
         net, specific, statistic = round.net, aux["specific"], aux["statistic"]
         order = torch.randperm(len(features), device="cpu").to(features.device)

@@ -1,17 +1,17 @@
 """Episodic learning in frequency space: a step on the batch, then the loss on it with amplitudes of other clients."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from clients.augment import frequency
+from clients.compiled import FeaturesAndLogits
 from clients.parts import Batch, LocalRound, LossFunction, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from clients.tools.contours import boundary_loss
@@ -93,8 +93,7 @@ class EpisodicStep(Step):
         return share + f"amplitudes of the lowest frequencies (L_w = {self.L_w:g}: coarse brightness and contrast)"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
-        """The amplitudes of ceil(rho n) training images: windows [J, C, 2b+1, b+1], or full spectra [J, C, H,
-        W/2+1]."""
+        """Amplitudes of ceil(rho n) training images: windows [J, C, 2b+1, b+1], or spectra [J, C, H, W/2+1]."""
         count = max(int(np.ceil(np.round(self.rho * round.data.examples, 9))), 1)
         generator = torch_generator(round.seed, "amplitude collection", round.client)
         chosen = torch.randperm(round.data.examples, generator=generator)[:count].numpy()
@@ -118,18 +117,19 @@ class EpisodicStep(Step):
 
     def _outer_loss(self, round: LocalRound) -> Callable[[Batch, Tensor, StateDict], Tensor]:
         """L_out(theta^; batch), with the embeddings of the inner pass; L_in is `round.loss_of`."""
-        net, versions, contrasts = round.net, self.transfer(round), self._contrasts(round)
+        whole, versions, contrasts = FeaturesAndLogits(round.net), self.transfer(round), self._contrasts(round)
 
         def outer(batch: Batch, embeddings: Tensor, stepped: StateDict) -> Tensor:
-            buffers = {name: value.clone() for name, value in net.named_buffers()}
+            buffers = {name: value.clone() for name, value in round.net.named_buffers()}
+            tensors = {f"net.{name}": value for name, value in {**stepped, **buffers}.items()}
             losses = []
             for images in versions(batch.raw):
-                with round.autocast(), head_input(net) as features:
-                    logits = functional_call(net, {**stepped, **buffers}, (batch.prepare(images),))
+                with round.autocast():
+                    features, logits = functional_call(whole, tensors, (batch.prepare(images),))
                 loss = round.task.loss(logits, batch.labels)
                 if contrasts:
                     only = self.denominator == "negatives"
-                    contrast = boundary_loss(embeddings, features[0], batch.labels, self.tau, self.ring, only)
+                    contrast = boundary_loss(embeddings, features, batch.labels, self.tau, self.ring, only)
                     loss = loss + self.gamma * contrast
                 losses.append(loss)
             return sum(losses) / len(losses)
@@ -205,17 +205,6 @@ class EpisodicStep(Step):
             return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
 
         return versions
-
-
-@contextmanager
-def head_input(net: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that receives the features which the network's head sees in a forward pass."""
-    kept: list[Tensor] = []
-    hook = net.head.register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
-    try:
-        yield kept
-    finally:
-        hook.remove()
 
 
 def inner_step(parameters: list[Tensor], gradients: list[Tensor], beta: float, clip: float) -> list[Tensor]:

@@ -78,14 +78,9 @@ class Discriminator(nn.Module):
     """
 
     def __init__(
-        self,
-        features: int,
-        classes: int,
-        r: int,
-        hidden: int,
-        projection: Projection = "frozen",
+        self, features: int, classes: int, r: int, hidden: int, projection: Projection = "frozen",
         label_first: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.label_first = label_first
         p = torch.randn(r, features + classes * label_first)

@@ -27,8 +27,7 @@ def of_length(vectors: Sequence[Tensor], rho: float) -> list[Tensor]:
 
 @contextmanager
 def moved(parameters: Sequence[Tensor], changes: Sequence[Tensor]) -> Iterator[None]:
-    """Inside the block the changes are added to the parameters; afterwards the parameters are exactly what they
-    were."""
+    """Inside the block the changes are added to the parameters; afterwards these are exactly what they were."""
     before = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
         torch._foreach_add_(parameters, changes)

@@ -80,9 +80,7 @@ def test_alexnet_projections():
 def test_projections_refuse_what_they_cannot_do():
     with pytest.raises(ValueError, match="cannot be projected"):
         Projections([(8, 2, 2), (8, 4, 4)])
-    with pytest.raises(ValueError, match="unknown projection"):
-        Projections([(8, 2, 2)], proj="linear")
-    with pytest.raises(ValueError, match="1 feature levels"):
+    with pytest.raises(ValueError, match="shorter"):
         Projections([(8, 2, 2), (8, 2, 2)])([torch.zeros(1, 8, 2, 2)])
 
 
@@ -213,11 +211,3 @@ def test_gradient_reaches_projections_but_not_the_frozen_features():
     alignment_loss(M, L, attention(M, L)).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in project.levels.parameters() if p.ndim == 4)
     assert all(f.grad is None for f in frozen)
-
-
-def test_unknown_options_are_refused():
-    M = features()
-    with pytest.raises(ValueError, match="distance"):
-        alignment_loss(M, M, torch.ones(3, 3), "cka")
-    with pytest.raises(ValueError, match="pairs"):
-        alignment_loss(M, M, torch.ones(3, 3), pairs="all")

@@ -214,15 +214,11 @@ def test_mixstyle_inside_the_losses(batch):
     torch.testing.assert_close(net.backbone.norm1.running_mean, plain.backbone.norm1.running_mean)
 
 
-def test_a_second_view_is_needed(batch):
-    with pytest.raises(UserError, match="second view"):
-        step_of(ClientAgnostic(), local_round(make_net()))
-
-
 @pytest.mark.parametrize(("method", "settings", "words"), [
     ("fedig", {"share": "everything"}, "clients upload tensors"),
     ("fedig", {"without_batch_norm": {"upload": False}}, "clients upload tensors"),
-    ("gperxan", {"client": "client_agnostic"}, "track both passes"),
+    ("gperxan", {"objective": "client_agnostic"}, "track both passes"),
+    ("fedbn", {"objective": "client_agnostic"}, "needs a second view"),
 ])  # fmt: skip
 def test_combinations_that_make_no_sense(method, settings, words):
     with pytest.raises(UserError, match=words):
@@ -237,7 +233,7 @@ def test_settings_of_the_tables():
     assert recipe("fedig-a", mix_ig={"u": [-0.1, 1.1]}).norm == MixIG(adapter=True, u=(-0.1, 1.1))
     assert recipe("fedig", mix_ig={"local": "bin"}).norm.local == "bin"
     assert recipe("fedig+fedprox").terms[0].mu == 0.1
-    table3 = recipe("fedbn+mixstyle", client="client_agnostic", client_agnostic={"lambda2": 2.0})
+    table3 = recipe("fedbn+mixstyle", objective="client_agnostic", client_agnostic={"lambda2": 2.0})
     assert (table3.objective, table3.inserts) == (ClientAgnostic(lambda2=2.0), (MixStyle(),))
 
 

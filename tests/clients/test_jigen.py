@@ -1,12 +1,14 @@
 """JiGen: tiles, permutations, labels and losses."""
 
+import itertools
+import random
+
 import numpy as np
 import pytest
 import torch
 from small_round import colour_images, small_data, small_round, step_of
 
-from clients.objective.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
-from clients.objective.permutations import PERMUTATIONS, generate
+from clients.objective.jigsaw import PERMUTATIONS, TILES, Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
 from clients.optimizers import make_optimizer
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
@@ -15,6 +17,24 @@ from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.settings import ModelSettings
 
 ORDERED = torch.arange(9)[None]
+
+
+def generate(count: int = 30, seed: int = 0) -> list[tuple[int, ...]]:
+    """Chooses permutations far from each other.
+
+    Each next permutation has the largest minimal Hamming distance to the identity and to those chosen before it; the
+    seed breaks ties. The published list of JiGen has distances from 4 to 9.
+    """
+    pool = np.array(list(itertools.permutations(range(TILES))), dtype=np.uint8)
+    draw = random.Random(seed)
+    least = (pool != np.arange(TILES, dtype=np.uint8)).sum(1)
+    found: list[tuple[int, ...]] = []
+    for _ in range(count):
+        best = np.flatnonzero(least == least.max())
+        chosen = pool[best[draw.randrange(len(best))]]
+        found.append(tuple(int(tile) for tile in chosen))
+        least = np.minimum(least, (pool != chosen).sum(1))
+    return found
 
 
 def test_permutations_are_those_of_their_code():

@@ -30,7 +30,7 @@ class Drawn:
 
 def mixture(part, images, labels, drawn, task=CLASSIFIES, classes=2):
     round = small_round(small_data(colour_images(3)), classes=classes, task=task)
-    return part._mixed(round, Batch(images, labels), drawn)
+    return part.mixed(round, Batch(images, labels), drawn)
 
 
 def test_mixup_by_hand():
