@@ -21,6 +21,7 @@ from fedsim.data.loading import (
     load_target_masks,
     load_unlabelled,
     source_domains,
+    unseen_domains,
 )
 from fedsim.data.row import Benchmark
 
@@ -42,4 +43,5 @@ __all__ = [
     "load_unlabelled",
     "resolve_domain",
     "source_domains",
+    "unseen_domains",
 ]

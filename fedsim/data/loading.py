@@ -31,6 +31,13 @@ def client_names(data: DataSettings, target: str, found: Benchmark | None = None
     return [f"{domain}/{index}" for domain in sources for index in range(data.clients_per_domain)]
 
 
+def unseen_domains(data: DataSettings) -> list[str]:
+    """Every domain that can be the unseen one: all but `run.validation_domain`, which selects the round."""
+    found = benchmark(data)
+    held_out = resolve_domain(found, data.validation_domain) if data.validation_domain else ""
+    return [domain for domain in found.domains if domain != held_out]
+
+
 def source_domains(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
     """The domains that are trained on, sorted: all except `target` and the one that `run.validation_domain` holds out.
 

@@ -51,9 +51,12 @@ class DataSettings(Settings):
     split: Literal["random", "stratified", "lists"] = Field(
         "random", description="DomainBed's split, per class (CSAC), or the published lists in data.lists"
     )
-    lists: Annotated[str, Only(split="lists", refused=True), Only(test_split="list"), Only(Scene.OUTSIDE)] = Field(
-        "", description="folder of split lists (DOMAIN_train*.txt and so on), relative to data.root"
-    )
+    lists: Annotated[
+        str,
+        Only(Scene.FOLDERS, split="lists", refused=True),
+        Only(Scene.FOLDERS, test_split="list"),
+        Only(Scene.OUTSIDE),
+    ] = Field("", description="folder of split lists (DOMAIN_train*.txt and so on), relative to data.root")
     split_seed: int = Field(
         -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so each seed has other splits"
     )

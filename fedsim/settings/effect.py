@@ -20,6 +20,7 @@ class Scene(Enum):
 
     MASKS = "data that have masks"
     COLOURS = "images of three channels"
+    FOLDERS = "images in folders of domains"
     OUTSIDE = "a data set of another package"
     STEM = "a backbone with batch norm before its first stage"
     BOTTLENECK = "model.bottleneck above 0"

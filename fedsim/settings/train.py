@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
@@ -11,7 +11,7 @@ from fedsim.settings.sections import Settings
 class TrainSettings(Settings):
     """[train]: rounds, local work and its optimizer."""
 
-    rounds: int = Field(10, ge=1)
+    rounds: int = Field(10, ge=1, description="rounds of training; row 0 of rounds.csv is the initial model's")
     epochs: Annotated[int, Only(iterations=0)] = Field(
         1, ge=1, description="local passes over the data per round, unless iterations is set"
     )
@@ -72,3 +72,10 @@ class TrainSettings(Settings):
     local_checks: int = Field(
         0, ge=0, description="validations during local training, of which the best model is sent; 0: off"
     )
+
+    @field_validator("rounds", mode="before")
+    @classmethod
+    def _at_least_one_round(cls, rounds: object) -> object:
+        if rounds == 0:
+            raise ValueError("a run trains; row 0 of the rounds.csv of every run evaluates its initial model")
+        return rounds

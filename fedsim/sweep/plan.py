@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.common.errors import PresetConflictError, UserError
-from fedsim.data import benchmark, find_data, resolve_domain
+from fedsim.data import find_data, unseen_domains
 from fedsim.methods.listing import step_costs
 from fedsim.results.record_files import read_record
 from fedsim.settings import DataSettings
@@ -95,7 +95,7 @@ def plan_cells(
     for name in base.run.callbacks:
         find_callback(name)
     label = check_axes(axes, overrides, preset)
-    targets = _unseen(base) if list(axes.targets) == ["all"] else axes.targets
+    targets = unseen_domains(base.data) if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
     data_of, misfit_of = data_of or fingerprint_reader(), misfit_reader()
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
@@ -113,13 +113,6 @@ def plan_cells(
         if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
             raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
     return list(cells.values())
-
-
-def _unseen(base: Experiment) -> list[str]:
-    """Every domain that can be the unseen one: all but `run.validation_domain`, which selects the round."""
-    found = benchmark(base.data)
-    held_out = resolve_domain(found, base.run.validation_domain) if base.run.validation_domain else ""
-    return [domain for domain in found.domains if domain != held_out]
 
 
 def _plan_cell(experiment: Experiment, data_of: "DataOf", misfit_of: Callable[["Plan"], str]) -> Cell:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.data import benchmark, resolve_domain
+from fedsim.data import benchmark, resolve_domain, unseen_domains
 from fedsim.methods.variants import method_label
 from fedsim.settings import DataSettings, Settings
 from fedsim.settings.experiment import Experiment, config_folders, known_tables, parse_override, read_experiment
@@ -218,7 +218,7 @@ def _targets(block: Block, wanted: Sequence[str], overrides: Sequence[str]) -> l
 
 def block_targets(block: Block, data: DataSettings) -> list[str]:
     """The targets of the block, each once, as the data set spells them."""
-    return list(benchmark(data).domains) if block.targets == ["all"] else spelled(data, block.targets)
+    return unseen_domains(data) if block.targets == ["all"] else spelled(data, block.targets)
 
 
 def spelled(data: DataSettings, names: Sequence[str]) -> list[str]:

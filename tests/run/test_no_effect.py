@@ -26,7 +26,8 @@ WITHOUT = [
     ({"data": {"largest_component": True}}, "data.largest_component has an effect only with data that have masks"),
     ({"train": {"dp_epsilon": 0.5}}, "train.dp_epsilon has an effect only with train.dp_clip above 0"),
     ({"train": {"dp_delta": 1e-6}}, "train.dp_delta has an effect only with train.dp_clip above 0"),
-    ({"data": {"lists": "x"}}, "data.lists has an effect only with data.split = 'lists' or data.test_split = 'list'"),
+    ({"data": {"dataset": "pacs", "lists": "x"}}, "data.lists has an effect only with .* and data.split = 'lists' or"),
+    ({"data": {"dataset": "digits-dg", "lists": "x", "split": "lists"}}, "data.lists .* only with images in folders"),
 ]
 MASKS = {"dataset": "digit-masks", "image_size": 32}
 WITH = [
@@ -38,8 +39,8 @@ WITH = [
     {"data": {**MASKS, "mask_threshold": 0.9, "largest_component": True}, "model": {"backbone": "unet-small"}},
     {"train": {"dp_clip": 0.5, "dp_epsilon": 0.5, "dp_delta": 1e-6}},
     {"train": {"dp_epsilon": 0.5}, "run": {"label": "train.dp_clip=0"}},  # a grid over the clip, with runs without it
-    {"data": {"lists": "x", "split": "lists"}},
-    {"data": {"lists": "x", "test_split": "list"}},
+    {"data": {"dataset": "pacs", "lists": "x", "split": "lists"}},
+    {"data": {"dataset": "pacs", "lists": "x", "test_split": "list"}},
     {"data": {"lists": "x"}, "run": {"label": "data.split=random"}},
     {"data": DataSettings().model_dump()},  # defaults may be written down
 ]

@@ -101,7 +101,7 @@ def test_override_values(text, value):
     [
         (["train.round=3"], "did you mean 'rounds'"),
         (["trian.rounds=3"], "did you mean 'train'"),
-        (["train.rounds=0"], "train.rounds"),
+        (["train.rounds=0"], "train.rounds: a run trains; row 0"),
         (["train.lr=fast"], "train.lr"),
         (["data.split=strat"], "data.split"),
         (["rounds"], "not of the form"),

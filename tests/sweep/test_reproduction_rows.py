@@ -160,6 +160,14 @@ def test_a_target_may_be_spelled_otherwise(tmp_path, where):
     assert not any("Missing" in note for note in result.notes)
 
 
+def test_all_targets_are_those_that_select_no_round(tmp_path):
+    file = own_table(
+        tmp_path, config="terra-incognita", targets='["all"]', settings='"run.validation_domain=location_38"'
+    )
+    rows = plan_table(file, Choice(["fedavg"], seeds=[0]), (), str(tmp_path / "out"))
+    assert [cell.experiment.run.target for cell in rows[0].cells] == ["location_100", "location_43", "location_46"]
+
+
 def test_a_table_is_compared_where_its_images_are_not(tmp_path):
     """Its targets are then as its file has them."""
     images = tmp_path / "images"
