@@ -82,7 +82,7 @@ class Computation:
             self.state.banks = dict(server.banks)
             return fused
         self._restore()
-        self.log.note("no client replied; the model stays as it was")
+        self.log.note("no reply was accepted; the model stays as it was")
         return {}
 
     def _culprit(self, updates: list[Update], saved: tuple[dict, dict]) -> str:

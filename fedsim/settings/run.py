@@ -87,7 +87,7 @@ class RunSettings(Settings):
         100.0,
         ge=0,
         description="a reply is refused when it moves the model more than this many times as far as the median of the "
-        "other replies; 0: no reply is refused",
+        "other replies, and of two replies both are; 0: no reply is refused",
     )
     examples_limit: float = Field(
         100.0,

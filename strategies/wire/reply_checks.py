@@ -181,7 +181,7 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
         raise RejectedReplyError(f"the record 'metrics' holds more than {MOST_METRICS} metrics")
     metrics: dict[str, float] = {}
     for name, value in record.items():
-        number = None if isinstance(value, bool | list) else value
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
         if number is None or not abs(number) <= LARGEST_METRIC:  # every comparison with NaN is false
             large = number is not None and (isinstance(number, int) or math.isfinite(number))
             what = f"is larger than {LARGEST_METRIC:g} in size" if large else "is not a finite number"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from fedsim.settings import RunSettings
 from strategies.parts import Arrays
-from strategies.wire.update_limit import either, model_norm, upper_median_of_others
+from strategies.wire.update_limit import both_of_two, model_norm, upper_median_of_others
 
 COUNTS = {"gradient_count", "steps", "learning_rate"}
 TRAINING_LOSSES = {"received_loss", "train_loss"}
@@ -34,8 +34,8 @@ def metrics_over_limit(
             bound = max(median, USUAL_LOSS) if name in TRAINING_LOSSES else median
             if limit and bound > 0 and own[name] > limit * bound:
                 found = f"its {name} is {own[name]:.3g}, the median of the others {median:.3g}"
-                refused.setdefault(client, f"{found}; run.{setting} is {getattr(run, setting):g}{either(len(metrics))}")
-    return refused
+                refused.setdefault(client, f"{found}; run.{setting} is {getattr(run, setting):g}")
+    return both_of_two(refused, metrics)
 
 
 def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) -> dict[str, str]:
@@ -50,6 +50,5 @@ def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) 
         median = upper_median_of_others(ordered, size)
         if median and size > limit * median and size > model_norm(model):
             times = f"{size / median:.3g} times the median of the others ({median:.3g})"
-            reason = f"its record has the norm {size:.3g}, {times}; run.update_limit is {limit:g}"
-            refused[client] = reason + either(len(sizes))
-    return refused
+            refused[client] = f"its record has the norm {size:.3g}, {times}; run.update_limit is {limit:g}"
+    return both_of_two(refused, sizes)

@@ -12,14 +12,14 @@ compares with the client's own history.
 The upper median of an even number of sizes is the larger of the two in the middle. Let f clients of n >= 2 f + 1 (1 of
 3, 2 of 5, 3 of 7) send sizes of their choice. With the upper median they cannot have an honest client refused by sizes
 near zero, and they cannot raise their own bound above the largest size of an honest client. With the lower median, one
-of three could do the former. Two that collude of three can do both. Of two clients, each is the other's only measure,
-and the reason says so. A client's own history is written by this client alone, so that the median does not protect it;
-the lower one is the stricter bound.
+of three could do the former. Two that collude of three can do both. Of two clients, each is the other's only measure:
+both are refused, so that neither wins by a lie and the round is void. A client's own history is written by this client
+alone, so that the median does not protect it; the lower one is the stricter bound.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
 import numpy as np
 
@@ -87,8 +87,8 @@ def over_limit(
         if bound and size > limit * bound:
             reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
             reason += f" and {size / own:.3g} times its own earlier ones" if own and len(ordered) > 1 else ""
-            refused[client] = f"{reason}; run.update_limit is {limit:g}{either(len(ordered))}"
-    return refused
+            refused[client] = f"{reason}; run.update_limit is {limit:g}"
+    return both_of_two(refused, sizes)
 
 
 def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
@@ -102,6 +102,14 @@ def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
 def either(count: int) -> str:
     """What to add to the reason of a refusal that compares so many clients."""
     return " (of two clients, either may be the wrong one)" if count == 2 else ""
+
+
+def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> dict[str, str]:
+    """The refused clients, with the reason; both when two are compared, because either may be the wrong one."""
+    if not refused or len(clients) != 2:
+        return dict(refused)
+    (client, reason), *_ = refused.items()
+    return {name: f"{f'of client {client!r}: ' * (name != client)}{reason}{either(2)}" for name in clients}
 
 
 def model_norm(model: Arrays) -> float:

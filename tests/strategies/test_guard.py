@@ -52,7 +52,9 @@ def test_the_size_of_an_update():
     ({"a": 3e38, "b": 3e38, "c": 1.0, "d": 1.1, "e": 0.9}, "ab"),
     ({"a": 1.0, "b": 3e38, "c": 3e38}, ""),  # two of three that lie together; the fused model is checked
     ({"a": 1e-4, "b": 1e-4, "c": 1.0}, "c"),  # and they have the third refused
-    ({"a": 1.0, "b": float("inf")}, "b"),
+    ({"a": 1.0, "b": float("inf")}, "ab"),
+    ({"a": 1e-4, "b": 1.0}, "ab"),  # of two, one that hardly moves does not win
+    ({"a": 1.0, "b": 90.0}, ""),
     ({"a": 0.0, "b": 5.0}, ""),  # nothing to compare with
     ({"a": 0.0, "b": 5.0, "c": 6.0}, ""),
 ])  # fmt: skip
@@ -62,6 +64,18 @@ def test_who_is_over_the_limit(sizes, refused):
     assert found.keys() == set(refused)
     assert all(("of two clients, either may be" in reason) == (len(sizes) == 2) for reason in found.values())
     assert over_limit(sizes, {}, 1.0, 0.0) == {}
+
+
+def test_a_round_of_two_clients_that_are_too_unlike_is_void(tmp_path):
+    """The model stays, and neither client has a weight; the next round is made by both again."""
+    two = short(tmp_path, 3, data={"domains": ["rot0", VICTIM, "rot45"]}, run=CONTINUE)
+    folder, _ = run_small(two, tamper=tamper(HUGE))
+    rounds, clients = pd.read_csv(folder / "rounds.csv").set_index("round"), rows_of(folder)
+    assert rounds["clients"].tolist() == [0, 2, 0, 2]
+    assert rounds.loc[2, "target_loss"] == rounds.loc[1, "target_loss"]
+    assert clients.loc[2, "status"].str.contains("its update has the norm.*of two clients, either may be").all()
+    assert clients.loc[(2, "rot0"), "status"].startswith("reply refused: of client 'rot15': ")
+    assert clients.loc[3, "status"].eq("ok").all()
 
 
 def test_alone_a_client_is_held_against_itself():
@@ -108,7 +122,7 @@ def test_whose_number_of_examples_is_implausible(counts, refused):
     ("gradient_count", (10.0, 12.0, 1201.0), 0.0, "c"),
     ("gradient_count", (10.0, 12.0, 11_900.0), 0.9, ""),  # 100 times the steps make 1000 times the gradients
     ("gradient_count", (10.0, 12.0, 12_100.0), 0.9, "c"),
-    ("steps", (1e-6, 12, 10), 0.0, ""), ("steps", (1, 1000), 0.0, "b"),
+    ("steps", (1e-6, 12, 10), 0.0, ""), ("steps", (1, 1000), 0.0, "ab"),
     ("learning_rate", (0.0, 0.0, 0.0), 0.0, ""), ("learning_rate", (0.1,), 0.0, ""),
     ("received_loss", (1e-5, 1e-6, 0.5), 0.0, ""),  # no fault where the others' models fit to 1e-5
     ("received_loss", (2.3, 2.2, 1e30), 0.0, "c"), ("received_loss", (2e3, 3e3, 2e5), 0.0, ""),
