@@ -31,52 +31,33 @@ def fab(app):
     return SimpleNamespace(content=build_fab_from_disk(app))
 
 
-def test_a_site_runs_what_the_operator_submits_for_fedsim(pins, tmp_path):
-    """The bundles of `fedsim run` and `fedsim deploy check`, whatever folder they were written in."""
-    assert pins.allows(fab(write_app(tmp_path / "a", RUN)))
-    assert pins.allows(fab(write_app(tmp_path / "another", CHECK)))
+def test_a_site_runs_what_the_operator_submits_for_fedsim_and_what_its_owner_allows(pins, foreign, federation, capsys):
+    for name, app in (("a", RUN), ("another", CHECK)):  # whatever folder they were written in
+        assert pins.allows(fab(write_app(foreign.parent / name, app)))
     assert own_bundles().keys() == {"fedsim-run", "fedsim-check"}
-
-
-def test_any_other_bundle_is_refused(pins, foreign, capsys):
-    """With its hash, which the site's owner may allow."""
     assert not pins.allows(fab(foreign))
     assert bundle_hash(foreign) in capsys.readouterr().out
-
-
-def test_a_site_allows_a_bundle_by_its_hash(pins, foreign, federation):
-    """A line in its kit."""
     allowed = federation.kit("alpha") / "apps" / "allowed"
     allowed.write_text(allowed.read_text() + f"# of last week\n{bundle_hash(foreign).upper()} foreign\n")
     assert pins.allows(fab(foreign))
+    allowed.unlink()
+    assert Pins.read(federation.kit("alpha")) is None  # such a kit runs what it is sent
 
 
-def test_the_operators_signature_allows_a_bundle(pins, foreign, federation):
-    """By the key of this federation, over this very bundle."""
+def test_the_operators_signature_allows_this_very_bundle(pins, foreign, federation):
     found, signature = sign(foreign, federation.kit("operator") / "apps.key")
     file = federation.kit("alpha") / "apps" / f"{found}.sig"
-    file.write_text(Ed25519PrivateKey.generate().sign(text(found)).hex())
-    assert not pins.allows(fab(foreign))
-    file.write_text("nonsense")
-    assert not pins.allows(fab(foreign))
-    file.write_text(f"{signature}\n")
-    assert pins.allows(fab(foreign))
+    strangers = Ed25519PrivateKey.generate().sign(text(found)).hex()
+    for written, allowed in ((strangers, False), ("nonsense", False), (f"{signature}\n", True)):
+        file.write_text(written)
+        assert pins.allows(fab(foreign)) == allowed
     (foreign / "foreign.py").write_text("app = 1\n")
     assert not pins.allows(fab(foreign))
-
-
-def test_a_kit_without_pins_runs_what_it_is_sent(federation):
-    (federation.kit("beta") / "apps" / "allowed").unlink()
-    assert Pins.read(federation.kit("beta")) is None
-
-
-def test_only_the_operators_key_signs(foreign, federation):
     with pytest.raises(UserError, match="not the operator's signing key"):
         sign(foreign, federation.kit("operator") / "ca.key")
 
 
 def test_flower_asks_the_pins(pins, foreign, tmp_path, monkeypatch):
-    """The SuperNode's own code refuses a foreign bundle with an error reply, and takes fedsim's."""
     internal = import_module("flwr.supernode.start_client_internal")
     command = import_module("flwr.supernode.cli.flower_supernode")
     started = []
@@ -89,8 +70,8 @@ def test_flower_asks_the_pins(pins, foreign, tmp_path, monkeypatch):
     assert not internal._verify_fab(fab(foreign), started[0]["trusted_entities"])
 
 
-def test_the_client_of_the_server_marks_bundles_for_the_check(tmp_path):
-    """Without the mark Flower refuses each bundle unseen."""
+def test_bundles_are_marked_for_flowers_check(tmp_path):
+    """Without the mark it refuses each bundle unseen."""
     answer = SimpleNamespace(fab=SimpleNamespace(verifications={}))
     client = watched(type("Client", (), {"GetFab": lambda self, request: answer}), ContactFile(tmp_path / "contact"))
     assert client().GetFab(None).fab.verifications["valid_license"]

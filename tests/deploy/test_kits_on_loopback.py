@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from demo import NGINX, edit
+from processes import command_lines, until
 from support import free_ports
 
 from fedsim.common.errors import UserError
@@ -19,16 +21,17 @@ from fedsim.deploy.control import Control, register, registered_nodes
 from fedsim.deploy.federation import Federation, read_federation
 from fedsim.deploy.kits import init, is_locked
 
-NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 BIN = Path(sys.executable).parent
-DOMAINS = 'data.domains=["rot0", "rot45"]'
+ENVIRONMENT = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
+behind_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 pytestmark = pytest.mark.deployment
 
 
-def script(kit: Path, name: str) -> subprocess.CompletedProcess:
-    """Run a kit's script to its end, with this environment's tools in PATH."""
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    return subprocess.run([kit / name], env=environment, capture_output=True, text=True, timeout=180)
+def script(kit: Path, name: str, code: int | None = 0) -> str:
+    """What a kit's script says, with this environment's tools in PATH."""
+    done = subprocess.run([kit / name], env=ENVIRONMENT, capture_output=True, text=True, timeout=180)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done.stdout
 
 
 def write_federation(folder: Path) -> Federation:
@@ -42,38 +45,23 @@ def write_federation(folder: Path) -> Federation:
         f'[[sites]]\nname = "alpha"\ndomain = "rot0"\nport = {alpha}\nstate_dir = "{folder}/state of alpha"\n'
         f'[[sites]]\nname = "delta"\ndomain = "rot45"\nrole = "target"\nport = {delta}\n'
     )
-    return read_federation(file)
+    federation = read_federation(file)
+    init(federation)
+    return federation
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A running server with one site; everything is stopped by the kits' own scripts, and nothing is left."""
     federation = write_federation(tmp_path_factory.mktemp("a federation"))
-    init(federation)
     try:
         for kit in ("server", "alpha"):
-            started = script(federation.kit(kit), "start.sh")
-            assert started.returncode == 0, started.stdout + started.stderr
+            script(federation.kit(kit), "start.sh")
         yield federation
     finally:
-        stopped = [script(federation.kit(kit), "stop.sh") for kit in ("alpha", "delta", "server")]
-    assert [done.returncode for done in stopped] == [0, 0, 0], stopped
-    deadline = time.monotonic() + 60  # Flower's helpers notice that their parent is gone
-    while (left := processes_in(federation.kits)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert left == []
-
-
-def processes_in(folder: Path) -> list[str]:
-    """Command lines of processes that work in a folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").readlink().is_relative_to(folder):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
+        for kit in ("alpha", "delta", "server"):
+            script(federation.kit(kit), "stop.sh")
+    until(lambda: not command_lines(federation.kits), 60, "end")  # Flower's helpers notice that their parent is gone
 
 
 def request(federation: Federation, port: int, method: str, path: str) -> int:
@@ -84,22 +72,15 @@ def request(federation: Federation, port: int, method: str, path: str) -> int:
     return connection.getresponse().status
 
 
-def test_the_site_is_online_under_its_name(federation):
-    """As the SuperLink sees it; the other one is registered and offline."""
-    online = Control(federation).online()
-    nodes = registered_nodes(federation)
+def test_the_site_is_online_under_its_name_and_starting_again_changes_nothing(federation):
+    nodes, online = registered_nodes(federation), Control(federation).online()
     assert {name: online[node] for name, node in nodes.items()} == {"alpha": True, "delta": False}
+    assert "superlink is running" in script(federation.kit("server"), "start.sh")
+    assert "alpha is running" in script(federation.kit("alpha"), "start.sh")
+    assert registered_nodes(federation) == nodes
 
 
-def test_starting_again_changes_nothing(federation):
-    """Neither a second SuperLink nor a second SuperNode nor another registration."""
-    before = registered_nodes(federation)
-    assert "superlink is running" in script(federation.kit("server"), "start.sh").stdout
-    assert "alpha is running" in script(federation.kit("alpha"), "start.sh").stdout
-    assert registered_nodes(federation) == before
-
-
-@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@behind_nginx
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -121,9 +102,8 @@ def test_only_the_sites_paths_are_open_to_the_outside(federation, method, path):
     assert request(federation, federation.control_port, "GET", "/health") == 200
 
 
-@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-def test_a_site_cannot_use_the_control_path(federation, tmp_path):
-    """`flwr` with a site's CA certificate and the public address: refused."""
+@behind_nginx
+def test_a_site_cannot_use_the_control_path_with_its_ca_certificate(federation, tmp_path):
     control = Control(federation)
     (tmp_path / "config.toml").write_text(
         f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "{federation.public_address}"\n'
@@ -135,78 +115,60 @@ def test_a_site_cannot_use_the_control_path(federation, tmp_path):
     assert "403" in answer["error-message"]
 
 
-def check(federation: Federation, *words: str) -> subprocess.CompletedProcess:
-    """`fedsim deploy check` as the operator calls it, with the toml of the server's kit."""
+def check(federation: Federation, code: int, domains: str = '"rot0", "rot45"') -> str:
+    """What `fedsim deploy check` says to the operator, with the toml of the server's kit."""
     file = federation.kit("server") / "federation.toml"
-    environment = {**os.environ, "COLUMNS": "200"}
-    command = [BIN / "fedsim", "deploy", "check", *words, "--federation", file, "--wait", "60"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    words = ["digits", "--set", f"data.domains=[{domains}]", "--federation", file, "--wait", "60"]
+    done = subprocess.run(
+        [BIN / "fedsim", "deploy", "check", *words], capture_output=True, text=True, timeout=300, env=ENVIRONMENT
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_the_check_names_the_site_that_is_offline(federation):
-    """delta was never started: exit code 2, its reason, and what alpha holds."""
-    done = check(federation, "digits", "--set", DOMAINS)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "delta: offline: call its start.sh" in done.stdout
-    assert "1000" in done.stdout
-    assert "in 10 classes" in done.stdout
-    assert "alpha:" not in done.stdout
-
-
-def test_the_check_is_content_with_a_complete_federation(federation):
-    """All sites online; then with an experiment that wants more domains than there are sites."""
-    started = script(federation.kit("delta"), "start.sh")
-    assert started.returncode == 0, started.stdout + started.stderr
-    done = check(federation, "digits", "--set", DOMAINS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = check(federation, "digits", "--set", 'data.domains=["rot0", "rot15", "rot45"]')
-    assert done.returncode == 2
-    assert "no site holds 'rot15', which the experiment trains on" in done.stdout
+def test_the_check_names_the_site_that_is_offline_and_is_content_with_a_complete_federation(federation):
+    said = check(federation, 2)
+    assert "delta: offline: call its start.sh" in said
+    assert "1000" in said
+    assert "in 10 classes" in said
+    assert "alpha:" not in said
+    script(federation.kit("delta"), "start.sh")
+    check(federation, 0)
+    assert "no site holds 'rot15', which the experiment trains on" in check(federation, 2, '"rot0", "rot15", "rot45"')
 
 
 def test_a_stopped_site_starts_again_at_once(federation):
     """SIGTERM leaves the federation, so its key is free."""
     began = time.monotonic()
-    assert script(federation.kit("alpha"), "stop.sh").stdout == "stopped\n"
-    assert script(federation.kit("alpha"), "stop.sh").stdout == "not running\n"
-    started = script(federation.kit("alpha"), "start.sh")
-    assert started.returncode == 0, started.stdout + started.stderr
+    assert script(federation.kit("alpha"), "stop.sh") == "stopped\n"
+    assert script(federation.kit("alpha"), "stop.sh") == "not running\n"
+    script(federation.kit("alpha"), "start.sh")
     assert time.monotonic() - began < 60
 
 
-def test_a_restarted_server_finds_its_sites_again(federation):
-    """The database keeps the keys; the sites reconnect by themselves."""
+def test_a_restarted_server_has_its_keys_and_finds_its_sites_again(federation):
     nodes = registered_nodes(federation)
-    assert script(federation.kit("server"), "stop.sh").returncode == 0
-    started = script(federation.kit("server"), "start.sh")
-    assert started.returncode == 0, started.stdout + started.stderr
+    for name in ("stop.sh", "start.sh"):
+        script(federation.kit("server"), name)
     assert registered_nodes(federation) == nodes
-    deadline = time.monotonic() + 90
-    while not Control(federation).online()[nodes["alpha"]] and time.monotonic() < deadline:
-        time.sleep(1)
-    assert Control(federation).online()[nodes["alpha"]]
+    until(lambda: Control(federation).online()[nodes["alpha"]], 90, "site")
     assert is_locked(federation.kit("alpha") / "run" / "lock")
 
 
 @pytest.mark.slow
 def test_a_killed_supernode_comes_back(federation):
-    """SIGKILL: the key is refused while the node counts as online, then taken."""
+    """Its key is refused while the node counts as online, then taken."""
     kit = federation.kit("alpha")
     log = kit / "run" / "supernode.log"
-    env = (kit / "site.env").read_text()
     script(kit, "stop.sh")
-    (kit / "site.env").write_text(env.replace("TRIES=2", "TRIES=60"))
-    assert script(kit, "start.sh").returncode == 0
+    edit(kit / "site.env", "TRIES=2", "TRIES=60")
+    script(kit, "start.sh")
     before = log.stat().st_size
     os.kill(int((kit / "run" / "supernode.pid").read_text()), signal.SIGKILL)
-    deadline = time.monotonic() + 150
-    while "SuperNode ID:" not in log.read_text()[before:] and time.monotonic() < deadline:
-        time.sleep(1)
-    (kit / "site.env").write_text(env)
-    said = log.read_text()[before:]
-    assert "next attempt in 2 s: the SuperNode was killed (signal 9)" in said
-    assert "next attempt in 2 s: the server refuses this site's key" in said
-    assert "SuperNode ID:" in said
+    until(lambda: "SuperNode ID:" in log.read_text()[before:], 150, "SuperNode")
+    edit(kit / "site.env", "TRIES=60", "TRIES=2")
+    for reason in ("the SuperNode was killed (signal 9)", "the server refuses this site's key"):
+        assert f"next attempt in 2 s: {reason}" in log.read_text()[before:]
 
 
 def given_up(federation: Federation, name: str) -> str:
@@ -214,43 +176,34 @@ def given_up(federation: Federation, name: str) -> str:
     kit = federation.kit(name)
     log = kit / "run" / "supernode.log"
     before = log.stat().st_size if log.exists() else 0
-    done = script(kit, "start.sh")
-    assert done.returncode == 1
-    deadline = time.monotonic() + 120
-    while is_locked(kit / "run" / "lock") and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not is_locked(kit / "run" / "lock")
+    script(kit, "start.sh", 1)
+    until(lambda: not is_locked(kit / "run" / "lock"), 120, "end of the attempts")
     return next(line for line in log.read_text()[before:].splitlines() if "gave up" in line)
 
 
 def test_a_site_that_is_shut_out_gives_up_and_comes_back_with_a_new_key(federation):
-    """The reason after `tries` attempts; its old key is never taken again."""
     kit = federation.kit("delta")
     script(kit, "stop.sh")
     public = federation.kit("server") / "sites" / "delta.pub"
     key = public.read_text()
     public.unlink()
     assert register(federation).keys() == {"alpha"}
-    last = given_up(federation, "delta")
-    assert "gave up after 2 attempts: the server refuses this site's key: it is not registered" in last
+    said = "gave up after 2 attempts: the server refuses this site's key: it is not registered"
+    assert said in given_up(federation, "delta")
     public.write_text(key)
     with pytest.raises(UserError, match="site 'delta': its key was registered before and then removed"):
         register(federation)
     shutil.rmtree(kit)
     assert init(federation, add=True) == [kit]
     assert register(federation).keys() == {"alpha", "delta"}
-    started = script(kit, "start.sh")
-    assert started.returncode == 0, started.stdout + started.stderr
+    script(kit, "start.sh")
 
 
-def test_a_server_of_another_federation_is_refused(federation, tmp_path):
-    """A CA certificate that does not fit: no connection, and the site says why."""
-    script(federation.kit("delta"), "stop.sh")
+def test_a_site_does_not_connect_to_a_server_of_another_federation(federation, tmp_path):
     kit = federation.kit("delta")
+    script(kit, "stop.sh")
     own = (kit / "ca.crt").read_text()
-    other = write_federation(tmp_path)
-    init(other)
-    shutil.copy(other.ca_certificate, kit / "ca.crt")
+    shutil.copy(write_federation(tmp_path).ca_certificate, kit / "ca.crt")
     last = given_up(federation, "delta")
     (kit / "ca.crt").write_text(own)
     assert "does not fit ca.crt or that name" in last

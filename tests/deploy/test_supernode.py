@@ -12,54 +12,46 @@ from fedsim.deploy.supernode import CONFIRM, CONNECTION, check_node_config, conf
 from fedsim.flower.private import private
 
 
-def receive_while_the_run_ends(internal, confirm):
-    """Flower's receiving of a message whose run ends while its parts are fetched, or (with `confirm`) right after."""
+def ends(*words):
+    """The SuperLink's answer about a run that has ended."""
+    raise RunNotRunningException
+
+
+def receive(internal, pull, confirm):
+    """Flower's receiving of one message: the node's state and its store of parts."""
     state, store = Mock(), Mock()
     state.create_task.return_value = 7
     store.preregister.return_value = ["part"]
     metadata = SimpleNamespace(run_id=1, message_id="m", message_type="train", group_id="")
-
-    def pull_object(run_id, part):
-        if confirm is None:
-            raise RunNotRunningException
-        return b"content"
-
     received = internal._pull_and_store_message(
         state=state, object_store=store, node_config={}, receive=lambda: (SimpleNamespace(metadata=metadata), Mock()),
-        get_run=Mock(), get_fab=Mock(), pull_object=pull_object, confirm_message_received=confirm or Mock(),
-        trusted_entities=None,
+        get_run=Mock(), get_fab=Mock(), pull_object=pull, confirm_message_received=confirm, trusted_entities=None,
     )  # fmt: skip
     assert received is None
     return state, store
 
 
-def ends(*words):
-    """The SuperLink's answer to the confirmation of a message whose run has ended."""
-    raise RunNotRunningException
-
-
-@pytest.mark.parametrize("confirm", [None, ends], ids=["parts", "confirmation"])
-def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch, confirm):
+@pytest.mark.parametrize("where", ["parts", "confirmation"])
+def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch, where):
     """The client, which may wait for the message's parts already, must not wait on: it does one task at a time, and the
     next run's would come after Flower's 500 tries. If the client answered a message that was not confirmed, that answer
     would be sent instead of the next one, which would be sent instead of the one after it, and so on."""
     internal = import_module("flwr.supernode.start_client_internal")
-    state, store = receive_while_the_run_ends(internal, confirm)
+    pull, confirm = (ends, Mock()) if where == "parts" else (lambda run, part: b"content", ends)
+    state, _ = receive(internal, pull, confirm)
     assert not state.finish_task.called, "Flower ends the task itself now: this patch can go"
     monkeypatch.setattr(internal, "pull_objects", failing_with_the_run(internal.pull_objects))
-    state, store = receive_while_the_run_ends(internal, confirm and failing_with_the_run(confirm))
+    state, store = receive(internal, pull, failing_with_the_run(confirm))
     assert state.finish_task.call_args.args == (7,)
     assert "the run has ended" in state.finish_task.call_args.kwargs["details"]
     state.delete_messages.assert_called_once_with(message_ids=["m"])
     store.delete.assert_called_once_with("m")
 
 
-def test_a_connection_confirms_so(monkeypatch):
-    """Each connection gets its function for confirmations from Flower's maker."""
-    confirm = confirming(lambda *words: ends)(Mock(), Mock(), 1)
-    with pytest.raises(RuntimeError, match="the run has ended"):
-        confirm("m")
+def test_each_connection_confirms_so():
     private(f"{CONNECTION}{CONFIRM}")
+    with pytest.raises(RuntimeError, match="the run has ended"):
+        confirming(lambda *words: ends)(Mock(), Mock(), 1)("m")
 
 
 @pytest.mark.parametrize(

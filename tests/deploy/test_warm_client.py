@@ -1,20 +1,23 @@
 """One client process for all tasks: exit codes, outputs, the end of a caller, and Flower's own program without it."""
 
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+import zipfile
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from fedsim.deploy import warm_client
+from fedsim.deploy.warm_client import FAILED, PROGRAM, SOCKET
 
 ROOT = Path(__file__).parents[2]
-
+NODE, CLIENT, STRANGER = 61001, 61002, 61003  # ids of users; they need no names
 SERVER = """
 import sys, time
 from pathlib import Path
@@ -34,102 +37,83 @@ def run_task(words):
 
 warm_client.prepare = lambda: None
 warm_client.run_task, warm_client.clientapp_module = run_task, lambda: Module
-warm_client.PARENT_SECONDS = 0.2
+warm_client.PARENT_SECONDS = 0.1
 warm_client.serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else None)
 """
 
 
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert condition()
+def run(*words, **named):
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, **named)
 
 
-class Process:
-    """The process, with tasks that need no Flower."""
+@pytest.fixture
+def serve():
+    """serve(words): the client process, with tasks that need no Flower; it ends with the test."""
+    started = []
 
-    def __init__(self, kit, parent=0):
-        self.kit = kit
-        (kit / "run").mkdir(exist_ok=True)
-        self.process = subprocess.Popen([sys.executable, "-c", SERVER, str(kit), str(parent)])
-        wait_for(lambda: (kit / warm_client.PROGRAM).exists() and (kit / warm_client.SOCKET).exists())
+    def start(*words, folder, **named):
+        started.append(subprocess.Popen([*map(str, words)], **named))
+        until((folder / SOCKET).exists, 30)
+        return started[-1]
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.process.kill()
-        self.process.wait(10)
-
-    def call(self, *words):
-        return subprocess.run([self.kit / warm_client.PROGRAM, *words], capture_output=True, text=True, timeout=30)
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
 
 
-def test_tasks_share_one_process(tmp_path):
-    """Its count goes on; each caller gets its own output and exit code."""
-    with Process(tmp_path) as process:
-        first, second = process.call("a", "b"), process.call("fail")
-    assert (first.returncode, first.stdout) == (0, "task 1: a b\n")
-    assert (second.returncode, second.stdout) == (3, "task 2: fail\n")
-
-
-def test_only_its_owner_can_give_it_tasks(tmp_path):
-    with Process(tmp_path):
-        assert (tmp_path / warm_client.SOCKET).stat().st_mode & 0o777 == 0o600
-        assert (tmp_path / warm_client.PROGRAM).stat().st_mode & 0o777 == 0o700
-
-
-def test_work_that_nobody_waits_for_ends_the_process(tmp_path):
-    """A stopped SuperNode's task does not block its successor: supervise.sh starts a new process."""
-    with Process(tmp_path) as process:
-        caller = subprocess.Popen([tmp_path / warm_client.PROGRAM, "sleep"], stdout=subprocess.PIPE, text=True)
-        assert caller.stdout.readline() == "task 1: sleep\n"
-        caller.send_signal(signal.SIGTERM)
-        assert caller.wait(10) == 128 + signal.SIGTERM
-        assert process.process.wait(10) == warm_client.FAILED
-
-
-def test_it_ends_with_its_supervisor(tmp_path):
-    parent = subprocess.Popen(["sleep", "60"])
-    with Process(tmp_path, parent.pid) as process:
-        parent.kill()
-        parent.wait()
-        assert process.process.wait(10) == warm_client.FAILED
-
-
-def test_without_the_process_flowers_own_program_runs(tmp_path):
-    """The next one in PATH, with the same words."""
-    with Process(tmp_path):
-        pass
-    (tmp_path / warm_client.SOCKET).unlink()
-    (tmp_path / "bin").mkdir()
-    own = tmp_path / "bin" / "flwr-clientapp"
+def test_tasks_share_one_process_until_nobody_waits_for_its_work(serve, tmp_path):
+    """Each caller gets its own output and exit code. A stopped SuperNode's task does not block its successor: the
+    process ends, and supervise.sh starts a new one. Without it the next program of Flower in PATH runs."""
+    (tmp_path / "run").mkdir()
+    process = serve(sys.executable, "-c", SERVER, tmp_path, 0, folder=tmp_path)
+    program = tmp_path / PROGRAM
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in (SOCKET, PROGRAM)] == [0o600, 0o700]
+    for words, answer in ((("a", "b"), (0, "task 1: a b\n")), (("fail",), (3, "task 2: fail\n"))):
+        done = run(program, *words)
+        assert (done.returncode, done.stdout) == answer
+    caller = subprocess.Popen([program, "sleep"], stdout=subprocess.PIPE, text=True)
+    assert caller.stdout.readline() == "task 3: sleep\n"
+    caller.send_signal(signal.SIGTERM)
+    assert caller.wait(10) == 128 + signal.SIGTERM
+    assert process.wait(10) == FAILED
+    (tmp_path / SOCKET).unlink(missing_ok=True)
+    own = tmp_path / "flwr-clientapp"
     own.write_text('#!/bin/sh\necho "own $*"\nexit 7\n')
     own.chmod(0o755)
-    path = os.pathsep.join([str(tmp_path / "run" / "bin"), str(own.parent), os.environ["PATH"]])
-    done = subprocess.run(
-        [tmp_path / warm_client.PROGRAM, "x"], env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
+    path = os.pathsep.join([str(program.parent), str(tmp_path), os.environ["PATH"]])
+    done = run(program, "x", env={**os.environ, "PATH": path})
     assert (done.returncode, done.stdout) == (7, "own x\n")
 
 
+def test_it_ends_with_its_supervisor(serve, tmp_path):
+    (tmp_path / "run").mkdir()
+    parent = subprocess.Popen(["sleep", "60"])
+    process = serve(sys.executable, "-c", SERVER, tmp_path, parent.pid, folder=tmp_path)
+    parent.kill()
+    parent.wait()
+    assert process.wait(10) == FAILED
+
+
 def test_the_program_imports_no_package():
-    """It starts for every message: the standard library only."""
-    code = (
-        "import sys, runpy; runpy.run_path(PATH, run_name='y');"
-        "print({'torch','flwr','fedsim','numpy'} & set(sys.modules))"
-    ).replace("PATH", repr(str(Path(warm_client.__file__))))
-    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True)
+    """It starts for every message."""
+    code = f"import sys, runpy; runpy.run_path({str(Path(warm_client.__file__))!r}, run_name='y');"
+    code += "print({'torch','flwr','fedsim','numpy'} & set(sys.modules))"
+    done = run(sys.executable, "-S", "-E", "-c", code)
     assert done.stdout.strip() == "set()", done.stderr
 
 
-@pytest.mark.parametrize(("files", "code"), [(["pyproject.toml"], False), (["pyproject.toml", "a/b.py"], True)])
-def test_bundles_with_code_are_told_apart(tmp_path, files, code):
-    """They get fresh imports."""
-    import io
-    import zipfile
+@pytest.mark.parametrize("name", ["with space", "it's", "dollar $HOME", "back`id`", 'quote"d', "back\\slash"])
+def test_the_program_runs_in_any_folder(tmp_path, monkeypatch, name):
+    folder = tmp_path / name
+    (folder / "run" / "bin").mkdir(parents=True)
+    monkeypatch.setattr(warm_client.sys, "executable", "/bin/echo")
+    warm_client.write_program(folder, folder)
+    assert run(folder / PROGRAM, "task").stdout.endswith(f"{folder} {folder}/run/bin task\n")
 
+
+@pytest.mark.parametrize(("files", "code"), [(["pyproject.toml"], False), (["pyproject.toml", "a/b.py"], True)])
+def test_bundles_with_code_get_fresh_imports(files, code):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as bundle:
         for name in files:
@@ -138,67 +122,53 @@ def test_bundles_with_code_are_told_apart(tmp_path, files, code):
     assert warm_client.has_code(b"no zip")
 
 
-NODE, CLIENT, STRANGER = 61001, 61002, 61003  # ids of users; they need no names
-
-
 def as_user(user, *words):
     return ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", *map(str, words)]
 
 
-def python_for_all():
-    """A Python that other users can start; this one may lie in a private folder."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root and setpriv")
-    for python in (sys.executable, "/usr/bin/python3"):
-        words = as_user(NODE, "sh", "-c", f"exec {python} -c 'import fedsim.deploy.warm_client'")
-        if subprocess.run(words, capture_output=True, env={"PYTHONPATH": str(ROOT)}).returncode == 0:
-            return python
-    pytest.skip("no Python that other users can start")
-
-
 @pytest.fixture
 def separate(monkeypatch):
-    """A kit of one user, with the folder of a client process of another user; words that start the process."""
-    monkeypatch.setattr(sys, "executable", python_for_all())
+    """(kit of one user, folder of a client process of another user), and a Python that both can start."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    for python in (sys.executable, "/usr/bin/python3"):  # the first may lie in a private folder
+        words = as_user(NODE, "sh", "-c", f"exec {python} -c 'import fedsim.deploy.warm_client'")
+        if run(*words, env={"PYTHONPATH": str(ROOT)}).returncode == 0:
+            break
+    else:
+        pytest.skip("no Python that other users can start")
+    monkeypatch.setattr(sys, "executable", python)
     with tempfile.TemporaryDirectory() as name:
         kit, folder = Path(name), Path(name) / "client"
         (folder / "run").mkdir(parents=True)
         (kit / "key").write_text("secret")
         warm_client.write_program(kit, folder)
-        program = kit / warm_client.PROGRAM
-        for path, user, mode in (
-            *((kit, NODE, 0o711), (kit / "key", NODE, 0o600), (folder, CLIENT, 0o711), (folder / "run", CLIENT, 0o711)),
-            *((kit / "run", NODE, 0o755), (program.parent, NODE, 0o755), (program, NODE, 0o755)),
-        ):
+        program = kit / PROGRAM
+        places = {kit: 0o711, kit / "key": 0o600, kit / "run": 0o755, program.parent: 0o755, program: 0o755}
+        for path, mode in {**places, folder: 0o711, folder / "run": 0o711}.items():
+            user = NODE if path in places else CLIENT
             os.chown(path, user, user)
             path.chmod(mode)
-        yield kit, folder, as_user(CLIENT, sys.executable, "-c", SERVER, folder, 0, NODE)
+        yield kit, folder
 
 
-def test_a_client_process_of_another_user(separate):
-    """It takes tasks of the SuperNode's user and of nobody else, and it cannot read the key."""
-    kit, folder, words = separate
-    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    try:
-        wait_for((folder / warm_client.SOCKET).exists)
-        done = [
-            subprocess.run(as_user(user, kit / warm_client.PROGRAM, "a"), capture_output=True, text=True, timeout=60)
-            for user in (NODE, STRANGER)
-        ]
-    finally:
-        process.kill()
-        process.wait(10)
-    assert [each.returncode for each in done] == [0, warm_client.FAILED]
+def test_a_client_process_of_another_user_takes_tasks_of_the_supernodes_user_alone_and_cannot_read_the_key(
+    separate, serve
+):
+    kit, folder = separate
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    serve(*as_user(CLIENT, sys.executable, "-c", SERVER, folder, 0, NODE), folder=folder, env=environment)
+    done = [run(*as_user(user, kit / PROGRAM, "a")) for user in (NODE, STRANGER)]
+    assert [each.returncode for each in done] == [0, FAILED]
     assert done[0].stdout == "task 1: a\n"
-    assert subprocess.run(as_user(CLIENT, "cat", kit / "key"), capture_output=True).returncode != 0
-    assert not (folder / warm_client.PROGRAM).exists()
+    assert run(*as_user(CLIENT, "cat", kit / "key")).returncode != 0
+    assert not (folder / PROGRAM).exists()
 
 
-def test_nothing_runs_in_place_of_another_users_process(separate, monkeypatch, capsys):
+def test_nothing_runs_in_place_of_another_users_process(tmp_path, monkeypatch, capsys):
     """Without the process the task fails: Flower's own program would run with the SuperNode's rights."""
-    _, folder, _ = separate
+    (tmp_path / "run").mkdir()
     monkeypatch.setattr(warm_client, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(warm_client, "become_flowers_own", lambda *words: pytest.fail("it ran Flower's own program"))
-    monkeypatch.chdir(folder)
-    assert warm_client.call(folder, "", ["a"]) == warm_client.FAILED
+    assert warm_client.call(tmp_path, "", ["a"]) == FAILED
     assert "no client process" in capsys.readouterr().err
