@@ -68,6 +68,7 @@ def test_tasks_share_one_process_until_nobody_waits_for_its_work(serve, tmp_path
     (tmp_path / "run").mkdir()
     process = serve(sys.executable, "-c", SERVER, tmp_path, 0, folder=tmp_path)
     program = tmp_path / PROGRAM
+    until(program.exists)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in (SOCKET, PROGRAM)] == [0o600, 0o700]
     for words, answer in ((("a", "b"), (0, "task 1: a b\n")), (("fail",), (3, "task 2: fail\n"))):
         done = run(program, *words)
