@@ -10,86 +10,238 @@ import argparse
 import json
 import os
 import re
-import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bad_sites import absurd_count, bad_reply, flood, foreign_app, impostor
-from fault_rows import (
-    busy_database,
-    cut,
-    expired_certificate,
-    hanging_supernode,
-    killed_server,
-    killed_site,
-    restarted_proxy,
-)
-from lanes import need
-from proxied import PORT, SITES, Federation, Watch
+import pandas as pd
+from harness import ENVIRONMENT, HERE, NGINX, SITE, VICTIM
+from machines import AVAILABLE, ip
+from outcomes import CONTINUE, last_line, need, status, statuses
+from processes import until
 from support import read_audit
-from test_namespaces import SERVER
+from watched import SITES, AttackedMachines, Watch
 
 from fedsim.deploy.audit import AUDIT
-from fedsim.deploy.control import registered_nodes
+from fedsim.deploy.certificates import write_server_certificate
+from fedsim.deploy.control import registered_nodes, reload_proxy
+from fedsim.deploy.renewal import renew
 
 FRESH_SECONDS = 25.0
+Attack = Callable[[AttackedMachines, Watch], str]
 
 
-def slow_connections(federation: Federation, watch: Watch) -> str:
-    """One machine opens 1,000 slow connections at a time."""
-    said = federation.outsider("slow", SERVER, PORT, 1000, 60)
-    need(watch.oldest < FRESH_SECONDS, f"a site was silent for {watch.oldest:.0f} s; {said}")
-    return f"{said}; longest silence of a site {watch.oldest:.0f} s"
+def from_outside(*words: object, wrong: Callable[[dict, Watch], bool] = lambda said, watch: False) -> Attack:
+    """What a machine without a key sends does not silence any site."""
+
+    def attack(federation: AttackedMachines, watch: Watch) -> str:
+        said = federation.outsider(*words)
+        need(watch.oldest < FRESH_SECONDS and not wrong(said, watch), f"{said}; silent for {watch.oldest:.0f} s")
+        return f"{said}; longest silence of a site {watch.oldest:.0f} s"
+
+    return attack
 
 
-def unauthenticated_bodies(federation: Federation, watch: Watch) -> str:
-    """Send 40 bodies of 15 MB without a key."""
-    said = federation.outsider("bodies", SERVER, PORT, 40, 15)
-    need(watch.oldest < FRESH_SECONDS and watch.nginx < 200, f"{watch.oldest:.0f} s, {watch.nginx:.0f} MB; {said}")
-    return f"{said}; longest silence of a site {watch.oldest:.0f} s"
-
-
-def many_requests(federation: Federation, watch: Watch) -> str:
-    """Send requests without a key as fast as possible."""
-    said = federation.outsider("flood", SERVER, PORT, 1500)
-    need(watch.oldest < FRESH_SECONDS and "200" not in said, f"{said} {watch.oldest}")
-    return f"{said}; longest silence of a site {watch.oldest:.0f} s"
-
-
-def stolen_key(federation: Federation, watch: Watch) -> str:
+def stolen_key(federation: AttackedMachines, watch: Watch) -> str:
     """A second machine uses a site's key while the site is online."""
-    node, key = registered_nodes(federation.federation)[SITES[1]], federation.federation.kit(SITES[1]) / "key"
-    said = federation.outsider("steal", SERVER, PORT, key, node, 30)
+    node, key = registered_nodes(federation.federation)[SITE], federation.federation.kit(SITE) / "key"
+    said = federation.outsider("steal", key, node, 30)
     lines = [line for line in read_audit(federation.server_kit / AUDIT) if line["event"] == "double"]
-    need(lines and lines[-1]["site"] == SITES[1], f"nothing was said; {said}")
+    need(lines and lines[-1]["site"] == SITE, f"nothing was said; {said}")
     return f"said in audit log, check and status: {lines[-1]['reason']}"
 
 
-def forgeries(federation: Federation, watch: Watch) -> str:
+def forgeries(federation: AttackedMachines, watch: Watch) -> str:
     """Send a reply in the name of another site, and use a signature twice."""
-    nodes = registered_nodes(federation.federation)
-    key = federation.federation.kit(SITES[1]) / "key"
-    said = federation.outsider("forge", SERVER, PORT, key, nodes[SITES[1]], nodes[SITES[0]])
+    nodes, key = registered_nodes(federation.federation), federation.federation.kit(SITE) / "key"
+    said = federation.outsider("forge", key, nodes[SITE], nodes[SITES[0]])
     answers = (said["another's reply"][0], said["signature"], said["signature again"])
     need(answers == (400, 200, 503), f"{said}")
     detail = json.loads(said["another's reply"][1])["detail"]
     return f"refused: {detail}; second use of a signature: 503"
 
 
-def wrong_clock(federation: Federation, watch: Watch) -> str:
+def wrong_clock(federation: AttackedMachines, watch: Watch) -> str:
     """A site's clock is 12 s ahead."""
-    status, said = federation.outsider("clock", SERVER, PORT, federation.federation.kit(SITES[1]) / "key", 12)["answer"]
-    need(status == 400 and re.search("1[0-2] s ahead", said), f"{status} {said}")
+    code, said = federation.outsider("clock", federation.federation.kit(SITE) / "key", 12)["answer"]
+    need(code == 400 and re.search("1[0-2] s ahead", said), f"{code} {said}")
     return json.loads(said)["detail"]
 
 
-ATTACKS: dict[str, Callable[[Federation, Watch], str]] = {
-    "1,000 slow connections from one machine, 60 s": slow_connections,
-    "40 bodies of 15 MB without a key": unauthenticated_bodies,
-    "1,500 requests without a key": many_requests,
+def finished(process: subprocess.Popen, code: int = 0) -> str:
+    """Wait for the end of a run; its last words."""
+    _, said = process.communicate(timeout=900)
+    need(process.returncode == code, f"exit {process.returncode}: {said[-400:]}")
+    return said
+
+
+def bad_reply(kind: str, reason: str, **fault: object) -> Attack:
+    """The reply of a registered site in round 2 is an attack; the round continues with the other sites."""
+
+    def attack(federation: AttackedMachines, watch: Watch) -> str:
+        federation.break_site(kind, **fault)
+        process, folder = federation.attempt(f"bad-{kind}", **CONTINUE)
+        finished(process)
+        need(reason in status(folder) and statuses(folder)[3].eq("ok").all(), status(folder))
+        rounds = len(pd.read_csv(folder / "rounds.csv")) - 1
+        return f"exit 0; refused: {status(folder)[:120]}; server app {watch.app:.0f} MB; {rounds} rounds"
+
+    return attack
+
+
+def flood(federation: AttackedMachines, watch: Watch) -> str:
+    """The server app refuses a reply of 4 GB by name, the gate stops the rest of it, and the round continues."""
+    federation.fault_file().with_suffix(".flood").write_text("4096")
+    process, folder = federation.attempt("flood", **CONTINUE)
+    finished(process)
+    said = statuses(folder)
+    ((_, client), reason), *more = said[(said != "ok") & (said.index.get_level_values("round") > 0)].items()
+    need(client == VICTIM and "larger than" in reason and not more, f"{client}: {reason} {more}")
+    until(lambda: "flood: " in federation.log(SITE), 200)
+    stopped = next(line for line in federation.log(SITE).splitlines() if line.startswith("flood: "))
+    need("refused after" in stopped and watch.app - watch.base < 500, f"{stopped}; {watch.base} to {watch.app} MB")
+    return f"exit 0; {stopped}; server app {watch.base:.0f} to {watch.app:.0f} MB, SuperLink {watch.link:.0f} MB"
+
+
+def absurd_count(federation: AttackedMachines, watch: Watch) -> str:
+    """A site reports 10^9 examples in the handshake."""
+    federation.break_site("examples", round=0, phase="handshake")
+    said = finished(federation.attempt("examples")[0], 2)
+    need("1000000000 examples" in said, said[-300:])
+    return f"exit 2: {last_line(said)[:150]}"
+
+
+def impostor(federation: AttackedMachines, watch: Watch) -> str:
+    """A registered site that claims another's domain is refused; with `continue` the run goes on with honest sites."""
+    with federation.posing_as("rot0"):
+        words = {**CONTINUE, "run.wait_for_sites": 40, "train.rounds": 2}
+        process, folder = federation.attempt("impostor", **words)
+        finished(process)
+    need("site 'site-rot30' claims to be 'rot0'" in (folder / "run.log").read_text(), "the log does not name it")
+    return "exit 0 without it; log: site 'site-rot30' claims to be 'rot0', but its key is that of 'rot30'"
+
+
+FOREIGN = """from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+server = ServerApp()
+client = ClientApp()
+@client.query()
+def read(message, context):
+    return Message(RecordDict({'key': ConfigRecord({'key': open('key').read()})}), reply_to=message)
+@server.main()
+def main(grid, context):
+    messages = [Message(RecordDict(), node, 'query') for node in grid.get_node_ids()]
+    replies = grid.send_and_receive(messages, timeout=60)
+    raise RuntimeError('stolen: %d of %d' % (sum(r.has_content() for r in replies), len(messages)))
+"""
+PROJECT = """[project]
+name = "foreign"
+version = "0.1.0"
+description = "x"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "x"
+[tool.flwr.app.components]
+serverapp = "foreign:server"
+clientapp = "foreign:client"
+[tool.flwr.app.config]
+"""
+
+
+def foreign_app(federation: AttackedMachines, watch: Watch) -> str:
+    """The operator submits another app, which reads the sites' keys."""
+    app = federation.folder / "foreign"
+    (app / "foreign").mkdir(parents=True)
+    (app / "foreign" / "__init__.py").write_text(FOREIGN)
+    (app / "pyproject.toml").write_text(PROJECT)
+    words = [*federation.inside("server"), sys.executable, HERE / "submit.py", federation.file, app]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    need("stolen: 0 of 3" in done.stdout, (done.stdout + done.stderr)[-400:])
+    return "no site ran it (pinned bundles): replies with keys: 0 of 3"
+
+
+def busy_database(federation: AttackedMachines, watch: Watch) -> str:
+    """The SuperLink's database is locked for 90 s, so that its answers are errors."""
+    code = (
+        "import sqlite3, sys, time\nconnection = sqlite3.connect(sys.argv[1], timeout=30)\n"
+        "connection.execute('BEGIN EXCLUSIVE')\ntime.sleep(90)"
+    )
+    database = federation.server_kit / "state" / "superlink.db"
+    subprocess.run([sys.executable, "-c", code, database], timeout=150, check=True)
+    return f"sites try again; all in contact {back(federation, watch):.0f} s after the end"
+
+
+def back(federation: AttackedMachines, watch: Watch, most: float = 200.0) -> float:
+    """Seconds until all sites are in contact."""
+    seconds = watch.recovered(most)
+    need(seconds == seconds, f"{federation.ages()}")
+    return seconds
+
+
+def expired_certificate(federation: AttackedMachines, watch: Watch) -> str:
+    """The server's certificate expires; `fedsim deploy renew` replaces it, and no process is restarted."""
+    kit, described = federation.server_kit, federation.federation
+    for name in ("server.key", "server.pem"):
+        (kit / name).unlink()
+    ca = (described.kit("operator") / "ca.key", kit / "ca.crt")
+    write_server_certificate("demo", described.server_names, -0.02, ca, (kit / "server.key", kit / "server.pem"))
+    reload_proxy(described)
+    federation.stop(SITE)
+    said = federation.start(SITE, expect=None).stdout
+    renew(described)
+    need("has expired" in said, said)
+    after = back(federation, watch)
+    return f"a site that starts says: {said.strip()[-110:]}; after renew all in contact within {after:.0f} s"
+
+
+def cut(federation: AttackedMachines) -> None:
+    words = ("-n", federation.namespace("server"), "link", "set", federation.link(SITE))
+    ip(*words, "down")
+    time.sleep(45)
+    ip(*words, "up")
+
+
+def in_round_two(strike: Callable[[AttackedMachines], object], code: int = 0) -> Attack:
+    """In round 2 the victim trains for 15 s; no reply is lost, or none by the same command."""
+
+    def attack(federation: AttackedMachines, watch: Watch) -> str:
+        slow = federation.break_site("slow", seconds=15)
+        name = f"struck{len(list(federation.folder.glob('struck*')))}"
+        process, folder = federation.attempt(name)
+        until(lambda: not slow.exists(), 300, "round 2")
+        strike(federation)
+        finished(process, code)
+        if code:
+            finished(federation.attempt(name)[0])
+        need(set(statuses(folder)) == {"ok"}, "replies were lost")
+        return f"exit {code}; {'start.sh and the same command: exit 0, ' if code else ''}no reply lost"
+
+    return attack
+
+
+def kill_server(federation: AttackedMachines) -> None:
+    federation.kill("server")
+    federation.start("server")
+
+
+def hanging_supernode(federation: AttackedMachines, watch: Watch) -> str:
+    """SIGSTOP of a SuperNode, which is then alive but does nothing."""
+    pid = federation.pid(SITE)
+    os.kill(pid, signal.SIGSTOP)
+    seconds = back(federation, watch, 420)
+    need(federation.pid(SITE) != pid, "it is the same process")
+    return f"ended and started again by its supervisor, connected after {seconds:.0f} s"
+
+
+ATTACKS: dict[str, Attack] = {
+    "1,000 slow connections from one machine, 60 s": from_outside("slow", 1000, 60),
+    "40 bodies of 15 MB without a key": from_outside("bodies", 40, 15, wrong=lambda said, watch: watch.nginx >= 200),
+    "1,500 requests without a key": from_outside("flood", 1500, wrong=lambda said, watch: "200" in said),
     "stolen key beside the original": stolen_key,
     "reply in another's name, replayed signature": forgeries,
     "clock 12 s ahead": wrong_clock,
@@ -102,35 +254,15 @@ ATTACKS: dict[str, Callable[[Federation, Watch], str]] = {
     "operator's app reads keys": foreign_app,
     "database locked for 90 s": busy_database,
     "server certificate expired": expired_certificate,
-    "link cut for 45 s in round 2 (stop)": cut,
-    "SuperNode kill -9 in round 2 (stop)": killed_site,
-    "nginx restarted in round 2 (stop)": restarted_proxy,
-    "SuperLink kill -9 in round 2": killed_server,
+    "link cut for 45 s in round 2 (stop)": in_round_two(cut),
+    "SuperNode kill -9 in round 2 (stop)": in_round_two(lambda federation: federation.kill(SITE)),
+    "nginx restarted in round 2 (stop)": in_round_two(AttackedMachines.end_nginx),
+    "SuperLink kill -9 in round 2": in_round_two(kill_server, 1),
     "SuperNode hangs": hanging_supernode,
 }
 
 
-def main() -> int:
-    """Attack, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="attacks whose name contains one of these words, by commas")
-    words = parser.parse_args()
-    need(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip (iproute2)")
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
-        federation = Federation(Path(folder))
-        federation.build()
-        try:
-            with federation:
-                for name in [name for name in ATTACKS if any(word in name for word in words.only.split(","))]:
-                    rows.append((name, *one(federation, name)))
-                    print("| " + " | ".join(rows[-1]) + " |", flush=True)
-        finally:
-            federation.remove()
-    return 0 if all(row[-1] == "yes" for row in rows) else 1
-
-
-def one(federation: Federation, name: str) -> tuple[str, ...]:
+def one(federation: AttackedMachines, name: str) -> tuple[str, ...]:
     """(what happened, seconds, seconds to recovery, nginx MB, server app MB, whether this is what must happen)."""
     with Watch(federation) as watch:
         begin = time.monotonic()
@@ -139,10 +271,23 @@ def one(federation: Federation, name: str) -> tuple[str, ...]:
         except Exception as error:
             happened, holds = f"{type(error).__name__}: {error}", "NO"
         federation.end_runs()
-        seconds = time.monotonic() - begin
-        recovery = watch.recovered()
+        seconds, recovery = time.monotonic() - begin, watch.recovered()
     numbers = (f"{seconds:.0f}", f"{recovery:.0f}", f"{watch.nginx:.0f}", f"{watch.app:.0f}")
     return (" ".join(happened.split())[:300].replace("|", "/"), *numbers, holds)
+
+
+def main() -> int:
+    """Attack, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="attacks whose name contains one of these words, by commas")
+    words, failed = parser.parse_args(), False
+    need(AVAILABLE and NGINX, "needs root, ip (iproute2) and nginx")
+    with tempfile.TemporaryDirectory(prefix="attacks-") as folder, AttackedMachines(Path(folder)) as federation:
+        for name in [name for name in ATTACKS if any(word in name for word in words.only.split(","))]:
+            row = one(federation, name)
+            failed |= row[-1] == "NO"
+            print(f"| {' | '.join((name, *row))} |", flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":

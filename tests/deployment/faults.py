@@ -11,65 +11,163 @@ ends it after the faults under way, with the table of those that were tried.
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
-from breakdowns import link_cut, operator_dies, operator_stops, server_dies, site_killed, site_missing, site_restarted
-from cable import Cable
-from harness import Loopback, run_folder
-from lanes import CONTINUE, SITE, STOP, VICTIM, Lane, Outcome, check_equal, need, status
+from harness import SITE, VICTIM, run_folder
+from lane import Fault, Lane
+from outcomes import CONTINUE, STOP, check_equal, last_line, lost_replies, need, status
+from processes import until
 from strangers import control_path, impostor, stranger
-from support import free_ports
 
 
-def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Callable[[Lane], Outcome]:
+def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Fault:
     """The victim's reply of round 2 is lost. With `continue` it is left out; with `stop` the same command continues."""
 
-    def fault(lane: Lane) -> Outcome:
+    def fault(lane: Lane) -> str:
         output = lane.fresh()
-        seconds = lane.timeout + more["late"] if "late" in more else more.get("seconds", 0)
-        lane.break_site(kind, seconds=seconds)
+        lane.break_site(kind, seconds=lane.timeout + more["late"] if "late" in more else more.get("seconds", 0))
         timeout = {"run.timeout": more["timeout"]} if "timeout" in more else {}
-        done = lane.run(output, **(STOP if stop else CONTINUE), **timeout)
+        said = lane.end(lane.begin(output, **(STOP if stop else CONTINUE), **timeout), int(stop))
         folder = run_folder(output)
-        if not stop:
-            need(done.returncode == 0, f"exit {done.returncode}: {done.stderr[-300:]}")
-            need(reason in status(folder), f"clients.csv says {status(folder)!r}")
-            need(VICTIM in (folder / "run.log").read_text(), "the log does not name it")
-            return Outcome(f"exit 0; {VICTIM}: {status(folder)[:70]}; {check_equal(lane, folder, reduced=True)}", True)
-        need(
-            done.returncode == 1 and VICTIM in done.stderr and reason in done.stderr,
-            f"{done.returncode}: {done.stderr}",
-        )
-        again = lane.run(output, **STOP)
-        need(again.returncode == 0, f"again: exit {again.returncode}: {again.stderr[-300:]}")
-        return Outcome(f"exit 1 naming {VICTIM}; the same command: exit 0, {check_equal(lane, folder)}", True)
+        if stop:
+            need(VICTIM in said and reason in said, said)
+            return f"exit 1 naming {VICTIM}; {lane.again(output)}"
+        need(reason in status(folder), f"clients.csv says {status(folder)!r}")
+        need(VICTIM in (folder / "run.log").read_text(), "the log does not name it")
+        return f"exit 0; {VICTIM}: {status(folder)[:70]}; {check_equal(folder, reduced=True)}"
 
     return fault
 
 
-def state_wiped(lane: Lane) -> Outcome:
+def state_wiped(lane: Lane) -> str:
     """FedBN's own layers are removed from the site's disk between two rounds."""
     output = lane.fresh()
     lane.break_site("raise", round=3)
-    need(lane.run(output, "fedbn", **STOP).returncode == 1, "round 3 did not fail")
-    kit = lane.federation.federation.kit(SITE)
-    newest = max((kit / "state" / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    lane.end(lane.begin(output, "fedbn", **STOP), 1)
+    newest = max((lane.federation.kit(SITE) / "state" / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
     for file in newest.rglob("*.safetensors"):
         file.unlink()
-    done = lane.run(output, "fedbn", **STOP)
-    need(done.returncode == 2 and VICTIM in done.stderr and "Traceback" not in done.stderr, done.stderr)
-    return Outcome(f"exit 2: {done.stderr.strip().splitlines()[-1][:110]}", True)
+    said = lane.end(lane.begin(output, "fedbn", **STOP), 2)
+    need(VICTIM in said and "Traceback" not in said, said)
+    return f"exit 2: {last_line(said)[:110]}"
 
 
-FAULTS: dict[str, Callable[[Lane], Outcome]] = {
+def site_killed(stop: bool) -> Fault:
+    """kill -9 of the SuperNode while it trains; its supervisor starts it again."""
+
+    def fault(lane: Lane) -> str:
+        output = lane.fresh()
+        process = lane.begin_and_slow(output, 30, **{**(STOP if stop else CONTINUE), "run.timeout": 200})
+        lane.kill(SITE)
+        said, folder = lane.end(process, int(stop)), run_folder(output)
+        if stop:
+            need(VICTIM in said, said)
+            return f"exit 1 naming {VICTIM}; {lane.again(output, **{'run.timeout': 200})}"
+        need("Node Unavailable" in status(folder), status(folder))
+        return f"exit 0; {VICTIM}: {status(folder)[:60]}; {check_equal(folder, reduced=True)}"
+
+    return fault
+
+
+def site_restarted(method: str) -> Fault:
+    """stop.sh and start.sh between two rounds: the run waits for the site, which reads its state from its files."""
+
+    def fault(lane: Lane) -> str:
+        output = lane.fresh()
+        # Another site is slow in round 2, so that there is time to restart the victim, which has answered.
+        other = lane.break_site("slow", "site-rot0", seconds=25)
+        process = lane.begin(output, method, **STOP, **{"run.timeout": 300})
+        until(lambda: not other.exists(), 400, "round 2")
+        time.sleep(15)
+        lane.stop(SITE)
+        lane.start(SITE, expect=None)
+        lane.end(process)
+        return f"exit 0; {check_equal(run_folder(output, method), method)}"
+
+    return fault
+
+
+def link_cut(seconds: float) -> Fault:
+    """The site's link to the server is cut for some time while the site trains."""
+
+    def fault(lane: Lane) -> str:
+        output = lane.fresh()
+        process = lane.begin_and_slow(output, 10, **{**CONTINUE, "run.timeout": 300})
+        lane.cables[SITE].cut(seconds)
+        lane.end(process)
+        folder = run_folder(output)
+        reduced = bool(lost_replies(folder))
+        need(reduced == (seconds > 60), f"lost: {lost_replies(folder)}")
+        return f"exit 0; {VICTIM}: {status(folder)[:50]}; {check_equal(folder, reduced=reduced)}"
+
+    return fault
+
+
+def server_dies(how: str) -> Fault:
+    """The SuperLink or only the server app is killed in round 2; the same command continues from the last round."""
+
+    def fault(lane: Lane) -> str:
+        output = lane.fresh()
+        process = lane.begin_and_slow(output, 10, **STOP)
+        folder = run_folder(output)
+        if how == "server app":
+            os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)
+        else:
+            (lane.kill if how == "kill" else lane.stop)("server")
+        if how != "stop":
+            need("Traceback" not in lane.end(process, 1), "a traceback")
+        if how != "server app":
+            lane.start("server")
+        process.communicate(timeout=900)
+        if (folder / "summary.csv").is_file():
+            return f"exit {process.returncode}; the run went on, {check_equal(folder)}"
+        return f"exit {process.returncode}; {lane.again(output)}"
+
+    return fault
+
+
+def operator_dies(lane: Lane) -> str:
+    """kill -9 of `fedsim run`: the run goes on, and the same command follows it."""
+    output = lane.fresh()
+    process = lane.begin(output, **STOP)
+    folder = run_folder(output)
+    until((folder / "rounds.csv").is_file, 400, "round 0")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before, followed = (folder / "deployment.json").read_text(), lane.again(output)
+    need((folder / "deployment.json").read_text() == before, "another run was started")
+    return f"the run goes on and is followed: {followed}"
+
+
+def operator_stops(lane: Lane) -> str:
+    """The operator presses Ctrl-C."""
+    output = lane.fresh()
+    process = lane.begin_and_slow(output, 5, **STOP)
+    os.killpg(process.pid, signal.SIGINT)
+    lane.end(process, 130)
+    return f"exit 130; {lane.again(output)}"
+
+
+def site_missing(lane: Lane) -> str:
+    """A site is never started."""
+    lane.stop(SITE)
+    try:
+        started = time.monotonic()
+        said = lane.end(lane.begin(lane.fresh(), **STOP, **{"run.wait_for_sites": 20}), 1)
+        waited = time.monotonic() - started
+    finally:
+        lane.start(SITE, expect=None)
+    need(f"no node for {VICTIM} within 20 s" in said, said)
+    return f"exit 1 after {waited:.0f} s: {last_line(said)[-80:]}"
+
+
+FAULTS: dict[str, Fault] = {
     "client raises (continue)": failing("raise", "told to raise"),
     "client raises (stop)": failing("raise", "told to raise", stop=True),
     "NaN in the reply (continue)": failing("nan", "NaN or infinite"),
@@ -102,24 +200,17 @@ FAULTS: dict[str, Callable[[Lane], Outcome]] = {
 }
 
 
-def open_lane(folder: Path, timeout: float) -> Lane:
-    """A federation whose victim is connected through a cable that can be cut."""
-    (control,) = free_ports(1)
-    nginx = shutil.which("nginx", path=os.environ.get("PATH", "") + os.pathsep + "/usr/sbin")
-    settings = {"proxy": "nginx", "control": f"127.0.0.1:{control}"} if nginx else {}
-    federation = Loopback(folder, target=False, settings=settings)
-    cable = Cable(federation.federation.port)
-    env = federation.federation.kit(SITE) / "site.env"
-    env.write_text(env.read_text().replace(federation.federation.public_address, f"127.0.0.1:{cable.port}"))
-    return Lane(federation, cable, timeout)
-
-
-def print_table(rows: dict[str, tuple[str, float, bool]]) -> None:
-    """Print the table as Markdown, in the order of FAULTS."""
-    print("\n| fault | what happened | seconds | as it must |\n|---|---|---|---|")
-    for name in [name for name in FAULTS if name in rows]:
-        happened, seconds, holds = rows[name]
-        print(f"| {name} | {' '.join(happened.split())[:260]} | {seconds:.0f} | {'yes' if holds else 'NO'} |")
+def one(name: str, lanes: "SimpleQueue[Lane]") -> tuple[str, float, bool]:
+    """(what happened, seconds, whether it is what must happen) of a fault in a federation that is free."""
+    lane, started, holds = lanes.get(), time.monotonic(), True
+    try:
+        happened = FAULTS[name](lane)
+    except Exception as error:
+        happened, holds = f"{type(error).__name__}: {error}", False
+    lane.fault_file().unlink(missing_ok=True)
+    lanes.put(lane)
+    print(f"{'ok ' if holds else 'BAD'} {name}: {happened}", flush=True)
+    return happened, time.monotonic() - started, holds
 
 
 def main() -> int:
@@ -129,47 +220,27 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=3, help="federations at a time")
     parser.add_argument("--timeout", type=float, default=40, help="run.timeout; a busy machine needs more")
     words = parser.parse_args()
-    waiting: SimpleQueue[str] = SimpleQueue()
-    for name in [name for name in FAULTS if any(word in name for word in words.only.split(","))]:
-        waiting.put(name)
-    rows: dict[str, tuple[str, float, bool]] = {}
-    with tempfile.TemporaryDirectory(prefix="faults-") as root, ThreadPoolExecutor(words.lanes) as pool:
-
-        def work(number: int) -> None:
-            (Path(root) / f"lane{number}").mkdir()
-            lane = open_lane(Path(root) / f"lane{number}", words.timeout)
-            with lane.federation:
-                while True:
-                    try:
-                        name = waiting.get_nowait()
-                    except Empty:
-                        break
-                    started = time.monotonic()
-                    try:
-                        outcome = FAULTS[name](lane)
-                    except Exception as error:
-                        outcome = Outcome(f"{type(error).__name__}: {error}", False)
-                    lane.federation.fault_file(SITE).unlink(missing_ok=True)
-                    rows[name] = (outcome.happened, time.monotonic() - started, outcome.holds)
-                    print(
-                        f"{'ok ' if outcome.holds else 'BAD'} {name} ({rows[name][1]:.0f} s): {outcome.happened}",
-                        flush=True,
-                    )
-            lane.cable.close()
-
-        lanes = [pool.submit(work, number) for number in range(words.lanes)]
-
-        def finish_early(number: int, frame: object) -> None:  # each lane completes its fault and stops its federation
-            with contextlib.suppress(Empty):
-                while True:
-                    waiting.get_nowait()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, finish_early)
-        for lane in lanes:
-            lane.result()
-    print_table(rows)
-    return 0 if all(holds for _, _, holds in rows.values()) else 1
+    names = [name for name in FAULTS if any(word in name for word in words.only.split(","))]
+    lanes: SimpleQueue[Lane] = SimpleQueue()
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
+        for number in range(min(words.lanes, len(names))):
+            (root / f"lane{number}").mkdir()
+            lanes.put(stack.enter_context(Lane(root / f"lane{number}", words.timeout)))
+        pool = stack.enter_context(ThreadPoolExecutor(words.lanes))
+        rows = {name: pool.submit(one, name, lanes) for name in names}
+        for number in (signal.SIGINT, signal.SIGTERM):  # each federation completes its fault
+            signal.signal(number, lambda *words: pool.shutdown(wait=False, cancel_futures=True))
+        tried, failed = [], False
+        for name, row in rows.items():
+            with contextlib.suppress(CancelledError):
+                happened, seconds, holds = row.result()
+                failed |= not holds
+                tried.append((name, " ".join(happened.split())[:260], f"{seconds:.0f}", "yes" if holds else "NO"))
+    print("\n| fault | what happened | seconds | as it must |\n|---|---|---|---|")
+    for cells in tried:
+        print(f"| {' | '.join(cells)} |")
+    return int(failed)
 
 
 if __name__ == "__main__":

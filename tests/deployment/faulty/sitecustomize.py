@@ -46,7 +46,7 @@ def strike(fault: dict) -> None:
 def spoil(reply: object, fault: dict) -> object:
     """Cause the fault in the reply."""
     import numpy as np
-    from flwr.app import Array, ArrayRecord, ConfigRecord
+    from flwr.app import ConfigRecord
 
     from strategies.wire.packing import unpack
 
@@ -54,34 +54,34 @@ def spoil(reply: object, fault: dict) -> object:
     if kind is not None:
         reply.content = unpack(reply.content)
     if kind == "variance":  # a batch-norm layer whose output is always NaN
-        record = reply.content.array_records["arrays"]
-        arrays = {name: np.array(array.numpy()) for name, array in record.items()}
-        name = next(name for name in arrays if name.endswith("running_var"))
-        arrays[name] = -np.ones_like(arrays[name])
-        reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    if kind in ("nan", "shape"):
-        record = reply.content.array_records["arrays"]
-        arrays = {name: np.array(array.numpy()) for name, array in record.items()}
-        name = next(name for name, array in arrays.items() if array.ndim > 1)
-        arrays[name] = np.full_like(arrays[name], np.nan) if kind == "nan" else arrays[name][:1]
-        reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    if kind in ("values", "huge"):  # 3e38 in every weight; so many megabytes that nobody asked for
-        record = reply.content.array_records["arrays"]
-        arrays = {name: np.array(array.numpy()) for name, array in record.items()}
-        if kind == "values":
-            arrays = {name: np.full_like(a, 3e38) if a.dtype.kind == "f" else a for name, a in arrays.items()}
-        else:
-            size = int(fault["megabytes"]) * (1 << 18)
-            arrays["much"] = np.random.default_rng().random(size, np.float32)
-        reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        change(reply, lambda name, a: -np.ones_like(a) if name.endswith("running_var") else a)
+    if kind == "nan":
+        change(reply, lambda name, a: np.full_like(a, np.nan) if a.ndim > 1 else a)
+    if kind == "shape":
+        change(reply, lambda name, a: a[:1] if a.ndim > 1 else a)
+    if kind == "values":
+        change(reply, lambda name, a: np.full_like(a, 3e38) if a.dtype.kind == "f" else a)
+    if kind == "huge":  # so many megabytes that nobody asked for
+        much = np.random.default_rng().random(int(fault["megabytes"]) * (1 << 18), np.float32)
+        change(reply, lambda name, a: a, much=much)
     if kind == "examples":  # a handshake that claims a thousand million of the first class
         said = dict(reply.content.config_records["site"])
         counts = [10**9 - sum(said["class-counts"][1:]), *said["class-counts"][1:]]
         reply.content["site"] = ConfigRecord({**said, "class-counts": counts, "examples": 10**9})
     if kind in ("other-round", "other-run"):
-        change = {"round": 1} if kind == "other-round" else {"token": "0" * 16}
-        reply.content["echo"] = ConfigRecord({**reply.content.config_records["echo"], **change})
+        other = {"round": 1} if kind == "other-round" else {"token": "0" * 16}
+        reply.content["echo"] = ConfigRecord({**reply.content.config_records["echo"], **other})
     return reply
+
+
+def change(reply: object, how: Callable, **more: object) -> None:
+    """Replace the tensors of a reply with a model."""
+    import numpy as np
+    from flwr.app import Array, ArrayRecord
+
+    record = reply.content.array_records["arrays"]
+    arrays = {name: how(name, np.array(array.numpy())) for name, array in record.items()} | more
+    reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def install() -> None:
