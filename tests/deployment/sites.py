@@ -1,5 +1,6 @@
 """Sites in this process: an inline grid whose nodes are configured like the SuperNodes of separate machines."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
@@ -10,15 +11,27 @@ from fedsim.run.serve import serve
 from fedsim.settings.experiment import Experiment
 
 
-def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str, ...] = ()) -> SpyGrid:
-    """One node per source client, one for the target, and nodes of `spare` source domains."""
+def site_grid(
+    experiment: Experiment,
+    state: Path,
+    tamper=None,
+    spare: tuple[str, ...] = (),
+    away: Collection[str] = (),
+    **more: str,
+) -> SpyGrid:
+    """One node per source client, one for the target, and nodes of `spare` source domains.
+
+    Nodes of the domains `away`, which may change, are not online; `more` is part of every node's config.
+    """
     sources = [*resolve(experiment).clients, *spare]
     roles = [(name, "source") for name in sources] + [(experiment.run.target, "target")]
     grid = SpyGrid(len(roles), tamper)
     for node, (domain, role) in zip(grid.node_ids, roles, strict=True):
         folder = state / f"{role}-{domain.replace('/', '-')}"
-        config = {"site": f"site-{domain}", "domain": domain, "role": role, "state-dir": str(folder)}
+        config = {"site": f"site-{domain}", "domain": domain, "role": role, "state-dir": str(folder), **more}
         grid.contexts[node] = Context(1, node, config, RecordDict(), {})
+    domains = {node: grid.contexts[node].node_config["domain"] for node in grid.node_ids}
+    grid.get_node_ids = lambda: [node for node in grid.node_ids if domains[node] not in away]
     return grid
 
 

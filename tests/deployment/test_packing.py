@@ -10,6 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from test_pulling import link  # noqa: F401
 
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from strategies.wire import packing
 from strategies.wire.packing import MOST_HEADER, PACKED, answer, pack, pack_record, unpack, unpack_record
 from strategies.wire.polling import QuickGrid, packed
 
@@ -26,8 +27,7 @@ def bytes_of(record):
     return {name: (array.dtype, array.shape, array.stype, bytes(array.data)) for name, array in record.items()}
 
 
-def test_packed_and_unpacked_a_record_is_the_same():
-    """Names, their order, types, shapes and bytes are equal; the tensors are not copied."""
+def test_packed_and_unpacked_a_record_is_the_same_without_copies():
     record = state_to_record(TENSORS)
     small = pack_record(record)
     assert list(small) == [PACKED]
@@ -40,9 +40,9 @@ def test_packed_and_unpacked_a_record_is_the_same():
         np.testing.assert_array_equal(views[name], value)
 
 
-def test_what_is_not_packed_stays_as_it_is():
-    """Not packed are one tensor, no tensor, and a record with more names than a header may hold."""
-    many = state_to_record({f"{'n' * 200}{place}": np.zeros(1, np.float32) for place in range(6000)})
+def test_one_tensor_no_tensor_and_more_names_than_a_header_may_hold_are_not_packed(monkeypatch):
+    monkeypatch.setattr(packing, "MOST_HEADER", 1 << 10)
+    many = state_to_record({f"{'n' * 200}{place}": np.zeros(1, np.float32) for place in range(6)})
     for record in (ArrayRecord(), state_to_record({"w": TENSORS["weight"]}), many):
         assert pack_record(record) is record
         assert unpack_record(record) is record
@@ -52,7 +52,6 @@ def test_what_is_not_packed_stays_as_it_is():
 
 
 def test_a_message_takes_few_parts():
-    """A hundred tensors are more than 200 objects with Flower's own Arrays, and eight when packed."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     record = state_to_record({f"t{place}": np.full(10, place, np.float32) for place in range(100)})
     message = Message(RecordDict({"arrays": record, "config": ConfigRecord({"a": 1})}), 7, "train")
@@ -63,8 +62,7 @@ def test_a_message_takes_few_parts():
     assert message.content.array_records["arrays"] is record
 
 
-def test_messages_that_share_a_record_share_the_packed_one():
-    """They share it, so that Flower uploads it once."""
+def test_messages_that_share_a_record_share_the_packed_one_which_flower_uploads_once():
     record = state_to_record(TENSORS)
     first, second = (Message(RecordDict({"arrays": record}), node, "train") for node in (7, 8))
     with packed([first, second]):
@@ -73,7 +71,7 @@ def test_messages_that_share_a_record_share_the_packed_one():
 
 
 def test_a_reply_is_packed_when_the_message_asks_for_it():
-    """A grid that packs records says so in the config; within one process records are not packed."""
+    """A grid that packs says so in the config."""
     message = Message(RecordDict({"config": ConfigRecord({"round": 1})}), 7, "train")
     reply = RecordDict({"arrays": state_to_record(TENSORS)})
     assert answer(message.content, reply) is reply
@@ -113,7 +111,6 @@ MALFORMED = {
 
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_record_is_refused(kind):
-    """The error names it and has a reason in one line, before any tensor is read from it."""
     record, reason = MALFORMED[kind]
     with pytest.raises(ValueError, match=reason) as caught:
         unpack(RecordDict({"bank": record}))
@@ -122,7 +119,6 @@ def test_a_malformed_record_is_refused(kind):
 
 
 def test_the_tensors_themselves_are_checked_as_always():
-    """A payload that is not .npy data of the declared shape is refused by the usual check of tensors."""
     record = unpack_record(buffer([ROW], b"12345678"))
     with pytest.raises(ValueError, match="'w'"):
         record_to_arrays(record)

@@ -1,12 +1,15 @@
-"""A reply that is lost is asked for again when its site is back; an error that the client itself reports is not."""
+"""How the server waits: often at first, then less often, until a limit; a lost reply is asked for again."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedsim.flower.identity import assume_identity, stamp
+from strategies.wire import polling
 from strategies.wire.patience import MOST_ATTEMPTS, PatientGrid
+from strategies.wire.polling import QuickGrid
 
 
 class World:
@@ -46,7 +49,7 @@ class World:
 
     def call(self, wait, clients):
         self.waits.append((round(wait), tuple(clients)))
-        return [] if self.back else list(clients)
+        return self.missing(clients)
 
     def missing(self, clients):
         return [] if self.back else list(clients)
@@ -58,31 +61,26 @@ class World:
 LOST = Error(5, "Node Unavailable")
 
 
-def test_a_lost_reply_is_asked_for_again():
-    """It is asked for at the client's present node; the other clients are not asked twice."""
+def test_a_lost_reply_is_asked_for_again_at_the_clients_present_node():
     world = World({"a": [RecordDict()], "b": [LOST, RecordDict()]})
     replies = world.run()
-    assert replies["a"].has_content()
-    assert replies["b"].has_content()
+    assert all(reply.has_content() for reply in replies.values())
     assert replies["b"].metadata.src_node_id == 111
     assert world.asked == ["a", "b", "b"]
     assert world.waits == [(5, ("b",))]
 
 
 @pytest.mark.parametrize("answer", [Error(2, "Traceback"), Error(0, "too large"), None])
-def test_what_a_client_says_or_does_itself_counts(answer):
-    """These are an exception, a refusal, and no answer."""
+def test_an_exception_a_refusal_and_silence_of_a_client_itself_count(answer):
     world = World({"a": [answer]})
     reply = world.run()["a"]
     assert reply is None or reply.has_error()
     assert world.asked == ["a"]
 
 
-def test_a_site_that_stays_away_is_lost():
-    """Its error is kept, and the run does not wait for it again."""
+def test_a_site_that_stays_away_is_lost_and_not_waited_for_again():
     world = World({"a": [RecordDict()], "b": [LOST]}, back=False)
-    replies = world.run()
-    assert replies["b"].error.code == 5
+    assert world.run()["b"].error.code == 5
     assert world.given_up == ["b"]
     assert world.asked == ["a", "b"]
 
@@ -93,8 +91,56 @@ def test_without_patience_nothing_is_waited_for():
     assert world.waits == []
 
 
-def test_attempts_are_bounded():
-    """The process of the client dies every time."""
+def test_attempts_are_bounded_when_the_process_of_the_client_dies_every_time():
     world = World({"b": [Error(8, "stopped responding")] * 20})
     assert world.run()["b"].has_error()
     assert len(world.asked) == MOST_ATTEMPTS
+
+
+class Clock:
+    """A clock whose time passes only by sleeping, and a grid whose replies come at given times."""
+
+    def __init__(self):
+        self.now, self.pauses, self.times = 0.0, [], {}
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def push_messages(self, messages):
+        return list(messages)
+
+    def pull_messages(self, ids):
+        due = [key for key in ids if self.times[key] <= self.now]
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=key)) for key in due]
+
+    def replies(self, **times):
+        timeout = times.pop("timeout", None)
+        self.times = times
+        found = QuickGrid(self).send_and_receive(list(times), timeout=timeout)
+        return [reply.metadata.reply_to_message_id for reply in found]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(polling, "time", clock)
+    return clock
+
+
+def test_all_replies_are_collected_soon_after_they_came(clock):
+    assert clock.replies(a=0.0, b=5.0, c=100.0) == ["a", "b", "c"]
+    assert clock.now < 103.1
+    assert clock.pauses[0] == polling.FIRST_SECONDS
+    assert clock.pauses[-1] == 3.0
+    assert len(clock.pauses) < 100
+
+
+def test_the_wait_ends_at_its_time_and_at_once_with_nothing_to_send(clock):
+    assert clock.replies(timeout=10.0) == []
+    assert clock.now == 0.0
+    assert clock.replies(a=1.0, b=50.0, timeout=10.0) == ["a"]
+    assert clock.now == pytest.approx(10.0)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import array as flowers_arrays
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
@@ -14,7 +15,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from strategies.wire import pulling
 from strategies.wire.polling import QuickGrid
 
-MEGABYTE = 1 << 20
+UNIT = 1 << 14  # in the place of a megabyte
 
 
 class Link(HttpGrid):
@@ -49,10 +50,10 @@ class Link(HttpGrid):
             message.metadata.__dict__["_message_id"] = f"m{number}"
         return [message.metadata.message_id for message in messages]
 
-    def answer(self, message, megabytes, missing=0, offset=0):
-        arrays = {"w": Array(np.arange(megabytes * MEGABYTE // 4, dtype=np.float32) + offset)}
-        reply = Message(RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord({"a": 1})}), reply_to=message)
-        return self.put(message, reply, missing)
+    def answer(self, message, units, missing=0, offset=0):
+        arrays = {"w": Array(np.arange(units * UNIT // 4, dtype=np.float32) + offset)}
+        content = RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord({"a": 1})})
+        return self.put(message, Message(content, reply_to=message), missing)
 
     def put(self, message, reply, missing=0):
         self.replies[message.metadata.message_id] = reply
@@ -65,6 +66,7 @@ class Link(HttpGrid):
 
 @pytest.fixture
 def link(monkeypatch):
+    """Parts are of five units, and the replies to questions have four at most."""
     link = Link()
 
     def fetcher(self):
@@ -79,104 +81,90 @@ def link(monkeypatch):
         return fetch
 
     monkeypatch.setattr(pulling.Puller, "_fetcher", fetcher)
+    monkeypatch.setattr(pulling, "SMALL_REPLY", 4 * UNIT)
+    monkeypatch.setattr(flowers_arrays, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 5 * UNIT)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     return link
 
 
-def messages(count=2, kind="train"):
-    return [Message(RecordDict(), node + 10, kind) for node in range(count)]
+@pytest.fixture
+def sending(link):
+    """sending(most, count, kind) -> (messages that were sent, a function that pulls the replies by message)."""
+
+    def send(most, count=1, kind="train"):
+        sent = [Message(RecordDict(), node + 10, kind) for node in range(count)]
+        grid = QuickGrid(link, largest_reply=most * UNIT)
+        ids = grid.push_messages(sent)
+        return sent, lambda: {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(ids)}
+
+    return send
 
 
-def test_a_reply_comes_back_whole(link):
-    """All bytes are equal, and the SuperLink is informed."""
-    sent = messages(1)
-    grid = QuickGrid(link, largest_reply=20 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    reply = link.answer(sent[0], 12)
-    (found,) = grid.pull_messages(ids)
-    array = found.content.array_records["arrays"]["w"].numpy()
-    assert array.shape == (3 * MEGABYTE,)
-    assert (array == np.arange(array.size)).all()
+def test_a_reply_comes_back_whole_and_the_superlink_is_told(link, sending):
+    (message,), pull = sending(20)
+    reply = link.answer(message, 12)
+    array = pull()["m0"].content.array_records["arrays"]["w"].numpy()
+    np.testing.assert_array_equal(array, np.arange(12 * UNIT // 4))
     assert link.confirmed == [reply.object_id]
 
 
-def test_a_reply_that_is_too_large_is_given_up_early(link):
-    """Of 40 MB only the allowed part is fetched, and the other site's reply is not affected."""
-    sent = messages(2)
-    grid = QuickGrid(link, largest_reply=11 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    link.answer(sent[0], 40)
-    link.answer(sent[1], 8, offset=0.5)
-    replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(ids)}
-    assert replies["m0"].has_error()
-    assert "larger than the 11534336 bytes" in replies["m0"].error.reason
+def test_a_reply_that_is_too_large_is_given_up_early_and_affects_no_other(link, sending):
+    (large, good), pull = sending(11, 2)
+    link.answer(large, 40)
+    link.answer(good, 8, offset=0.5)
+    replies = pull()
+    assert f"larger than the {11 * UNIT} bytes" in replies["m0"].error.reason
     assert replies["m0"].metadata.src_node_id == 10
     assert replies["m1"].has_content()
-    assert link.fetched < (11 + 6 + 9) * MEGABYTE  # the part that was too much is one of 5 MiB
+    assert link.fetched < (11 + 6 + 9) * UNIT  # the part that was too much is one of five units
     assert len(link.confirmed) == 2
 
 
-def test_a_reply_is_too_large_even_when_its_first_part_never_comes(link):
+def test_a_reply_is_too_large_even_when_its_first_part_never_comes(link, sending):
     """The gate stops a site that sends too much: what came before shows it, wherever the missing part belongs."""
-    sent = messages(1)
-    grid = QuickGrid(link, largest_reply=11 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    tree = get_object_tree(link.answer(sent[0], 40))
+    (message,), pull = sending(11)
+    tree = get_object_tree(link.answer(message, 40))
     link.parts.pop(next(iterate_object_tree(tree)).object_id)
-    (reply,) = grid.pull_messages(ids)
-    assert "larger than the 11534336 bytes" in reply.error.reason
+    assert f"larger than the {11 * UNIT} bytes" in pull()["m0"].error.reason
 
 
-def test_a_part_named_many_times_is_counted_each_time(link):
-    """Zeros are sent once, but nine arrays of 12 MB would be assembled from the same parts."""
-    sent = messages(2)
-    grid = QuickGrid(link, largest_reply=100 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    zeros = {str(number): Array(np.zeros(3 * MEGABYTE + number, np.float32)) for number in range(9)}
-    link.put(sent[0], Message(RecordDict({"arrays": ArrayRecord(zeros)}), reply_to=sent[0]))
-    link.answer(sent[1], 1)
-    replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(ids)}
-    assert "larger than the 104857600 bytes" in replies["m0"].error.reason
+def test_a_part_named_many_times_is_counted_each_time(link, sending):
+    """Zeros are sent once, but nine arrays of 12 units would be assembled from the same parts."""
+    (message, other), pull = sending(100, 2)
+    zeros = {str(number): Array(np.zeros(3 * UNIT + number, np.float32)) for number in range(9)}
+    link.put(message, Message(RecordDict({"arrays": ArrayRecord(zeros)}), reply_to=message))
+    link.answer(other, 1)
+    replies = pull()
+    assert f"larger than the {100 * UNIT} bytes" in replies["m0"].error.reason
     assert replies["m1"].has_content()
-    assert link.fetched < 80 * MEGABYTE
+    assert link.fetched < 80 * UNIT
 
 
-def test_a_reply_of_a_question_is_small(link):
-    """The answer to a handshake or validation has a small limit, whatever the size of the model."""
-    sent = messages(1, "query.handshake")
-    grid = QuickGrid(link, largest_reply=1000 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    link.answer(sent[0], 8)
-    (reply,) = grid.pull_messages(ids)
-    assert reply.has_error()
+def test_a_reply_of_a_question_is_small_whatever_the_size_of_the_model(link, sending):
+    (message,), pull = sending(1000, kind="query.handshake")
+    link.answer(message, 8)
+    assert pull()["m0"].has_error()
 
 
-def test_an_unfinished_reply_holds_up_nobody(link):
-    """It is checked again later; parts that have arrived are not fetched a second time."""
-    sent = messages(2)
-    grid = QuickGrid(link, largest_reply=20 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    link.answer(sent[1], 1)
-    link.answer(sent[0], 12, missing=1)
+def test_an_unfinished_reply_holds_up_nobody_and_no_part_is_fetched_twice(link, sending):
+    (unfinished, whole), pull = sending(20, 2)
+    link.answer(whole, 1)
+    link.answer(unfinished, 12, missing=1)
     late = link.late
-    (first,) = grid.pull_messages(ids)
-    assert first.metadata.reply_to_message_id == "m1"
+    assert pull().keys() == {"m1"}
     before = link.fetched
-    assert list(grid.pull_messages(["m0"])) == []
+    assert pull() == {}
     assert link.fetched == before
     link.parts.update(late)
-    (second,) = grid.pull_messages(["m0"])
-    assert second.has_content()
+    assert pull()["m0"].has_content()
 
 
-def test_a_reply_whose_parts_are_gone_is_an_error(link):
+def test_a_reply_whose_parts_are_gone_is_an_error(link, sending):
     """Its sender stopped half-way and Flower has closed its session."""
-    sent = messages(1)
-    grid = QuickGrid(link, largest_reply=20 * MEGABYTE)
-    ids = grid.push_messages(sent)
-    link.answer(sent[0], 12, missing=1)
-    assert list(grid.pull_messages(ids)) == []
+    (message,), pull = sending(20)
+    link.answer(message, 12, missing=1)
+    assert pull() == {}
     link.gone.update(link.late)
-    (reply,) = grid.pull_messages(ids)
-    assert reply.error.code == 4
-    assert "did not arrive whole" in reply.error.reason
+    error = pull()["m0"].error
+    assert error.code == 4
+    assert "did not arrive whole" in error.reason

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -14,6 +15,7 @@ from strategies.wire.handshake import Roster
 from strategies.wire.sites import UNANSWERED
 
 ECHO = ConfigRecord({"token": "t", "client": "", "round": 0, "phase": "handshake"})
+AWAY, BROKEN = Error(5, "Node Unavailable"), Error(2, f"Trace\n{USER_ERROR}no folder photo")
 
 
 class Nodes:
@@ -46,53 +48,82 @@ class Nodes:
         return replies
 
 
-def site(client, role="source", counts=(3, 4)):
-    return {"client": client, "role": role, "holds": client, "examples": sum(counts), "class-counts": list(counts)}
+def site(client, role="source", counts=(3, 4), **more):
+    counted = {"examples": sum(counts), "class-counts": list(counts)}
+    return {"client": client, "role": role, "holds": client, **counted, **more}
 
 
-def roster(nodes, target=""):
+def roster(nodes, target="", keys=None, clients=("a", "b")):
     grid = Nodes(nodes)
-    return Roster(grid, ["a", "b"], 2, {"token": "t"}, target), grid
+    return Roster(grid, list(clients), 2, {"token": "t"}, target, *([keys.get] if keys else [])), grid
+
+
+def key(name, domain, role="source"):
+    """The server's knowledge of a node's key."""
+    serves = lambda *asked: asked == (domain, role)  # noqa: E731
+    return SimpleNamespace(site=name, domain=domain, role=role, serves=serves)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(handshake, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(handshake, "POLL_SECONDS", 0.005)
 
 
-def settings(**words):
-    return RunSettings(**{"wait_for_sites": 0.1, "patience": 0, **words})
+def settings(mode="stop", wait_for_sites=0.05, **words):
+    return RunSettings(**{"wait_for_sites": wait_for_sites, "patience": 0, "on_client_failure": mode, **words})
+
+
+def seconds(call, *words):
+    started = time.monotonic()
+    call(*words)
+    return time.monotonic() - started
 
 
 def test_all_are_found_once():
     roster_, grid = roster({11: site("b"), 12: site("a"), 13: site("c")})
     roster_.gather(settings())
-    assert {client: found.node_id for client, found in roster_.sites.items()} == {"a": 12, "b": 11}
     assert list(roster_.sites) == ["a", "b"]
+    assert [found.node_id for found in roster_.sites.values()] == [12, 11]
     roster_.gather(settings(), ["a", "b"])
     assert sorted(grid.asked) == [11, 12, 13]
 
 
-def test_who_is_missing_is_named_after_a_bounded_wait():
-    roster_, _ = roster({12: site("a"), 13: site("c")})
-    started = time.monotonic()
-    with pytest.raises(ClientFailedError, match=r"no node for b within 0.1 s; online: a; .* does not need: c"):
-        roster_.gather(settings())
-    assert time.monotonic() - started < 2
+@pytest.mark.parametrize(
+    ("nodes", "keys", "kind", "said"),
+    [
+        ({12: site("a"), 13: site("c")}, None, ClientFailedError, "no node for b within 0.05 s; online: a; .* need: c"),
+        ({12: site("a"), 11: None}, None, ClientFailedError, "1 of the nodes online have not answered yet"),
+        ({11: site("a"), 12: site("a"), 13: site("b")}, None, UserError, "two nodes say that they are 'a'"),
+        ({11: site("a"), 12: site("b")}, {11: key("alpha", "a")}, ClientFailedError,
+         "no node for b .*an unknown node, which claims to be 'b'"),  # although its answers are correct
+        ({11: BROKEN, 12: site("b")}, None, UserError, "^no folder photo$"),
+        ({11: Error(2, "Traceback\nKeyError: 'x'"), 12: site("b")}, None, ClientFailedError, "KeyError: 'x'"),
+        ({11: site("a", counts=(3, 4, 5)), 12: site("b")}, None, UserError, "has 3 classes, the experiment 2"),
+        ({11: site("a", examples=10**12), 12: site("b")}, None, UserError, "1000000000000 examples"),
+        ({11: site("a", examples=8), 12: site("b")}, None, UserError, "8 examples but 7 labels"),
+        ({11: site("a", **{"class-counts": [-1, 8]}), 12: site("b")}, None, ClientFailedError, "not whole numbers"),
+        ({11: site("a", examples="many"), 12: site("b")}, None, ClientFailedError, "not whole numbers"),
+        ({11: {"client": "a"}, 12: site("b")}, None, ClientFailedError, "node 11 .*\\n.*with the role None"),
+        ({11: site("a"), 12: site("b", counts=(710, 0))}, None, UserError,
+         r"client 'b': it reports 710 examples, .* the others \(7\)"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_broken_is_named_after_a_bounded_wait(nodes, keys, kind, said):
+    roster_, _ = roster(nodes, keys=keys)
+    with pytest.raises(kind, match=said):
+        assert seconds(roster_.gather, settings()) < 2
 
 
 def test_the_first_of_two_waits_ends_with_the_last_site():
-    roster_, grid = roster({12: site("a")})
-    grid.nodes[11] = None  # connected, and its answer takes longer
-    with pytest.raises(ClientFailedError, match="1 of the nodes online have not answered yet"):
-        roster_.gather(settings(wait_for_sites=0.05))
+    roster_, grid = roster({12: site("a"), 11: None})
+    assert roster_.call(0.02) == ["b"]
     grid.nodes[11] = site("b")
     assert roster_.call(5.0) == []
     assert grid.asked.count(11) == 1
 
 
 def test_a_question_that_was_lost_is_asked_again(monkeypatch):
-    monkeypatch.setattr(handshake, "ASK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(handshake, "ASK_AGAIN_SECONDS", 0.03)
     roster_, grid = roster({11: None, 12: site("a")})
     assert roster_.call(0.02) == ["b"]
     lost = dict(grid._pending)
@@ -102,116 +133,75 @@ def test_a_question_that_was_lost_is_asked_again(monkeypatch):
     assert grid.asked.count(11) == 2
 
 
-def test_a_site_that_comes_back_as_another_node_is_found_by_name():
-    roster_, grid = roster({11: site("a"), 12: site("b")})
-    roster_.gather(settings())
-    del grid.nodes[12]
-    assert roster_.missing() == []
-    assert roster_.call(0.0) == ["b"]
-    grid.nodes[99] = site("b")
-    roster_.gather(settings(wait_for_sites=5.0), ["a", "b"])
-    assert roster_.sites["b"].node_id == 99
+def test_a_node_that_goes_before_it_answers_is_asked_again():
+    roster_, grid = roster({11: site("a"), 12: AWAY})
+    assert roster_.call(0.02) == ["b"]
+    grid.nodes[12] = site("b")
+    assert roster_.call(1.0) == []
 
 
-def test_a_node_that_was_away_is_asked_again():
+def test_a_site_that_comes_back_is_asked_again_and_found_by_name_under_another_node():
     """The machine may have changed in the meantime."""
     roster_, grid = roster({11: site("a"), 12: site("b")})
     roster_.gather(settings())
     away = grid.nodes.pop(12)
-    roster_.call(0.0)
+    assert roster_.missing() == []
+    assert roster_.call(0.0) == ["b"]
     grid.nodes[12] = away
-    roster_.call(0.0)
+    assert roster_.call(0.0) == []
     assert grid.asked.count(12) == 2
+    grid.nodes[99] = grid.nodes.pop(12)
+    roster_.gather(settings(wait_for_sites=5.0), ["a", "b"])
+    assert roster_.sites["b"].node_id == 99
 
 
-def test_continue_goes_on_with_the_rest():
-    """At the start the run waits for the other clients, but not in a round; without any client there is no run."""
+def test_continue_waits_for_the_rest_at_the_start_but_not_in_a_round():
     roster_, grid = roster({11: site("a")})
-    run = settings(on_client_failure="continue", wait_for_sites=0.2)
-    started = time.monotonic()
-    roster_.gather(run)
-    assert time.monotonic() - started >= 0.2
+    run = settings("continue", 0.1)
+    assert seconds(roster_.gather, run) >= 0.1
     assert roster_.sites["b"].node_id == UNANSWERED
-    started = time.monotonic()
-    roster_.gather(run, ["a", "b"])
-    assert time.monotonic() - started < 0.2
+    assert seconds(roster_.gather, run, ["a", "b"]) < 0.1
     del grid.nodes[11]
     with pytest.raises(ClientFailedError, match="no node for a, b"):
         roster_.gather(run, ["a", "b"])
 
 
-def test_a_site_that_comes_back_broken_is_missing_when_others_may_go_on():
+def test_the_patience_for_a_lost_site_starts_once_and_not_in_every_phase():
     roster_, grid = roster({11: site("a"), 12: site("b")})
-    roster_.gather(settings(on_client_failure="continue"))
+    run = settings("continue", patience=0.15)
+    roster_.gather(run)
     del grid.nodes[12]
-    roster_.call(0.0)
-    grid.nodes[12] = Error(2, f"{USER_ERROR}no folder photo")
-    roster_.call(0.0)
+    for least, most in ((0.15, 2.0), (0.0, 0.1)):
+        assert least <= seconds(roster_.gather, run, ["a", "b"]) < most
+
+
+def test_a_site_that_fails_at_first_or_comes_back_broken_is_left_out_with_continue(caplog):
+    roster_, grid = roster({11: site("a"), 12: BROKEN}, keys={11: key("alpha", "a"), 12: key("beta", "b")})
+    roster_.gather(settings("continue"))
     assert roster_.missing() == ["b"]
+    assert "site 'beta' (b) fails in the handshake" in caplog.text
+    for said, missing in ((None, ["b"]), (site("b"), []), (None, ["b"]), (BROKEN, ["b"])):
+        grid.nodes.pop(12, None)
+        grid.nodes |= {12: said} if said else {}
+        assert roster_.call(0.0) == missing
 
 
 def test_the_target_has_a_role():
-    """A source site with the target's domain is not the target site."""
+    """A source site with the target's domain is not the target site, and the key of a target site does not train."""
     roster_, grid = roster({11: site("a"), 12: site("b"), 13: site("z")}, target="z")
     with pytest.raises(ClientFailedError, match="no node for z"):
         roster_.gather(settings())
     grid.nodes[14] = site("z", "target")
     roster_.gather(settings())
     assert roster_.target.node_id == 14
-
-
-def test_two_nodes_of_one_client_are_refused():
-    roster_, _ = roster({11: site("a"), 12: site("a"), 13: site("b")})
-    with pytest.raises(UserError, match="two nodes say that they are 'a'"):
-        roster_.gather(settings())
-
-
-def test_a_node_that_goes_before_it_answers_is_asked_again():
-    roster_, grid = roster({11: site("a"), 12: Error(5, "Node Unavailable")})
-    assert roster_.call(0.05) == ["b"]
-    grid.nodes[12] = site("b")
-    assert roster_.call(1.0) == []
-
-
-@pytest.mark.parametrize(
-    ("said", "kind", "reason"),
-    [
-        (Error(2, f"Trace\n{USER_ERROR}no folder photo"), UserError, "^no folder photo$"),
-        (Error(2, "Traceback\nKeyError: 'x'"), ClientFailedError, "KeyError: 'x'"),
-        (site("a", counts=(3, 4, 5)), UserError, "has 3 classes, the experiment 2"),
-        ({**site("a"), "examples": 10**12}, UserError, "1000000000000 examples"),
-        ({**site("a"), "examples": 8}, UserError, "8 examples but 7 labels"),
-        ({**site("a"), "class-counts": [-1, 8]}, ClientFailedError, "not whole numbers"),
-        ({**site("a"), "examples": "many"}, ClientFailedError, "not whole numbers"),
-        ({"client": "a"}, ClientFailedError, "node 11 .*\\n.*with the role None"),
-    ],
-    ids=str,
-)
-def test_what_a_broken_node_says_ends_the_handshake_with_its_reason(said, kind, reason):
-    roster_, _ = roster({11: said, 12: site("b")})
-    with pytest.raises(kind, match=reason):
-        roster_.gather(settings())
-
-
-class Key:
-    """The server's knowledge of a node's key."""
-
-    def __init__(self, name, domain, role="source"):
-        self.site, self.domain, self.role = name, domain, role
-
-    def serves(self, client, role):
-        return (client, role) == (self.domain, self.role)
-
-
-def with_keys(nodes, keys):
-    grid = Nodes(nodes)
-    return Roster(grid, ["a", "b"], 2, {"token": "t"}, "", keys.get), grid
+    keys = {11: key("alpha", "a"), 12: key("beta", "b", "target")}
+    assert roster({11: site("a"), 12: site("b")}, keys=keys)[0].call(0.0) == ["b"]
 
 
 def test_a_node_is_admitted_in_the_role_of_its_key_alone(caplog):
     """Node 13 has the key of another site and says that it is "a", before and after the correct site came."""
-    keys = {11: Key("alpha", "a"), 12: Key("beta", "b"), 13: Key("gamma", "c")}
-    roster_, grid = with_keys({13: site("a"), 12: site("b")}, keys)
+    keys = {11: key("alpha", "a"), 12: key("beta", "b"), 13: key("gamma", "c")}
+    roster_, grid = roster({13: site("a"), 12: site("b")}, keys=keys)
     assert roster_.call(0.0) == ["a"]
     grid.nodes[11] = site("a")
     roster_.gather(settings())
@@ -219,52 +209,11 @@ def test_a_node_is_admitted_in_the_role_of_its_key_alone(caplog):
     assert "site 'gamma' claims to be 'a' (source), but its key is that of 'c' (source)" in caplog.text
 
 
-def test_a_node_without_a_registered_key_is_nobody():
-    """It is refused even when its answers are correct; the message about the wait names it."""
-    roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a")})
-    with pytest.raises(ClientFailedError, match=r"no node for b .*an unknown node, which claims to be 'b'"):
-        roster_.gather(settings())
-
-
-def test_the_key_of_a_target_site_does_not_train():
-    """A key is registered together with a role."""
-    roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a"), 12: Key("beta", "b", "target")})
-    assert roster_.call(0.0) == ["b"]
-
-
-@pytest.mark.parametrize(("count", "refused"), [(700, False), (710, True), (10**9, True)])
-def test_a_count_far_from_the_others_is_refused(count, refused):
-    """When the other site has 7 examples, 100 times as many are accepted, but not 10^9."""
+@pytest.mark.parametrize(("count", "missing"), [(700, []), (710, ["b"]), (10**9, ["b"])])
+def test_a_count_a_hundred_times_that_of_the_others_is_the_most(count, missing):
     roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
-    if refused:
-        with pytest.raises(UserError, match=rf"client 'b': it reports {count} examples, .* the others \(7\)"):
-            roster_.gather(settings())
-    else:
-        roster_.gather(settings())
-    roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
-    roster_.gather(settings(on_client_failure="continue"))
-    assert roster_.missing() == (["b"] if refused else [])
-
-
-def test_a_site_that_fails_at_first_is_named_and_left_out_with_continue(caplog):
-    """`continue` counts from the first handshake on, and the log knows the site's name."""
-    keys = {11: Key("alpha", "a"), 12: Key("beta", "b")}
-    roster_, _ = with_keys({11: site("a"), 12: Error(2, f"{USER_ERROR}no folder photo")}, keys)
-    roster_.gather(settings(on_client_failure="continue"))
-    assert roster_.missing() == ["b"]
-    assert "site 'beta' (b) fails in the handshake" in caplog.text
-
-
-def test_a_lost_site_is_waited_for_once_with_continue():
-    """The patience starts when the site is lost, and does not start again in every phase."""
-    roster_, grid = roster({11: site("a"), 12: site("b")})
-    run = settings(on_client_failure="continue", patience=0.3)
-    roster_.gather(run)
-    del grid.nodes[12]
-    for least, most in ((0.3, 2.0), (0.0, 0.2)):
-        started = time.monotonic()
-        roster_.gather(run, ["a", "b"])
-        assert least <= time.monotonic() - started < most
+    roster_.gather(settings("continue"))
+    assert roster_.missing() == missing
 
 
 @pytest.mark.parametrize("mode", ["stop", "continue"])
@@ -274,7 +223,7 @@ def test_a_lost_site_is_waited_for_once_with_continue():
 def test_a_site_that_comes_back_within_a_phase_has_plausible_examples(mode, counts, reason, caplog):
     """It comes back as another node, between two calls of `gather`; with its old number it is taken back."""
     roster_, grid = roster({11: site("a", counts=(300, 400)), 12: site("b", counts=(300, 400))})
-    roster_.gather(settings(on_client_failure=mode))
+    roster_.gather(settings(mode))
     del grid.nodes[12]
     grid.nodes[13] = site("b", counts=counts)
     if mode == "stop":
@@ -287,3 +236,44 @@ def test_a_site_that_comes_back_within_a_phase_has_plausible_examples(mode, coun
     grid.nodes[14] = site("b", counts=(300, 400))
     assert roster_.call(0.0) == []
     assert roster_.sites["b"].node_id == 14
+
+
+def with_data(client, content="1" * 20, **more):
+    """A site's answer with what its data are; however its images change, it has seven."""
+    data = {"data-images": 7, "data-content": content, "data-environment": 0}
+    return site(client, "target" if client == "c" else "source", **data, **more)
+
+
+@pytest.mark.parametrize("client", ["a", "c"])
+@pytest.mark.parametrize("node", [99, 0])  # 0: the node that it had, as a SuperNode that starts again with its key
+@pytest.mark.parametrize("mode", ["stop", "continue"])
+def test_a_site_that_comes_back_with_other_data_is_refused(mode, node, client):
+    """With "continue" it is missing, and refused again when it tries again, until it has its former data."""
+    nodes = {1: with_data("a"), 2: with_data("b"), 3: with_data("c")}
+    roster_, _ = roster(nodes, "c")
+    roster_.gather(settings(mode, 1.0))
+    own = 1 if client == "a" else 3
+    for content in ("2" * 20, "3" * 20, "1" * 20):
+        nodes.pop(own, None)
+        nodes.pop(node, None)
+        assert roster_.call(0.0, [client]) == [client]
+        nodes[node or own] = with_data(client, content)
+        if mode == "stop":
+            with pytest.raises(UserError, match=f"client '{client}' came back with other data .*7 images as before"):
+                roster_.call(0.0, [client])
+            return
+        assert roster_.call(0.05, [client]) == ([client] if content != "1" * 20 else [])
+
+
+def test_the_data_of_a_late_site_that_is_refused_are_not_recorded():
+    """Its number of examples would dominate the average; when it comes with a plausible one, its data count."""
+    roster_, grid = roster({1: with_data("a"), 2: with_data("b")}, clients=("a", "b", "d"))
+    recorded = {}
+    roster_.gather(settings("continue"))
+    roster_.check_late = recorded.update
+    grid.nodes[4] = {**with_data("d", "2" * 20), "examples": 10**9, "class-counts": [10**9, 0]}
+    assert roster_.call(0.05, ["d"]) == ["d"]
+    assert recorded == {}
+    grid.nodes[5] = with_data("d")
+    assert roster_.call(0.05, ["d"]) == []
+    assert recorded["d"]["content"] == "1" * 20
