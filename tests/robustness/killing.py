@@ -1,16 +1,13 @@
 """Runs that are killed by SIGKILL at a moment or at a write, and the comparison of their records after resuming."""
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from processes import kill_tree
 from safetensors.numpy import load_file
 from support import numbers
 
@@ -31,7 +28,7 @@ def die_at_write(number):
     plain, count = Path.replace, iter(range(1, 10**6))
     def replace(path, target):
         place = next(count)
-        if place == abs(number) and number < 0:
+        if place == -number:
             os.kill(os.getpid(), signal.SIGKILL)
         done = plain(path, target)
         if place == number:
@@ -71,9 +68,8 @@ class QuickRuns:
     """Does inline runs in separate processes that start quickly."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", QUICK_RUNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        words = [sys.executable, "-c", QUICK_RUNS]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, experiment: Experiment, seconds: float | None = None, write: int = 0) -> dict[str, Any]:
         """Run until the end, until `seconds` have passed, or until the `write`-th file is renamed.
@@ -91,78 +87,39 @@ class QuickRuns:
         self._process.wait(60)
 
 
-class CommandLine:
-    """Does runs of any runtime by the command line; a kill ends every process that the run has started."""
+def run_by_command(
+    experiment: Experiment, log: Path, seconds: float | None = None, rounds: bool = False
+) -> dict[str, Any]:
+    """Do a run of any runtime by the command line; a kill ends every process that the run has started.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def run(self, experiment: Experiment, seconds: float | None = None, rounds: bool = False) -> dict[str, Any]:
-        """Run until its end or until `seconds` have passed, with `rounds` counted from the first recorded round."""
-        config = self.folder / "experiment.toml"
-        config.write_text(experiment.toml())
-        code = "import sys; from fedsim.commands.cli import main; sys.argv[1:] = ['run', sys.argv[1]]; main()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(config)],
-            stdout=(self.folder / "log").open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        started = begun = time.monotonic()
-        waiting = rounds
-        first = None
-        while process.poll() is None:
-            now = time.monotonic()
-            if first is None and (run_folder(experiment) / "rounds.csv").exists():
-                first = now - started
-                begun, waiting = (now, False) if waiting else (begun, waiting)
-            if seconds is not None and not waiting and now - begun >= seconds:
-                kill_tree(process)
-            time.sleep(0.005)
-        taken = time.monotonic() - started
-        return {"code": process.returncode, "seconds": taken, "training": taken - (first or 0.0)}
-
-
-def kill_tree(process: subprocess.Popen) -> None:
-    """Send SIGKILL to a process and its descendants, until none is left."""
-    while found := descendants(process.pid):
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if found == [process.pid]:
-            break
-        time.sleep(0.01)
-    process.wait()
-
-
-def descendants(root: int) -> list[int]:
-    """The living descendants of a process, and last the process itself."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[::-1]
+    It runs to its end, or until `seconds` have passed, with `rounds` counted from the first recorded round.
+    """
+    config = log.with_suffix(".toml")
+    config.write_text(experiment.toml())
+    code = "import sys; from fedsim.commands.cli import main; sys.argv[1:] = ['run', sys.argv[1]]; main()"
+    words, file = [sys.executable, "-c", code, str(config)], run_folder(experiment) / "rounds.csv"
+    with log.open("w") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    started, first = time.monotonic(), None
+    while process.poll() is None:
+        now = time.monotonic()
+        first = now if first is None and file.exists() else first
+        begun = first if rounds else started
+        if seconds is not None and begun is not None and now - begun >= seconds:
+            kill_tree(process.pid)
+        time.sleep(0.005)
+    ended = time.monotonic()
+    return {"code": process.returncode, "seconds": ended - started, "training": ended - (first or started)}
 
 
 def differences(folder: Path, other: Path) -> list[str]:
     """The files (records without columns of times, and `last.safetensors`) in which two finished runs differ."""
     found = []
     for name in FILES:
-        paths = (folder / name, other / name)
-        if paths[0].exists() != paths[1].exists() or (paths[0].exists() and not same_table(*map(numbers, paths))):
+        paths = [path for path in (folder / name, other / name) if path.exists()]
+        tables = [numbers(path) for path in paths]
+        if len(tables) == 1 or (tables and not (list(tables[0]) == list(tables[1]) and tables[0].equals(tables[1]))):
             found.append(name)
-    models = [load_file(path / "last.safetensors") for path in (folder, other)]
-    equal = models[0].keys() == models[1].keys() and all(
-        models[0][name].tobytes() == models[1][name].tobytes() for name in models[0]
-    )
+    one, two = (load_file(path / "last.safetensors") for path in (folder, other))
+    equal = one.keys() == two.keys() and all(one[name].tobytes() == two[name].tobytes() for name in one)
     return found + ([] if equal else ["last.safetensors"])
-
-
-def same_table(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Same columns in the same order, same cells."""
-    return list(a) == list(b) and a.equals(b)

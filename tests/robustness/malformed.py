@@ -13,6 +13,7 @@ from fedsim.tensors.arrays import NUMPY_STYPE, record_to_arrays
 
 Mutation = Callable[["Draft", random.Random, Any], bool | None]
 ALL = ("train", "evaluate", "collect")
+LETTERS = "aB0 '\"\n\r\t\0\x1b[2J\x7f\x85\u2028\u202eé漢\U0001f600\U000781c3{}%\\,;:/"
 MUTATIONS: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
 
 
@@ -38,8 +39,7 @@ class Draft:
         if self.error:
             return Message(self.error, reply_to=message)
         content = RecordDict()
-        kinds = ((ArrayRecord, self.arrays), (MetricRecord, self.metrics), (ConfigRecord, self.configs))
-        for kind, table in kinds:
+        for kind, table in zip((ArrayRecord, MetricRecord, ConfigRecord), self.tables()):
             for name, entries in table.items():
                 record = kind()
                 record.__dict__["_data"].update(entries)
@@ -47,18 +47,28 @@ class Draft:
         content.__dict__["_data"].update(self.others)
         return Message(content, reply_to=message)
 
-    def pick(self, rng: random.Random, kinds: str = "fiu") -> tuple[str, str, np.ndarray] | None:
-        """Record, name and a copy of one tensor of these kinds."""
-        found = [
-            (record, name, array)
-            for record, entries in self.arrays.items()
-            for name, array in record_to_arrays(entries).items()
-            if array.dtype.kind in kinds and array.size
-        ]
-        if not found:
-            return None
-        record, name, array = rng.choice(found)
-        return record, name, np.array(array)
+    def tables(self) -> list[dict[str, dict[str, Any]]]:
+        return [self.arrays, self.metrics, self.configs]
+
+    def pick_record(self, rng: random.Random) -> tuple[dict[str, dict[str, Any]], str]:
+        """A table and the name of one record; without `state` a client keeps nothing, which is no fault."""
+        return rng.choice([(table, name) for table in self.tables() for name in table if name != "state"])
+
+
+def odd_value(rng: random.Random) -> Any:
+    """Something that nobody expects."""
+    text = "".join(rng.choice(LETTERS) for _ in range(rng.randrange(20)))
+    number = rng.choice([rng.uniform(-1e9, 1e9), 0.0, -0.0, 1e308, float("nan"), float("inf")])
+    return rng.choice([text, text, number, rng.randrange(-(2**80), 2**80), True, None, rng.randbytes(8), [number]])
+
+
+def broken(mutate: Mutation, reply: Message, message: Message, rng: random.Random) -> Message | None:
+    """A copy of a good reply that is wrong in one way; None if it cannot be wrong in this way."""
+    for _ in range(20):
+        draft = Draft.of(reply)
+        if mutate(draft, rng, odd_value(rng)) is not False:
+            return draft.reply(message)
+    return None
 
 
 def mutation(*phases: str) -> Callable[[Mutation], Mutation]:
@@ -71,107 +81,91 @@ def mutation(*phases: str) -> Callable[[Mutation], Mutation]:
     return register
 
 
-# --- tensors ------------------------------------------------------------------------------------------------------
+def of_tensor(*phases: str, kinds: str = "fiu", name: str = "", named: Callable = lambda name: True) -> Callable:
+    """Register a function of one tensor (a copy), its record, rng and odd; it returns what replaces the tensor."""
+
+    def register(function: Callable) -> None:
+        def mutate(draft: Draft, rng: random.Random, odd: Any) -> bool:
+            found = [
+                (entries, record, key, array)
+                for record, entries in draft.arrays.items()
+                for key, array in record_to_arrays(entries).items()
+                if array.dtype.kind in kinds and array.size and named(key)
+            ]
+            entries, record, key, array = rng.choice(found) if found else ({}, "", "", None)
+            changed = function(np.array(array), record, rng, odd) if found else None
+            entries[key] = Array(changed) if isinstance(changed, np.ndarray) else changed
+            return changed is not None
+
+        MUTATIONS[name or function.__name__] = (mutate, phases)
+
+    return register
 
 
-@mutation("train", "collect")
-def not_finite(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """NaN or an infinity somewhere."""
-    record, name, array = draft.pick(rng, "f")
-    array.reshape(-1)[rng.randrange(array.size)] = rng.choice([np.nan, np.inf, -np.inf])
-    draft.arrays[record][name] = Array(array)
-    return True
+def with_one(array: np.ndarray, rng: random.Random, *values: float) -> np.ndarray:
+    """The tensor with one of the values somewhere."""
+    array.reshape(-1)[rng.randrange(array.size)] = rng.choice(values)
+    return array
 
 
-@mutation("train", "collect")
-def wrong_shape(draft: Draft, rng: random.Random, odd: Any) -> bool:
+of_tensor("train", "collect", kinds="f", name="not_finite")(
+    lambda array, record, rng, odd: with_one(array, rng, np.nan, np.inf, -np.inf)
+)
+
+
+@of_tensor("train", "collect")
+def wrong_shape(array, record, rng, odd):
     """One axis more, only one axis, one number less, a scalar instead of a vector, or a vector instead of a scalar."""
-    record, name, array = draft.pick(rng)
-    changed = rng.choice(
-        [array[None], array.reshape(-1), array.reshape(-1)[1:], array.reshape(-1)[0], array[..., None]]
-    )
-    changed = np.asarray(changed)
+    flat = array.reshape(-1)
+    changed = np.asarray(rng.choice([array[None], flat, flat[1:], flat[0], array[..., None]]))
     if changed.shape == array.shape or (record != "arrays" and changed.ndim == array.ndim):
-        return False  # a bank does not know how many styles a client has
-    draft.arrays[record][name] = Array(changed)
-    return True
+        return None  # a bank does not know how many styles a client has
+    return changed
 
 
-@mutation("train", "collect")
-def wrong_dtype(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """Another precision, another kind, another byte order."""
-    record, name, array = draft.pick(rng)
+@of_tensor("train", "collect")
+def wrong_dtype(array, record, rng, odd):
     dtype = np.dtype(rng.choice(["f8", "f2", "c8", "i4", "u1", "?", ">f4", ">i8"]))
-    if dtype == array.dtype:
-        return False
-    draft.arrays[record][name] = Array(array.astype(dtype))
-    return True
+    return None if dtype == array.dtype else array.astype(dtype)
 
 
-@mutation("train", "collect")
-def names(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A tensor missing, one too many, or one under another name."""
-    record, name, array = draft.pick(rng)
-    entries = draft.arrays[record]
-    change = rng.choice(["drop", "add", "rename", "empty"])
-    if change in ("drop", "rename"):
-        del entries[name]
-    if change in ("add", "rename"):
-        entries[f"{odd!s}'{rng.random()}"] = Array(array)
-    if change == "empty":
-        entries.clear()
-    return True
-
-
-@mutation("train", "collect")
-def damaged_bytes(draft: Draft, rng: random.Random, odd: Any) -> bool:
+@of_tensor("train", "collect")
+def damaged_bytes(array, record, rng, odd):
     """Truncated, prolonged, random or no bytes."""
-    record, name, array = draft.pick(rng)
     data = Array(array).data
-    cut = rng.randrange(len(data))
-    damaged = rng.choice(
-        [data[:cut], data + bytes(1 + rng.randrange(9)), rng.randbytes(len(data)), b"", data[cut + 1 :]]
-    )
-    draft.arrays[record][name] = Array(str(array.dtype), array.shape, NUMPY_STYPE, damaged)
-    return True
+    cut, more = rng.randrange(len(data)), bytes(1 + rng.randrange(9))
+    damaged = rng.choice([data[:cut], data + more, rng.randbytes(len(data)), b"", data[cut + 1 :]])
+    return Array(str(array.dtype), array.shape, NUMPY_STYPE, damaged)
 
 
-@mutation("train", "collect")
-def pickled(draft: Draft, rng: random.Random, odd: Any) -> bool:
+@of_tensor("train", "collect")
+def pickled(array, record, rng, odd):
     """An object array, as `.npy` pickles it."""
-    record, name, array = draft.pick(rng)
     buffer = io.BytesIO()
     np.save(buffer, np.array([odd, None], dtype=object), allow_pickle=True)
-    dtype = rng.choice(["object", str(array.dtype)])
-    draft.arrays[record][name] = Array(dtype, (2,), NUMPY_STYPE, buffer.getvalue())
-    return True
+    return Array(rng.choice(["object", str(array.dtype)]), (2,), NUMPY_STYPE, buffer.getvalue())
 
 
-@mutation("train", "collect")
-def lying_declaration(draft: Draft, rng: random.Random, odd: Any) -> bool:
+@of_tensor("train", "collect")
+def lying_declaration(array, record, rng, odd):
     """What is declared about a tensor does not agree with its bytes, or is not a tensor."""
-    record, name, array = draft.pick(rng)
-    data, shape, dtype = Array(array).data, array.shape, str(array.dtype)
-    fake = Array(dtype, shape, NUMPY_STYPE, data)
-    change = rng.randrange(5)
-    if change == 0:
-        fake.shape = rng.choice([(*shape, 2), (10**12,), (-1, 4), (2**70,), ("x",), None, 3])
-    elif change == 1:
-        fake.dtype = rng.choice(["float99", "", "object", "O", "V8", "f8", "'", None, 7])
-    elif change == 2:
-        fake.stype = rng.choice(["pickle", "", "torch.tensor", None])
-    elif change == 3:
-        fake.data = rng.choice(["text", None, 12])
-    else:
-        fake = odd
-    draft.arrays[record][name] = fake
-    return True
+    fake = Array(str(array.dtype), array.shape, NUMPY_STYPE, Array(array).data)
+    lies = {
+        "shape": [(*array.shape, 2), (10**12,), (-1, 4), (2**70,), ("x",), None, 3],
+        "dtype": ["float99", "", "object", "O", "V8", "f8", "'", None, 7],
+        "stype": ["pickle", "", "torch.tensor", None],
+        "data": ["text", None, 12],
+    }
+    about = rng.choice([*lies, "all"])
+    if about == "all":
+        return odd
+    setattr(fake, about, rng.choice(lies[about]))
+    return fake
 
 
-@mutation("train", "collect")
-def hostile_header(draft: Draft, rng: random.Random, odd: Any) -> bool:
+@of_tensor("train", "collect")
+def hostile_header(array, record, rng, odd):
     """A header that announces terabytes, has nested brackets, or is not a dictionary."""
-    record, name, array = draft.pick(rng)
     shape = rng.choice([(10**13,), (0, 10**30), (2**63,), (-5,), array.shape])
     text = rng.choice(
         [
@@ -184,36 +178,30 @@ def hostile_header(draft: Draft, rng: random.Random, odd: Any) -> bool:
         ]
     ).encode("utf-8", "replace")[:60_000]
     data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(rng.randrange(64))
-    draft.arrays[record][name] = Array(str(array.dtype), shape, NUMPY_STYPE, data)
-    return True
+    return Array(str(array.dtype), shape, NUMPY_STYPE, data)
 
 
-@mutation("train")
-def impossible_statistics(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A negative variance, a negative or an absurd counter."""
-    arrays = record_to_arrays(draft.arrays["arrays"])
-    found = [name for name in arrays if name.endswith(("running_var", "num_batches_tracked"))]
-    if not found:
-        return False
-    name = rng.choice(found)
-    array = np.array(arrays[name])
-    counter = array.dtype.kind == "i"
-    array.reshape(-1)[rng.randrange(array.size)] = rng.choice(
-        [-1, -(2**62), 2**62, 2**63 - 1] if counter else [-1e-3, -1e30]
-    )
-    draft.arrays["arrays"][name] = Array(array)
-    return True
+of_tensor("train", named=lambda name: name.endswith("running_var"), name="negative_variance")(
+    lambda array, record, rng, odd: with_one(array, rng, -1e-3, -1e30)
+)
+of_tensor("train", named=lambda name: name.endswith("num_batches_tracked"), name="impossible_counter")(
+    lambda array, record, rng, odd: with_one(array, rng, -1, -(2**62), 2**62, 2**63 - 1)
+)
 
 
-@mutation("collect")
-def impossible_contribution(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A standard deviation that is not positive, a negative amplitude, nothing at all."""
-    ((record, entries),) = draft.arrays.items()
-    arrays = {name: np.array(array) for name, array in record_to_arrays(entries).items()}
-    name = "std" if record == "style" else "amplitude"
-    array = arrays[name]
-    array.reshape(-1)[rng.randrange(array.size)] = -rng.random() - 1e-6
-    if rng.random() < 0.3:
-        array = array[:0]
-    draft.arrays[record][name] = Array(array)
-    return True
+@of_tensor("collect", named=lambda name: name in ("std", "amplitude"))
+def impossible_contribution(array, record, rng, odd):
+    array = with_one(array, rng, -rng.random() - 1e-6)
+    return array[:0] if rng.random() < 0.3 else array
+
+
+@mutation("train", "collect")
+def names(draft, rng, odd):
+    """A tensor missing, one too many, one under another name, or none."""
+    entries = draft.arrays[rng.choice([record for record, entries in draft.arrays.items() if entries])]
+    name, change = rng.choice(list(entries)), rng.choice(["drop", "add", "rename", "empty"])
+    kept = entries[name] if change == "add" else entries.pop(name)
+    if change in ("add", "rename"):
+        entries[f"{odd!s}'{rng.random()}"] = kept
+    if change == "empty":
+        entries.clear()

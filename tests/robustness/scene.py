@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from support import small_experiment
+from support import tiny_experiment
 
 from fedsim.client_app import app
 from fedsim.flower.identity import assume_identity, stamp
@@ -98,7 +98,8 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     recipe: changes the server's recipe. extra(client): gives records that are added to the replies.
     """
     assume_identity(1)
-    experiment = small_experiment(folder, method, run={"on_client_failure": "continue", "timeout": 5.0}, **sections)
+    run = {"on_client_failure": "continue", "timeout": 5.0}
+    experiment = tiny_experiment(folder, method, rounds=3, run=run, **sections)
     space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from scene import build, number
-from support import run_small, small_experiment
+from support import run_small, tiny_experiment
 
 from fedsim.client_app import app
 from fedsim.commands.runs import headline
@@ -34,7 +34,6 @@ def scene(tmp_path_factory):
 
 @pytest.mark.parametrize("clip", [0.05, 1e6])
 def test_private_mean_is_flowers_wrapper_around_the_recipe(scene, clip):
-    """Real replies are aggregated by Flower's wrapper for central privacy around FedDG, and by our part."""
     assert isinstance(scene.strategy.recipe.weights, Uniform)
     wrapper = DifferentialPrivacyServerSideFixedClipping(scene.strategy, 0.0, clip, len(scene.replies["train"]))
     before = record_to_arrays(scene.arrays)
@@ -129,9 +128,9 @@ PRIVATE = {"dp-clip": 0.5, "dp-epsilon": 1.0}
     ],
 )
 def test_a_private_site_gives_nothing_but_its_perturbed_model(method, role, said, tmp_path):
-    """It refuses each question of such a run, in the handshake and later; the server's own setting is as strict."""
+    """In the handshake and later; the server's own setting is as strict."""
     assume_identity(1)
-    experiment = small_experiment(tmp_path, method, model=NO_NORM, run={"update_limit": 0.0})
+    experiment = tiny_experiment(tmp_path, method, model=NO_NORM, run={"update_limit": 0.0})
     domain = "rot45" if role == "target" else "rot0"
     node = {"site": "a", "domain": domain, "role": role, "state-dir": str(tmp_path), **PRIVATE}
     asked = {"client": domain, "token": "t", "round": 0, "phase": "x", "state-dir": "", "bank": "y"}
@@ -160,8 +159,7 @@ def test_a_run_with_local_privacy(tmp_path):
     """The server never receives a model without noise; with very little noise the run equals the normal one."""
     kept = {}
     for name, train in {"plain": {}, "open": {"dp_clip": 1e6, "dp_epsilon": 1e15}, "private": {"dp_clip": 0.1}}.items():
-        experiment = small_experiment(tmp_path / name, model=NO_NORM, train={"rounds": 1, **train})
-        _, grid = run_small(experiment)
+        _, grid = run_small(tiny_experiment(tmp_path / name, rounds=1, model=NO_NORM, train=train))
         (kept[name], *_) = [
             record_to_arrays(reply.content.array_records["arrays"])["head.weight"]
             for message, reply in grid.seen
@@ -171,25 +169,29 @@ def test_a_run_with_local_privacy(tmp_path):
     assert np.abs(kept["private"] - kept["plain"]).mean() > 0.1
 
 
+CENTRAL = {"fuse": "private_mean"}
+
+
 @pytest.mark.parametrize(
-    ("method", "model", "said"),
+    ("method", "sections", "said"),
     [
-        ("fedavg", {}, "batch-norm statistics of digits-cnn-bn"),
-        ("ccst", NO_NORM, "style_bank asks for would leave the client"),
-        ("selfreg", NO_NORM, r"batch-norm statistics of \S+, a layer of selfreg, useless; use another method"),
+        ({"name": "fedavg"}, {"model": {}}, "batch-norm statistics of digits-cnn-bn"),
+        ({"name": "ccst"}, {}, "style_bank asks for would leave the client"),
+        ({"name": "selfreg"}, {}, r"batch-norm statistics of \S+, a layer of selfreg, useless; use another method"),
+        # SCAFFOLD's variates and FedDyn's correction are sums of updates without noise
+        ({"name": "scaffold", **CENTRAL}, {"train": {}}, "control_variates assumes that the server may look at"),
+        ({"name": "feddyn", **CENTRAL}, {"train": {}}, "dynamic_correction assumes that the server may look at"),
     ],
 )
-def test_what_noise_cannot_protect_is_refused(method, model, said, tmp_path):
-    """It is refused before the run starts, in one line."""
+def test_what_noise_cannot_protect_is_refused(method, sections, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        run_small(small_experiment(tmp_path, method, model=model, train={"dp_clip": 1.0}))
+        run_small(tiny_experiment(tmp_path, method, **{"model": NO_NORM, "train": {"dp_clip": 1.0}, **sections}))
 
 
 def test_the_records_and_the_end_of_the_run_say_epsilon(tmp_path):
     """environment.json and the last message contain it; without noise neither does."""
     private = {"name": "fedavg", "fuse": "private_mean", "private_mean": {"clip": 1e-3, "noise": 5.0}}
-    settings = {"model": NO_NORM, "train": {"rounds": 2}, "data": {"fraction": 0.05}}
-    folder, _ = run_small(small_experiment(tmp_path, private, **settings))
+    folder, _ = run_small(tiny_experiment(tmp_path, private, model=NO_NORM))
     said = json.loads((folder / "environment.json").read_text())["privacy"]
     assert said.startswith(f"central differential privacy: epsilon {total_epsilon(5.0, 2, 1e-5):.4g} at delta 1e-05")
     assert said in headline(folder)
@@ -200,20 +202,6 @@ def test_the_records_and_the_end_of_the_run_say_epsilon(tmp_path):
 
 def test_the_servers_own_records_come_with_noisy_models(tmp_path):
     """FedCM's direction is made of models that are perturbed already, and a client sends its model alone."""
-    private = {"rounds": 1, "dp_clip": 0.001, "dp_epsilon": 1.0}
-    folder, _ = run_small(small_experiment(tmp_path, "fedcm", model=NO_NORM, train=private, run={"update_limit": 0}))
+    private = {"dp_clip": 0.001, "dp_epsilon": 1.0}
+    folder, _ = run_small(tiny_experiment(tmp_path, "fedcm", 1, model=NO_NORM, train=private, run={"update_limit": 0}))
     assert (folder / "summary.csv").is_file()
-
-
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        ("scaffold", "control_variates assumes that the server may look at"),
-        ("feddyn", "dynamic_correction assumes that the server may look at"),
-    ],
-)
-def test_central_privacy_of_the_model_alone_is_refused(method, said, tmp_path):
-    """SCAFFOLD's variates and FedDyn's correction are sums of updates without noise."""
-    experiment = small_experiment(tmp_path, {"name": method, "fuse": "private_mean"}, model=NO_NORM)
-    with pytest.raises(UserError, match=said):
-        run_small(experiment)

@@ -15,12 +15,12 @@ from fedsim.run.privacy_account import total_epsilon
 PAGE = Path(fedsim.__file__).parent / "deploy" / "SECURITY.md"
 TEXT = PAGE.read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
-SMALL = ["data.fraction=0.05", "train.rounds=1", "run.threads=1"]
+SMALL = ["data.fraction=0.05", "train.rounds=1", "train.iterations=1", "run.threads=1"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command, tmp_path, monkeypatch):
-    """They are run without changes, but on fewer images."""
+    """Without changes, but on fewer images."""
     monkeypatch.chdir(tmp_path)
     program, *words = command.split()
     assert program == "fedsim"
@@ -29,8 +29,7 @@ def test_commands_run(command, tmp_path, monkeypatch):
     assert list(pd.read_csv(rounds)["round"]) == [0, 1]
 
 
-def test_every_method_is_in_the_table():
-    """Its text is the one that `fedsim methods NAME` prints."""
+def test_every_method_is_in_the_table_with_the_text_that_fedsim_methods_prints():
     rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (.*) \|$", TEXT.split("## What a site tells")[1], re.MULTILINE))
     rows.pop("method")
     assert rows == {name: recipe.disclosure() for name, recipe in METHODS.items()}
@@ -51,8 +50,4 @@ def test_epsilon_of_the_page(z, said):
     assert abs(reached - delta) < 1e-9
     orders = (1 + step / 100 for step in range(1, 10_000))
     assert epsilon < min(rounds * order / (2 * z**2) + math.log(1 / delta) / (order - 1) for order in orders)
-
-
-def test_epsilon_without_protection_is_a_number():
-    """With very little noise the bound is very large, without an overflow."""
-    assert 1e20 < total_epsilon(1e-14, 1, 1e-5) < math.inf
+    assert 1e20 < total_epsilon(1e-14, 1, 1e-5) < math.inf  # with very little noise, without an overflow

@@ -1,7 +1,7 @@
 """Nothing that the server sends to the sites of a deployment, or that they send back, names a folder of the server."""
 
 import pytest
-from support import run_small, small_experiment
+from support import run_small, tiny_experiment
 
 from clients.base import DomainClient
 from fedsim.common.errors import ClientFailedError
@@ -14,14 +14,15 @@ def texts(content) -> list[str]:
     return [item for item in flat if isinstance(item, str)]
 
 
+def deployed(folder):
+    data = {"root": str(folder / "data"), "cache": str(folder / "cache")}
+    run = {"runtime": "deployment", "federation": str(folder / "federation.toml"), "evaluate_target": "server"}
+    return tiny_experiment(folder / "out", "scaffold", 1, data=data, run=run, train={"momentum": 0.0})
+
+
 def test_no_path_of_the_server_in_messages_of_a_deployment(tmp_path):
-    """No message and no answer, not even an error, names one; in a simulation the messages name the run's folder."""
-    own = {"root": str(tmp_path / "data"), "cache": str(tmp_path / "cache")}
-    run = {"runtime": "deployment", "federation": str(tmp_path / "federation.toml"), "evaluate_target": "server"}
-    experiment = small_experiment(
-        tmp_path / "out", "scaffold", data={"fraction": 0.05, **own}, run=run, train={"rounds": 1, "momentum": 0.0}
-    )
-    _, grid = run_small(experiment)
+    """In a simulation the messages name the run's folder."""
+    _, grid = run_small(deployed(tmp_path))
     assert {message.metadata.message_type for message, _ in grid.seen} >= {"train", "evaluate", "query.handshake"}
     for message, reply in grid.seen:
         said = [*texts(message.content), *texts(reply.content)]
@@ -36,8 +37,6 @@ def test_no_path_of_the_server_in_errors_of_a_deployment(tmp_path, monkeypatch):
         raise RuntimeError(f"the state in {client.store._folder} and the data in {client.experiment.data.root!r}")
 
     monkeypatch.setattr(DomainClient, "fit", fail)
-    own = {"root": str(tmp_path / "data"), "fraction": 0.05}
-    run = {"runtime": "deployment", "federation": str(tmp_path / "federation.toml"), "evaluate_target": "server"}
     with pytest.raises(ClientFailedError, match="the state in None and the data in ''") as failed:
-        run_small(small_experiment(tmp_path / "out", data=own, run=run))
+        run_small(deployed(tmp_path))
     assert str(tmp_path) not in str(failed.value)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from support import Interrupt, numbers, run_small, small_experiment
+from support import Interrupt, numbers, run_small, tiny_experiment
 
 from clients.parts import Term
 from clients.reports.gradient_count import GradientCount
@@ -23,7 +23,6 @@ class Distil(Refine):
     """Trains the fused model for one step on noise, and stores a tensor and a count."""
 
     def refine(self, fused, server):
-        """One step of SGD on the server."""
         net = server.build_net()
         load_arrays(net, fused, list(fused))
         images = torch.rand(4, 1, 28, 28, generator=server.generator("noise")) + float(server.rng("shift").random())
@@ -42,12 +41,11 @@ class Distil(Refine):
 
 @dataclass(frozen=True)
 class LastMove(Broadcast):
-    """The last global move of the head's bias."""
+    """The last global move of the head's bias, zero before round 1."""
 
     name: ClassVar[str] = "move"
 
     def make(self, server):
-        """Zero before round 1."""
         return {"bias": server.current["head.bias"] - server.previous["head.bias"]}
 
 
@@ -56,53 +54,48 @@ noted = []
 
 @dataclass(frozen=True)
 class Reading(Term):
-    """Notes the broadcast that came and the model's bias."""
+    """Adds nothing to the loss; notes the round, the broadcast that came and the model's bias."""
 
     def begin(self, round):
-        """Adds nothing to the loss."""
-        noted.append((round.client, round.round, round.record("move", "reading")["bias"].copy(),
-                      round.net.state_dict()["head.bias"].numpy().copy()))  # fmt: skip
-        return
+        bias = round.net.state_dict()["head.bias"].numpy().copy()
+        noted.append((round.round, round.record("move", "reading")["bias"].copy(), bias))
 
 
 @pytest.fixture
-def trained_by_the_server(monkeypatch):
-    """A row whose server trains and broadcasts."""
-    row = Recipe(refine=(Distil(),), banks=(LastMove(),), terms=(Reading(),))
-    monkeypatch.setitem(methods.METHODS, "distilled", row)
+def row(monkeypatch):
+    """row(recipe): a row of the table."""
     noted.clear()
     close_workspaces()
-    return "distilled"
+    return lambda recipe: monkeypatch.setitem(methods.METHODS, "own", recipe)
 
 
-def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(trained_by_the_server, tmp_path):
-    """After a kill in round 2 the tables are the same; each client receives the last change of the global model."""
-    whole, _ = run_small(small_experiment(tmp_path / "whole", trained_by_the_server))
-    biases = {round: bias for _, round, _, bias in noted}
-    for _, round, move, _ in noted:
+def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(row, tmp_path):
+    """Each client receives the last change of the global model; after a kill in round 2 the tables are the same."""
+    row(Recipe(refine=(Distil(),), banks=(LastMove(),), terms=(Reading(),)))
+    whole, _ = run_small(tiny_experiment(tmp_path / "whole", "own", 3))
+    biases = {round: bias for round, _, bias in noted}
+    for round, move, _ in noted:
         np.testing.assert_array_equal(move, biases[round] - biases[round - 1] if round > 1 else 0 * move)
     assert (biases[3] != biases[2]).all()
     assert set(numbers(whole / "clients.csv").query("round > 0")["bytes_down_move"]) == {40}
     with pytest.raises(KeyboardInterrupt):
-        run_small(small_experiment(tmp_path / "cut", trained_by_the_server), Interrupt(2))
+        run_small(tiny_experiment(tmp_path / "cut", "own", 3), Interrupt(2))
     close_workspaces()
-    cut, _ = run_small(small_experiment(tmp_path / "cut", trained_by_the_server))
-    assert numbers(cut / "rounds.csv").equals(numbers(whole / "rounds.csv"))
-    assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
-    plain, _ = run_small(small_experiment(tmp_path / "plain"))
-    assert not numbers(plain / "rounds.csv")["target_loss"].equals(numbers(whole / "rounds.csv")["target_loss"])
+    cut, _ = run_small(tiny_experiment(tmp_path / "cut", "own", 3))
+    for file in ("rounds.csv", "clients.csv"):
+        assert numbers(cut / file).equals(numbers(whole / file))
+    plain, _ = run_small(tiny_experiment(tmp_path / "plain", rounds=1))
+    assert numbers(plain / "rounds.csv")["target_loss"][1] != numbers(whole / "rounds.csv")["target_loss"][1]
 
 
-def test_a_broadcast_is_there_in_the_prelude_and_made_again_after_it(tmp_path, monkeypatch):
+def test_a_broadcast_is_there_in_the_prelude_and_made_again_after_it(row, tmp_path):
     """Before round 1 the model has not changed; round 1 receives the change that the prelude has made.
 
     FedCM's D is a mean gradient of a round, and a prelude is none.
     """
     banks = (LastMove(), GlobalDirection())
-    row = replace(methods.METHODS["csac"], banks=banks, terms=(Reading(),), reports=(GradientCount(),))
-    monkeypatch.setitem(methods.METHODS, "prelude", row)
-    noted.clear()
-    _, grid = run_small(small_experiment(tmp_path, "prelude", train={"rounds": 1}))
+    row(replace(methods.METHODS["csac"], banks=banks, terms=(Reading(),), reports=(GradientCount(),)))
+    _, grid = run_small(tiny_experiment(tmp_path, "own", 1))
     sent = {
         message.content.config_records["config"]["phase"]: message.content.array_records
         for message, _ in grid.seen
