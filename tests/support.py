@@ -2,17 +2,16 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
-from flwr.app import Message
 
-from fedsim.client_app import app
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import complete, resolve
-from fedsim.runtime.inline import InlineGrid
-from fedsim.server_app import serve
+from fedsim.run.serve import serve
+from fedsim.runtime.watched import WatchedGrid as SpyGrid
 from fedsim.settings.experiment import Experiment, from_table
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -40,43 +39,21 @@ def small_experiment(output: Path | str, method: dict | str = "fedavg", **sectio
 
 
 def tiny_experiment(output: Path | str, method: dict | str = "fedavg", rounds: int = 2, **sections: dict) -> Experiment:
-    """The small experiment on half of the images, with one step a round; a run takes a tenth of a second."""
+    """The small experiment on half of the images with one step a round; a run takes a tenth of a second."""
     data, train = {"fraction": 0.05, **sections.pop("data", {})}, {"iterations": 1, **sections.pop("train", {})}
     return small_experiment(output, method, data=data, train={"rounds": rounds, **train}, **sections)
 
 
-class Interrupt:
+class Interrupt(RunCallback):
     """Callback that stops a run after a round, as Ctrl-C would."""
 
     def __init__(self, after_round: int) -> None:
         self.after_round = after_round
 
-    def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Nothing."""
-
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Raise when the round is reached."""
         if row["round"] == self.after_round:
             raise KeyboardInterrupt
-
-    def on_end(self, summary: dict) -> None:
-        """Nothing."""
-
-
-class SpyGrid(InlineGrid):
-    """Inline grid that keeps every message and reply, and may replace replies."""
-
-    def __init__(self, nodes: int, tamper: Callable[[Message, Message], Message] | None = None) -> None:
-        super().__init__(app, nodes)
-        self.seen: list[tuple[Message, Message]] = []
-        self.tamper = tamper
-
-    def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """Deliver the messages; record and perhaps replace the replies."""
-        for message, reply in zip(messages, super().deliver(messages), strict=True):
-            final = self.tamper(message, reply) if self.tamper else reply
-            self.seen.append((message, final))
-            yield final
 
 
 def run_small(experiment: Experiment, *callbacks: object, tamper: Callable | None = None) -> tuple[Path, SpyGrid]:

@@ -59,6 +59,7 @@ class Loopback:
     settings: dict = field(default_factory=dict)
     sources: tuple[str, ...] = SOURCES
     unseen: str = TARGET
+    data: dict = field(default_factory=dict)  # folders of images, by domain
     warm: bool = True  # Flower's programs are forked (warm.py): for tests of something else than their start
     nginx: bool = False  # where it is installed
     federation: Federation | None = None

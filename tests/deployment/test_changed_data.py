@@ -10,7 +10,7 @@ from sites import run_on_sites
 from support import Interrupt, numbers, small_experiment
 
 import fedsim
-import fedsim.server_app
+import fedsim.run.serve
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import close_workspaces, workspace
@@ -48,10 +48,10 @@ class Sites:
 
 @pytest.fixture
 def sites(tmp_path, monkeypatch):
-    sent = fedsim.server_app.sent_settings
+    sent = fedsim.run.serve.sent_settings
     blank = {"run": {"output": "outputs"}}  # as in a deployment: two runs send the same settings
     monkeypatch.setattr(
-        fedsim.server_app, "sent_settings", lambda experiment, *rest: sent(experiment.replace(**blank), *rest)
+        fedsim.run.serve, "sent_settings", lambda experiment, *rest: sent(experiment.replace(**blank), *rest)
     )
     monkeypatch.setattr(handshake, "POLL_SECONDS", 0.005)
     close_workspaces()

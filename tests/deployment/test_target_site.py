@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from sites import run_on_sites
 from support import Interrupt, numbers, run_small, small_experiment
 
-import fedsim.server_app
+import fedsim.run.serve
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runtime.launch import launch
 from strategies.wire.reply_checks import Expected, RejectedReplyError, judged
@@ -61,7 +61,7 @@ def ran(tmp_path_factory):
     """(folder, grid, state folder) of a run whose server cannot evaluate, with a source site of the unseen domain."""
     place = tmp_path_factory.mktemp("ran")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedsim.server_app, "TargetEvaluator", None)
+        patch.setattr(fedsim.run.serve, "TargetEvaluator", None)
         return *run_on_sites(on_site(place, rounds=2), place / "state", spare=("rot45",)), place / "state"
 
 
