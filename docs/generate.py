@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from pair_page import pair_page
 from part_pages import part_section, write_part_pages
 
 from fedsim.commands.methods import first_try
@@ -58,6 +59,7 @@ def write_pages(folder: Path) -> None:
         (folder / "methods" / f"{name}.md").write_text(method_page(name, recipe))
     (folder / "methods" / "index.md").write_text(methods_index())
     write_part_pages(folder / "parts")
+    (folder / "parts" / "pairs.md").write_text(pair_page())
     for module, title in API.items():
         text = f"# {title}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```\n"
         (folder / "api" / f"{module}.md").write_text(text)

@@ -72,12 +72,14 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     data: an experiment, for which the bytes per round are printed too.
     """
     from fedsim.methods.assembly import find_recipe
+    from fedsim.methods.listing import in_words
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe, parts_of
     from fedsim.parts.part import part_name
 
     recipe = find_recipe(name)
     console.print(Text(f"{name}: {recipe.paper}", "bold"))
+    _say_wrapped(f"{in_words(recipe)}.")
     plain = [(slot, repr(part)) for slot, part in parts_of(Recipe())]
     standard = []
     for slot, part in parts_of(recipe):

@@ -11,6 +11,7 @@ from fedsim.common.lists import names_of
 from fedsim.methods.recipe import SLOTS, Recipe, parts_of
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.plugins import entry_points, origin
 
@@ -63,6 +64,28 @@ class MethodRow:
             return self.problem
         pooled = ["pools the data of all clients"] if self.recipe.pooled else []
         return ", ".join([f"{slot}: {' + '.join(names)}" for slot, names in self.parts.items()] + pooled) or "-"
+
+
+def in_words(recipe: Recipe) -> str:
+    """What a recipe does, in one sentence: its local step, and then the slots that differ from FedAvg's."""
+    own = MethodRow("", recipe, "", None).parts
+
+    def named(slot: str, words: str = "", otherwise: str = "") -> list[str]:
+        names = own.pop(slot, [])
+        return [words + " and ".join(names)] if names else [otherwise] if otherwise else []
+
+    whole = named("client", "The local step is ")
+    loss, move = (fact not in recipe.client.breaks for fact in (Fact.OBJECTIVE, Fact.UPDATE))
+    step = named("objective", "takes the loss of ", "takes the task's loss" if loss else "")
+    step += named("terms", "adds ") + named(
+        "update", "moves the weights by ", "moves the weights by one gradient" if move else ""
+    )
+    step += named("companions", "is followed by a step of ")
+    begin = f"{whole[0]}, which" if whole else "A local step"
+    words = f"{begin} {', '.join(step[:-1])}{' and ' if step[1:] else ''}{step[-1]}" if step else whole[0]
+    rest = ", ".join(f"{' and '.join(names)} ({slot})" for slot, names in own.items())
+    pooled = ["one client holds all data"] if recipe.pooled else []
+    return "; ".join([words, *([f"it also has {rest}"] if rest else []), *pooled])
 
 
 def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:

@@ -57,6 +57,7 @@ def test_every_part_is_on_a_page_with_its_settings(tmp_path):
     write_pages(tmp_path)
     index = (tmp_path / "parts" / "index.md").read_text()
     text = "".join(file.read_text() for file in (tmp_path / "parts").glob("*.md"))
+    assert re.search(r"^\| `jigsaw`<br>jigen \|( \w+ \|)+$", (tmp_path / "parts" / "pairs.md").read_text(), re.M)
     for name, kind in kinds().items():
         assert re.search(rf"^\| \[{name}\]\(\w+\.md#{name}\) \| .+ \|$", index, re.M), name
         assert f"\n## {name}\n" in text

@@ -12,7 +12,7 @@ from fedsim.common.console import console
 from fedsim.common.errors import UserError
 from fedsim.methods import listing as method_list
 from fedsim.methods.assembly import assemble, find_recipe
-from fedsim.methods.listing import listed, step_costs
+from fedsim.methods.listing import in_words, listed, step_costs
 from fedsim.methods.recipe import Recipe, parts_of
 from fedsim.methods.registry import parts_by_slot
 from fedsim.methods.table import METHODS
@@ -57,6 +57,18 @@ def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsy
     assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "objective:"
     assert any("a small machine" in line for line in lines)
     assert step_costs(tmp_path / "none.csv") == ({}, "")
+
+
+@pytest.mark.parametrize(("method", "words"), [
+    ("cutmix+fedsam", "A local step takes the loss of cut_mix and moves the weights by sharpness_aware"),
+    ("fedprox+ditto", "A local step takes the task's loss, adds proximal, moves the weights by one gradient and is "
+                      "followed by a step of ditto"),
+    ("elcfs+jigen", "The local step is episodic_step, which takes the loss of jigsaw; it also has amplitude_bank "
+                    "(banks), jigsaw_head (inserts)"),
+    ("deepall", "A local step takes the task's loss and moves the weights by one gradient; one client holds all data"),
+])  # fmt: skip
+def test_a_combination_in_one_sentence(method, words):
+    assert in_words(find_recipe(method)) == words
 
 
 def test_all_parts_are_printed_by_slot(monkeypatch):
