@@ -17,7 +17,8 @@ from fedsim.parts.part import part_name
 def write_part_pages(folder: Path) -> None:
     """A page for each slot, and an index that links every part to its place there."""
     lines = ["# Parts", "", "A method is a row of parts, and `--set` exchanges or adds any part of this page. "
-             "`fedsim methods --parts` prints the same list. [Which objectives, updates and steps combine](pairs.md).", ""]  # fmt: skip
+             "`fedsim methods --parts` prints the same list. [Which objectives, updates and steps combine]"
+             "(pairs.md).", ""]  # fmt: skip
     shown: dict[type, str] = {}
     for slot, kinds in parts_by_slot().items():
         page = [f"# {slot}", "", to_markdown(inspect.getdoc(SLOTS[slot]) or ""), ""]
