@@ -18,6 +18,9 @@ def label(parts=None, **method):
     return method_label(from_table({"method": {"name": "fedavg", **method}, "parts": parts or {}}))
 
 
+MU = {"proximal": {"mu": 0.5}}
+
+
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
@@ -38,6 +41,11 @@ def label(parts=None, **method):
         ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
         ({"name": "gperxan+fedprox", "guiding_head": {"weight": 0}}, "gperxan+fedprox@guiding_head.weight=0"),
         ({"name": "ccst", "cross_client_style": {"quantise": True}}, "ccst@cross_client_style.quantise=true"),
+        # [parts] belongs to the data set; a setting of the method is compared with these values.
+        ({"parts": MU, "name": "fedprox"}, "fedprox"),
+        ({"parts": MU, "name": "fedprox", **MU}, "fedprox"),
+        ({"parts": MU, "name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox@proximal.mu=0.1"),
+        ({"parts": MU, "add": ["proximal"]}, "fedavg@add=proximal"),
     ],
 )
 def test_the_difference_is_readable_and_the_same_for_equal_recipes(method, expected):
@@ -45,59 +53,37 @@ def test_the_difference_is_readable_and_the_same_for_equal_recipes(method, expec
     assert label(**method) == expected
 
 
-def test_values_of_the_experiment_are_no_difference():
-    """[parts] belongs to the data set; a setting of the method is compared with these values."""
-    parts = {"proximal": {"mu": 0.5}}
-    assert label(parts, name="fedprox") == "fedprox"
-    assert label(parts, name="fedprox", proximal={"mu": 0.5}) == "fedprox"
-    assert label(parts, name="fedprox", proximal={"mu": 0.1}) == "fedprox@proximal.mu=0.1"
-    assert label(parts, add=["proximal"]) == "fedavg@add=proximal"
-
-
 def test_long_words_and_paths_stay_one_folder_and_apart():
     """Characters that a folder's name cannot have are replaced, and a hash distinguishes two such names."""
-    one, other = (label(name="ccst", cross_client_style={"encoder_weights": path}) for path in ("a/b", "a_b"))
+    paths = ("a/b", "a_b", "x" * 300)
+    one, other, long = (label(name="ccst", cross_client_style={"encoder_weights": path}) for path in paths)
     assert "/" not in one
     assert one != other
-    long = label(name="ccst", cross_client_style={"encoder_weights": "x" * 300})
     assert len(long) < 150
 
 
 def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):
-    """Earlier a run with `method.add` was in fedavg's folder, and compare called it fedavg."""
-    plain = small_experiment(tmp_path, train={"rounds": 1})
-    changed = small_experiment(tmp_path, {"name": "fedavg", "add": ["guiding_head"]}, train={"rounds": 1})
-    for experiment in (plain, changed):
-        run_small(experiment)
-    assert run_folder(changed).parent.parent.name == "fedavg@add=guiding_head"
-    labels = list(compare(read_runs(tmp_path)).methods["label"])
-    assert sorted(labels) == ["fedavg", "fedavg@add=guiding_head"]
-
-
-def test_other_words_for_the_same_recipe_find_its_run(tmp_path):
     """A point of a grid with the row's own value is the row's run, because recipes are compared and not texts."""
     plain = small_experiment(tmp_path, "fedprox", train={"rounds": 1})
+    changed = small_experiment(tmp_path, {"name": "fedprox", "add": ["guiding_head"]}, train={"rounds": 1})
     folder, _ = run_small(plain)
-    same = plain.replace(method={"proximal": {"mu": 0.1}})
-    assert same_method(plain, same)
+    run_small(changed)
+    assert run_folder(changed).parent.parent.name == "fedprox@terms=guiding_head+proximal"
+    labels = list(compare(read_runs(tmp_path)).methods["label"])
+    assert sorted(labels) == ["fedprox", "fedprox@terms=guiding_head+proximal"]
+    same, other = (plain.replace(method={"proximal": {"mu": mu}}) for mu in (0.1, 0.2))
+    assert (same_method(plain, same), same_method(plain, other)) == (True, False)
     assert run_folder(same) == run_folder(plain)
     refuse_other_settings(folder, same, build_recipe(same))
-    other = plain.replace(method={"proximal": {"mu": 0.2}})
-    assert not same_method(plain, other)
     with pytest.raises(UserError, match=r"method\.proximal"):
         refuse_other_settings(folder, other, build_recipe(other))
 
 
-def test_one_impossible_or_conflicting_cell_does_not_stop_a_sweep(tmp_path):
+def test_impossible_cells_do_not_stop_a_sweep_and_a_grid_names_what_differs():
     """Such a cell has failed with its reason, and the others are planned; an unknown name stops the sweep."""
-    done = small_experiment(tmp_path, train={"rounds": 1})
-    folder, _ = run_small(done)
-    settings = [f"run.output={tmp_path}", "train.lr=0.2"]
-    axes = Axes(["fedavg", "fedprox", "fedbn+silobn"], ["rot45"], [0])
-    cells = plan_cells(str(folder / "experiment.toml"), axes, settings, "")
-    assert [cell.state for cell in cells] == ["failed", "waiting", "failed"]
-    assert "other settings (train.lr)" in cells[0].reason
-    assert "cannot be combined" in cells[2].reason
+    cells = plan_cells("digits", Axes(["fedprox", "fedbn+silobn"], ["rot45"], [0]), [], "")
+    assert [cell.state for cell in cells] == ["waiting", "failed"]
+    assert "cannot be combined" in cells[1].reason
     with pytest.raises(UserError, match="did you mean 'fedprox'"):
         plan_cells("digits", Axes(["fedavg", "fedpro"], ["rot0"], [0]), [], "")
     grid = plan_cells("digits", Axes(["fedprox"], ["rot0"], [0], ["method.proximal.mu=0.1,0.2"]), [], "")
@@ -108,10 +94,12 @@ def test_one_impossible_or_conflicting_cell_does_not_stop_a_sweep(tmp_path):
 
 def test_the_values_without_the_settings_are_those_of_the_row():
     """Those of the row and not of the class, in the tables in which the settings give them."""
-    table = {"method": {"name": "perada", "ditto": {"lam": 0.5}}, "parts": {"proximal": {"mu": 1.0}}}
-    experiment = from_table(table)
-    found = recipe_record(experiment, build_recipe(experiment))
+
+    def recorded(**method):
+        experiment = from_table({"method": {"name": "perada", **method}, "parts": {"proximal": {"mu": 1.0}}})
+        return recipe_record(experiment, build_recipe(experiment))
+
+    found = recorded(ditto={"lam": 0.5})
     assert found["defaults"] == {"method": {"ditto": {"lam": 0.2}}}
     assert found["recipe"]["companions.ditto"]["lam"] == 0.5
-    plain = from_table({"method": {"name": "perada"}})
-    assert set(recipe_record(plain, build_recipe(plain))) == {"recipe"}
+    assert set(recorded()) == {"recipe"}

@@ -19,7 +19,7 @@ DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ARRAYS)
 def test_round_trip_equals_flower(array):
     record = state_to_record({"w": array})
@@ -30,7 +30,7 @@ def test_round_trip_equals_flower(array):
         np.testing.assert_array_equal(found, array)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=4, max_side=4)))
 def test_other_memory_layouts(array):
     for view in (array.T, array[::-1], array[..., ::2]):
@@ -44,6 +44,7 @@ def test_tensors_keep_dtype_and_shape():
     arrays = record_to_arrays(state_to_record(state))
     assert [value.dtype for value in arrays.values()] == [np.float16, np.int64, np.int64]
     assert arrays["n"].shape == ()
+    assert (arrays["a"].flags.writeable, arrays["a"].flags.owndata) == (False, False)  # a view of the record
     np.testing.assert_array_equal(arrays["t"], state["t"].numpy())
     assert list(record_to_arrays(state_to_record(state, ["t", "n"]))) == ["t", "n"]
 
@@ -56,20 +57,12 @@ def test_channels_last_is_written_in_c_order(dtype):
     assert type(state_to_record({"w": other})["w"].data) is bytes  # as Flower's messages need it
 
 
-def test_decoding_is_a_read_only_view():
-    record = state_to_record({"w": torch.ones(1000)})
-    array = record_to_arrays(record)["w"]
-    assert not array.flags.writeable
-    assert not array.flags.owndata
-
-
 def test_encoding_refuses_what_cannot_travel():
     with pytest.raises(ValueError, match="'missing'"):
         state_to_record({"w": torch.ones(1)}, ["missing"])
-    with pytest.raises(ValueError, match="w"):
-        state_to_record({"w": torch.ones(1, dtype=torch.bfloat16)})
-    with pytest.raises(ValueError, match="w"):
-        state_to_record({"w": np.array([object()])})
+    for value in (torch.ones(1, dtype=torch.bfloat16), np.array([object()])):
+        with pytest.raises(ValueError, match="w"):
+            state_to_record({"w": value})
 
 
 def _pickled():
@@ -93,7 +86,7 @@ def test_malformed_bytes_name_the_array(data):
         record_to_arrays(ArrayRecord({"layer.weight": bad}))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, len(GOOD.data) - 1), st.integers(0, 255))
 def test_damaged_bytes_never_raise_anything_else(position, value):
     data = bytearray(GOOD.data)
@@ -103,13 +96,13 @@ def test_damaged_bytes_never_raise_anything_else(position, value):
         assert record_to_arrays(ArrayRecord({"w": bad}))["w"].shape == (2, 3)
 
 
-def test_declared_metadata_must_match():
-    for dtype, shape in (("float64", (2, 3)), ("float32", (3, 2))):
-        bad = Array(dtype=dtype, shape=shape, stype="numpy.ndarray", data=GOOD.data)
-        with pytest.raises(ValueError, match="declared"):
-            record_to_arrays(ArrayRecord({"w": bad}))
-    with pytest.raises(ValueError, match="serialization"):
-        record_to_arrays(ArrayRecord({"w": Array(dtype="float32", shape=(2, 3), stype="pickle", data=GOOD.data)}))
+@pytest.mark.parametrize(("change", "said"), [
+    ({"dtype": "float64"}, "declared"), ({"shape": (3, 2)}, "declared"), ({"stype": "pickle"}, "serialization"),
+])  # fmt: skip
+def test_declared_metadata_must_match(change, said):
+    own = {"dtype": "float32", "shape": (2, 3), "stype": "numpy.ndarray"} | change
+    with pytest.raises(ValueError, match=said):
+        record_to_arrays(ArrayRecord({"w": Array(**own, data=GOOD.data)}))
 
 
 def test_load_copies_in_place_without_warning():
@@ -155,15 +148,13 @@ def test_nbytes_counts_payload_only():
     assert nbytes(record) == nbytes(state) == nbytes(record_to_arrays(record)) == 3 * 5 * 4 + 8
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int64]), hnp.array_shapes(min_dims=0)))
 def test_all_finite_agrees_with_numpy(array):
     assert all_finite(array) == bool(np.isfinite(array).all())
 
 
 def test_all_finite_at_the_edges():
-    assert all_finite(np.full(10, 3e38, np.float32))  # its square overflows
-    assert not all_finite(np.array([1.0, np.nan]))
-    assert not all_finite(np.array([1.0, -np.inf], np.float32))
-    assert all_finite(np.empty(0, np.float32))
-    assert all_finite(np.array(3))
+    finite = [np.full(10, 3e38, np.float32), np.empty(0, np.float32), np.array(3)]  # the square of the first overflows
+    others = [np.array([1.0, np.nan]), np.array([1.0, -np.inf], np.float32)]
+    assert [all_finite(array) for array in finite + others] == [True] * 3 + [False] * 2

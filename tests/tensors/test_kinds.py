@@ -20,26 +20,20 @@ class Declares(nn.Module):
         self.bn = nn.BatchNorm1d(2)
 
 
-def small_model():
-    return nn.ModuleDict({
+def test_kinds_and_scopes_come_from_module_types():
+    model = nn.ModuleDict({
         "conv": nn.Conv2d(3, 4, 3), "downsample_1": nn.BatchNorm2d(4), "bn_named": nn.Linear(2, 2),
         "inorm": nn.InstanceNorm2d(4, affine=True), "own": Declares(),
     })  # fmt: skip
-
-
-def test_kinds_come_from_module_types():
-    kinds = tensor_kinds(small_model())
-    assert list(kinds) == list(small_model().state_dict())
-    assert kinds["downsample_1.weight"] is Kind.BN_AFFINE
-    assert kinds["downsample_1.running_var"] is Kind.BN_STATISTICS
-    assert kinds["downsample_1.num_batches_tracked"] is Kind.COUNTER
-    assert kinds["bn_named.weight"] is kinds["inorm.weight"] is kinds["conv.bias"] is Kind.WEIGHT
-    assert kinds["own.score"] is Kind.BN_AFFINE
-    assert kinds["own.memory"] is Kind.BN_STATISTICS
-
-
-def test_bn_scopes():
-    model = small_model()
+    kinds = tensor_kinds(model)
+    assert list(kinds) == list(model.state_dict())
+    expected = {
+        "downsample_1.weight": Kind.BN_AFFINE, "downsample_1.running_var": Kind.BN_STATISTICS,
+        "downsample_1.num_batches_tracked": Kind.COUNTER, "bn_named.weight": Kind.WEIGHT,
+        "inorm.weight": Kind.WEIGHT, "conv.bias": Kind.WEIGHT, "own.score": Kind.BN_AFFINE,
+        "own.memory": Kind.BN_STATISTICS,
+    }  # fmt: skip
+    assert {name: kinds[name] for name in expected} == expected
     own = ["own.score", "own.memory", *(f"own.bn.{name}" for name in nn.BatchNorm1d(2).state_dict())]
     assert bn_scope(model, "xan") == own
     assert bn_scope(model, "all") == [f"downsample_1.{name}" for name in nn.BatchNorm2d(4).state_dict()] + own
