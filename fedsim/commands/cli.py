@@ -113,7 +113,7 @@ def sweep(
     methods: Annotated[str, typer.Option(help="comma-separated methods (default: fedavg, or all of a table)")] = "",
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
-    grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2 or a+b=1+x,2+y: one more axis (repeatable)")] = None,
     jobs: Jobs = 0,
     cores_per_cell: CoresPerCell = 0,
     gpus_per_cell: GpusPerCell = 0,

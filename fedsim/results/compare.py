@@ -15,6 +15,7 @@ from rich.console import Console
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
+from fedsim.results.agreement import order_notes
 from fedsim.results.compared import Compared
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes, unmade_notes
@@ -85,8 +86,8 @@ def compare(
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
     methods = corrected(pd.DataFrame([_method(table, label, targets, base, by) for label in labels]), correction)
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
-    shown = published and METRICS[metric].primary  # the papers print no other metric
-    elsewhere, reasons = _beside(runs, recorded, row_of, targets) if shown else (pd.DataFrame(columns=COLUMNS), [])
+    others = methods if published and METRICS[metric].primary else None  # the papers print no other metric
+    elsewhere, reasons = _beside(runs, recorded, row_of, targets, others)
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule)
@@ -97,12 +98,18 @@ def compare(
 
 
 def _beside(
-    runs: Runs, recorded: Environments, row_of: dict[str, str], targets: list[str]
+    runs: Runs, recorded: Environments, row_of: dict[str, str], targets: list[str], methods: pd.DataFrame | None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows beside these runs, whose settings are taken as they were given."""
+    """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them.
+
+    methods: our rows; None where no number of a paper is wanted
+    """
+    if methods is None:
+        return pd.DataFrame(columns=COLUMNS), []
     given = {run: runs.experiments[run] for run in row_of}
     defaults = {run: table.get("defaults", {}) for run, table in recorded.items()}
-    return beside(given, runs.labels(), row_of, targets, defaults)
+    rows, notes = beside(given, runs.labels(), row_of, targets, defaults)
+    return rows, notes + (order_notes(methods, next(iter(given.values()))) if len(rows) else [])
 
 
 def _notes_on_rounds(runs: Runs, select: str) -> list[str]:

@@ -53,8 +53,7 @@ PROTOCOLS = {
     "gPerXAN": {("camelyon17", "densenet121"): "gperxan"}
     | {(data, "resnet50"): "gperxan" for data in ("pacs", "office-home")},
 }
-# This is not part of a protocol: the images that a seed draws (the table reports it).
-FREE_KEYS = ("data.split_seed",)
+FREE_KEYS = ("data.split_seed",)  # no part of a protocol: the images that a seed draws (the table reports it)
 SHOWN_DIFFERENCES = 4
 COLUMNS = ["label", "method", "source", "target", "mean", "std"]
 PAPER_NOTES = {
@@ -75,7 +74,8 @@ def _everything() -> pd.DataFrame:
 
 
 @cache
-def _published() -> pd.DataFrame:
+def federated() -> pd.DataFrame:
+    """All rows of published.csv but those of methods that train on pooled data."""
     frame = _everything()
     pooled = frame["paper"].str.startswith("CSAC") & frame["method"].isin(POOLED)
     return frame[~pooled].reset_index(drop=True)
@@ -102,7 +102,7 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
     """Whether a list of domains lacks some of the printed ones; an empty list means all."""
     if not domains:
         return False
-    frame = _published()
+    frame = federated()
     printed = set(frame.loc[frame["dataset"] == dataset, "target_domain"]) - {"average"}
     return not {domain_key(name) for name in printed} <= {domain_key(name) for name in domains}
 
@@ -139,7 +139,7 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     found = setting(experiment)
     if found is None:
         return pd.DataFrame(columns=COLUMNS)
-    frame = _published()
+    frame = federated()
     frame = frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])]
     ours = {_squeeze(method): method for method in methods}
     domains = {domain_key(target): target for target in targets} | {"average": "average"}

@@ -15,7 +15,7 @@ SHARED = {"run.output": "--output", "run.label": "--set run.label=NAME", "name":
 
 @dataclass(frozen=True)
 class Axes:
-    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` words."""
+    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` or `key+other=v1+w1,v2+w2` words."""
 
     methods: Sequence[str]
     targets: Sequence[str]
@@ -35,7 +35,7 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
     for key, value in fixed:
         if key in OPTIONS:
             raise UserError(f"--set {key}={value}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {value}")
-    varied = [(key, text) for key, text in ((parse_override(axis)[0], axis) for axis in axes.grid)]
+    varied = [(key, text) for text in axes.grid for key in keys_of(text)]
     seen: list[str] = []
     for key, text in varied:
         values = text.partition("=")[2].strip()
@@ -62,13 +62,22 @@ def label_of(values: Sequence[str], label: str = "") -> str:
     return ",".join([*([label] if label else []), *words]).replace("/", "_")
 
 
+def keys_of(axis: str) -> list[str]:
+    """The settings of an axis: one, or several that change together (`train.epochs+train.rounds=1+40,5+8`)."""
+    return [key.strip() for key in parse_override(axis)[0].split("+")]
+
+
 def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """`["a=1,2", "b=x"]` -> `[("a=1", "b=x"), ("a=2", "b=x")]`; one empty point without a grid."""
+    """`["a=1,2", "b+c=x+y"]` -> `[("a=1", "b=x", "c=y"), ("a=2", "b=x", "c=y")]`; one empty point without a grid."""
     axes = []
     for axis in grid:
-        key, _ = parse_override(axis)
-        axes.append([f"{key}={value}" for value in split_values(axis.partition("=")[2])])
-    return list(itertools.product(*axes))
+        keys, points = keys_of(axis), split_values(axis.partition("=")[2])
+        together = [point.split("+") if len(keys) > 1 else [point] for point in points]
+        for point, values in zip(points, together, strict=True):
+            if len(values) != len(keys):
+                raise UserError(f"--grid {axis}: {point} has {len(values)} values for {len(keys)} settings")
+        axes.append([[f"{key}={value}" for key, value in zip(keys, values, strict=True)] for values in together])
+    return [tuple(itertools.chain(*point)) for point in itertools.product(*axes)]
 
 
 def split_values(text: str) -> list[str]:

@@ -1,5 +1,7 @@
 """Published numbers are shown beside ours only if the setting is the paper's."""
 
+import numpy as np
+import pandas as pd
 import pytest
 from invented import PACS, pacs_experiment
 from made_up_runs import notes_of, one_each, table_of_runs
@@ -7,6 +9,7 @@ from made_up_runs import notes_of, one_each, table_of_runs
 from fedsim.methods.assembly import build_recipe
 from fedsim.methods.table import METHODS
 from fedsim.results import compare
+from fedsim.results.agreement import _counts, agreement, order_notes
 from fedsim.results.published import (
     PROTOCOLS,
     domain_key,
@@ -35,7 +38,7 @@ def rotated(**data):
 @pytest.mark.parametrize(
     ("methods", "targets", "sections", "sources"),
     [
-        (["fedavg", "csac"], PACS, {}, {"CSAC Table I", "FedIG-A Table 5"}),
+        (["fedavg", "csac"], PACS, {}, {"CSAC Table I", "FedIG-A Table 5", "MCSAD Table 1"}),
         (["fedavg", "gperxan"], PACS, {"model": {"backbone": "resnet50"}}, {"gPerXAN Table 2"}),
         (["csac"], ROTATED, rotated(), {"CSAC Table III"}),
         (["fedavg"], OFFICE_HOME, {"data": {"dataset": "office-home"}}, {"FedIG-A Table 8"}),  # in another spelling
@@ -81,8 +84,8 @@ def test_other_settings_match_nothing(change):
 def test_pooled_and_ambiguous_names():
     rows = rows_of(["mixstyle", "elcfs", "feddg-ga"])
     assert "CSAC Table I" not in set(rows[rows["method"] == "mixstyle"]["source"])
-    assert set(rows[rows["method"] == "elcfs"]["label"]) == {"FedDG (ELCFS)"}
-    assert "feddg-ga" not in set(rows["method"])
+    assert set(rows[rows["method"] == "elcfs"]["label"]) == {"FedDG (ELCFS)", "ELCFS"}
+    assert set(rows[rows["method"] == "feddg-ga"]["source"]) == {"MCSAD Table 1"}
 
 
 def shipped(method="fedavg", target="photo", seed=0, preset="csac", overrides=(), config="pacs"):
@@ -102,10 +105,12 @@ def test_comparison_marks_published_rows():
     comparison = compare(runs)
     text = comparison.render("markdown")
     assert "_FedAvg (CSAC Table I, published)_" in text
-    assert "FedIG-A Table" not in text.replace("FedIG-A beside", "")
+    assert "(FedIG-A Table" not in text
     assert "Published rows are from elsewhere" in text
-    (reason,) = notes_of(comparison, "No published number")
+    reason, other = notes_of(comparison, "No published number")
     assert reason.startswith("No published number of FedIG-A beside fedavg: not its protocol (")
+    assert other == "No published number of MCSAD beside fedavg: its protocol is not shipped for pacs."
+    assert len(notes_of(comparison, "Agreement on the order of methods")) == 1
     assert compare(runs, published=False).published.empty
 
 
@@ -187,3 +192,19 @@ def test_another_setting_than_the_papers_is_said():
     assert notes_of(compare(one_each("fedavg")), said)
     digits = one_each(pacs_experiment(data={"dataset": "digits"}))
     assert not notes_of(compare(digits), "No published")
+
+
+def test_agreement_of_tables_by_hand():
+    """Of 6 pairs among 4 methods one is discordant: tau 2/3. One order of 24 has no discordant pair, 3 have one.
+
+    With q = 1 all orders are equally likely: the same order has 1/24, so that its interval goes below 0.
+    """
+    tau, low, high = agreement(np.array([1, 2, 3, 4]), np.array([1, 2, 4, 3]))
+    assert (tau, low < 0 < high) == (pytest.approx(2 / 3), True)
+    assert _counts(4, 0.0)[:2] == pytest.approx([1 / 24, 3 / 24])
+    assert agreement(np.arange(4), np.arange(4))[1] < 0 < agreement(np.arange(8), np.arange(8))[1]
+    assert agreement(np.arange(9), np.arange(9)[::-1])[1] == pytest.approx(-1, abs=0.01)
+    methods = pd.DataFrame({"label": ["fedavg", "csac", "elcfs"], "average": [0.8, 0.83, 0.82]})
+    (said,) = order_notes(methods.assign(method=methods["label"]), pacs_experiment())
+    assert "this table and FedIG-A Table 5 1.00 (-0.53 to 1.00; fedavg, csac, elcfs)" in said
+    assert "CSAC Table I and MCSAD Table 1 0.67 (-0.44 to 0.99; deepall, fedavg, elcfs, csac)" in said

@@ -16,9 +16,10 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.run import workspace
 from fedsim.run.plan import resolve
+from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget
-from fedsim.sweep.axes import grid_points, split_values
+from fedsim.sweep.axes import check_axes, grid_points, split_values
 from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
 from fedsim.sweep.pool import LocalPool, cause
@@ -38,6 +39,22 @@ def test_grid_is_a_product_and_values_may_hold_commas():
     assert split_values('0, 0.25 ,["a","b"],"x,y"') == ["0", "0.25", '["a","b"]', '"x,y"']
     assert grid_points(["a=1,2", "b=x"]) == [("a=1", "b=x"), ("a=2", "b=x")]
     assert grid_points([]) == [()]
+    assert grid_points(["a+b=1+x,2+y", "c=3+4"]) == [("a=1", "b=x", "c=3+4"), ("a=2", "b=y", "c=3+4")]
+    with pytest.raises(UserError, match="2 has 1 values for 2 settings"):
+        grid_points(["a+b=1+x,2"])
+
+
+def test_settings_that_change_together_give_longer_rounds_of_as_many_images(tmp_path):
+    """1, 2 and 4 epochs a round with 4, 2 and 1 rounds train on the same number of images in as many steps."""
+    grid = ["train.epochs+train.rounds=1+4,2+2,4+1"]
+    cells = plan_cells("digits", Axes(["fedavg"], ["rot0"], [0], grid), [*SMALL[:2], f"run.output={tmp_path}"], "")
+    assert [cell.title for cell in cells] == [
+        f"fedavg@train.epochs={e},train.rounds={r} → rot0 (seed 0)" for e, r in ((1, 4), (2, 2), (4, 1))
+    ]
+    work = [planned_work(resolve(cell.experiment), [72, 90])[1] for cell in cells]
+    assert {(r * each.images, r * each.steps) for r, each in zip((4, 2, 1), work)} == {(648.0, 16.0)}
+    with pytest.raises(UserError, match="rounds is given twice"):
+        check_axes(Axes(["fedavg"], ["rot0"], [0], [*grid, "train.rounds=2,3"]), [])
 
 
 def test_cells_are_planned_once_each(tmp_path):
