@@ -22,10 +22,21 @@ ContentVariance = Literal["population", "unbiased"]
 class StylePart(Protocol):
     """The settings of a part that transfers styles."""
 
-    encoder: Encoder
-    content_variance: ContentVariance
-    encoder_weights: str
-    decoder_weights: str
+    @property
+    def encoder(self) -> Encoder:
+        """Where styles are measured."""
+
+    @property
+    def content_variance(self) -> ContentVariance:
+        """The estimate of the variance of contents."""
+
+    @property
+    def encoder_weights(self) -> str:
+        """The file of VGG-19's weights."""
+
+    @property
+    def decoder_weights(self) -> str:
+        """The file of the decoder's weights."""
 
 
 def space_of(part: StylePart, device: torch.device) -> style.Space:

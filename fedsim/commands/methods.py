@@ -149,7 +149,7 @@ def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
             _show_property(*(("fails", "red") if reason else ("holds", "green")), words, reason)
         if refused := without_fedavg(method, overrides):
             reason = f"FedAvg is refused with these settings: {refused}"
-            _show_property("skipped", "yellow", differs_from_fedavg.__doc__, reason)
+            _show_property("skipped", "yellow", str(differs_from_fedavg.__doc__), reason)
     finally:
         logging.disable(logging.NOTSET)
     return holds

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from fedsim.common.console import cut, errors
@@ -27,7 +27,7 @@ class ProgressBar:
             TextColumn("{task.fields[of_time]}"),
             console=errors,
         )
-        self._task = None
+        self._task = TaskID(0)  # the only one
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Show the bar."""

@@ -41,4 +41,4 @@ def fedavg_bytes(experiment: Experiment) -> tuple[int, int]:
     """
     plain = from_table({**experiment.model_dump(), "method": {"name": "fedavg"}})
     rows = traffic(resolve(plain))
-    return sum(row.down for row in rows), sum(row.up for row in rows)
+    return sum(row.down or 0 for row in rows), sum(row.up or 0 for row in rows)  # of FedAvg all are known

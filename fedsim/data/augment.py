@@ -61,7 +61,7 @@ class Augmentation:
             return x, masks
         flipped = torch.rand(len(x)) < self.flip
         if self.crop or self.centre < 1:
-            boxes = self._boxes(len(x), *x.shape[-2:], sizes)
+            boxes = self._boxes(len(x), x.shape[-2], x.shape[-1], sizes)
             x = resized_crop(x, boxes, flipped)
             if masks.shape[1]:
                 masks = (resized_crop(masks.to(x.dtype), boxes, flipped) > 0.5).to(masks.dtype)
@@ -83,6 +83,7 @@ class Augmentation:
         return torch.tensor([border * height, border * width, side * height, side * width]).expand(count, 4)
 
     def _jittered(self, x: Tensor) -> Tensor:
+        assert self.jitter is not None
         strength = torch.tensor(self.jitter)[:, None]
         factors = (torch.rand(4, len(x)) * 2 - 1) * strength + torch.tensor([[1.0], [1.0], [1.0], [0.0]])
         for operation in torch.randperm(4).tolist():
@@ -184,7 +185,7 @@ class Transforms:
     """
 
     augment: Callable[[Tensor], Tensor]
-    normalize: Callable[[Tensor], Tensor]
+    normalize: Normalization
 
     def train(self, images: Tensor) -> Tensor:
         """Training batch of a uint8 batch [B,C,H,W]: scaled to [0,1], augmented, normalized."""
@@ -235,7 +236,8 @@ def make_transforms(
     """
     if data.normalize == "weights" and weights is None:
         raise UserError("data.normalize = 'weights': the backbone has no weights with statistics; use 'none'")
-    mean, std = weights if data.normalize == "weights" else STATISTICS.get(data.normalize, ((), ()))
+    known = STATISTICS.get(data.normalize, ((), ()))
+    mean, std = weights if weights is not None and data.normalize == "weights" else known
     if mean and len(mean) != channels:
         raise UserError(
             f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "

@@ -1,5 +1,6 @@
 """Auxiliary images without labels that a server may use: any folder of pictures that belong to no client or target."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,6 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import cached_images, content_of, digest
-from fedsim.data.fingerprint import Fingerprints
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing, dataset_folder, images_of, list_domain
 from fedsim.data.names import matching, same, subfolders
 from fedsim.data.pixels import read_bytes
@@ -55,7 +55,7 @@ def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
     return {"images": len(digests), "content": content_of(listing, digests)}
 
 
-def refuse_own_images(folder: str, data: DataSettings, known: Fingerprints) -> None:
+def refuse_own_images(folder: str, data: DataSettings, known: Mapping[str, Mapping[str, int | str]]) -> None:
     """Raises UserError when auxiliary images are those of a client or of the target.
 
     Refused are the folder of a domain, and a folder in it or around it. So are a folder with any file that has the

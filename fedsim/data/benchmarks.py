@@ -24,8 +24,9 @@ def find_dataset(name: str) -> Benchmark:
     """
     where = "data.dataset: no data set"
     found = lookup(name, BENCHMARKS, "datasets", where)
-    if isinstance(found, type) and isinstance(getattr(found, "benchmark", None), Benchmark):
-        return replace(found.benchmark, reader=f"{found.__module__}:{found.__qualname__}")
+    own = getattr(found, "benchmark", None)
+    if isinstance(found, type) and isinstance(own, Benchmark):
+        return replace(own, reader=f"{found.__module__}:{found.__qualname__}")
     return instance(found, Benchmark, f"{where} {name!r}: it")
 
 

@@ -157,7 +157,7 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int, plan
         try:
             status = (listing.folder / name).stat()
         except OSError as error:
-            raise unreadable(listing.folder / name, error.strerror) from None
+            raise unreadable(listing.folder / name, error.strerror or type(error).__name__) from None
         facts = f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
         whole.update(facts.encode(errors="surrogateescape"))
     return {**content, "hash": whole.hexdigest()[:16]}

@@ -6,13 +6,13 @@ DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 ANGLES = (0, 15, 30, 45, 60, 75)
 _ROT, _M = (tuple(f"{word}{angle}" for angle in ANGLES) for word in ("rot", "M"))
 
-PACS_COUNTS = {
+PACS_COUNTS: dict[str, tuple[int, ...]] = {
     "art_painting": (379, 255, 285, 184, 201, 295, 449),
     "cartoon": (389, 457, 346, 135, 324, 288, 405),
     "photo": (189, 202, 182, 186, 199, 280, 432),
     "sketch": (772, 740, 753, 608, 816, 80, 160),
 }
-VLCS_COUNTS = {
+VLCS_COUNTS: dict[str, tuple[int, ...]] = {
     "Caltech101": (237, 123, 118, 67, 870),
     "LabelMe": (80, 1209, 88, 42, 1237),
     "SUN09": (20, 932, 1036, 30, 1264),

@@ -46,7 +46,8 @@ def resize(images: np.ndarray, image_size: int) -> np.ndarray:
 
 def digits_file() -> Path:
     """The package's file, found without importing the package, which would cost every process a second."""
-    return Path(importlib.util.find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+    spec = importlib.util.find_spec("sklearn")
+    return Path((spec and spec.origin) or "").parent / "datasets" / "data" / "digits.csv.gz"
 
 
 @lru_cache(maxsize=1)

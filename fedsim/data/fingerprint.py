@@ -11,7 +11,7 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
 
-Fingerprints = Mapping[str, Mapping[str, int | str]]
+Fingerprints = dict[str, dict[str, int | str]]
 
 
 def fingerprints(data: DataSettings) -> Fingerprints:
@@ -54,7 +54,11 @@ def fingerprint(data: DataSettings, domain: str, found: Benchmark | None = None)
     found = found or benchmark(data)
     read, name = reader(data, found), resolve_domain(found, domain)
     seeded = found.environment(name)
-    known = {"images": len(read.labels(name)), "content": read.fingerprint(name), "environment": seeded}
+    known: dict[str, int | str] = {
+        "images": len(read.labels(name)),
+        "content": read.fingerprint(name),
+        "environment": seeded,
+    }
     nameless = read.nameless(name)
     return known | ({"nameless": nameless} if nameless else {})
 

@@ -37,8 +37,8 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     """
     rows = _rows(data)
     names = rows.features[_column(data, "label")]
-    classes = set(getattr(names, "names", None) or _texts(data, "label"))
-    classes = tuple(sorted({*map(composed, classes), *map(composed, data.classes)}))
+    found = getattr(names, "names", None) or _texts(data, "label")
+    classes = tuple(sorted({*map(composed, set(found)), *map(composed, data.classes)}))
     _refuse_alike(_saved(data_root(data).resolve()), tuple(_column(data, each) for each in COLUMNS), classes)
     if len(classes) < 2:
         raise UserError(f"{data_root(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
@@ -247,5 +247,5 @@ def _version(file: Path) -> Version:
     try:
         status = file.stat()
     except OSError as error:
-        raise unreadable(file, error.strerror) from None
+        raise unreadable(file, error.strerror or type(error).__name__) from None
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -16,6 +16,7 @@ from PIL import Image
 
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark
+from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
 from fedsim.data.reader import reader
@@ -63,7 +64,9 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     data = _with(overrides, path, _settings(path))
     found = benchmark(data)
     read = reader(data, found)
-    counts, rows, files, problems, examples = [], [], [], [], {}
+    assert isinstance(read, ImageTree)  # folders and tables have files
+    counts, rows, files, problems = [], [], [], []
+    examples: dict[tuple[str, str], Path] = {}
     for domain in found.domains:
         listing = read.listing(domain)
         counts.append(np.bincount(listing.labels, minlength=len(found.classes)))

@@ -225,7 +225,7 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
         domains,
         np.repeat(np.arange(len(domains), dtype=np.int64), sizes),
         joined_sizes([first[domain] for domain in domains]),
-        None if masks[0] is None else np.concatenate(masks),
+        None if masks[0] is None else np.concatenate([mask for mask in masks if mask is not None]),
         pooled=True,
     )
 

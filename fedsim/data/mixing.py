@@ -49,7 +49,7 @@ def load_mixed(data: DataSettings, found: Benchmark, client: str, place: int, do
         tuple(domains),
         np.repeat(np.arange(len(domains), dtype=np.int64), np.diff(start)),
         joined_sizes(parts),
-        None if masks[0] is None else np.concatenate(masks),
+        None if masks[0] is None else np.concatenate([mask for mask in masks if mask is not None]),
     )
 
 

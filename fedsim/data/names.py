@@ -58,13 +58,13 @@ def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) ->
 
     Names that one of the groups (the classes of a domain) has side by side are meant to be two.
     """
-    groups = [set(group) for group in groups]
+    sets = [set(group) for group in groups]
     alike: dict[str, list[str]] = {}
-    for name in sorted(set().union(*groups)):
+    for name in sorted(set().union(*sets)):
         alike.setdefault(plain(name), []).append(name)
     for names in alike.values():
         for one, other in itertools.combinations(names, 2):
-            if not any({one, other} <= group for group in groups):
+            if not any({one, other} <= group for group in sets):
                 raise UserError(f"{where}: the {what} {one!r} and {other!r} differ in spelling only; make them equal")
 
 

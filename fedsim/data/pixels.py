@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from fedsim.common.errors import UserError
 
@@ -64,7 +65,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error.strerror) from None
+        raise unreadable(path, error.strerror or type(error).__name__) from None
 
 
 def unreadable(path: Path | str, reason: str) -> UserError:
@@ -74,7 +75,7 @@ def unreadable(path: Path | str, reason: str) -> UserError:
 
 def _rgb(image: Image.Image) -> Image.Image:
     """The image in mode RGB, upright."""
-    bits = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0] if image.format == "TIFF" else 16
+    bits = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0] if isinstance(image, TiffImageFile) else 16
     transparent = image.has_transparency_data
     if image.mode not in COLOUR:
         if transparent:

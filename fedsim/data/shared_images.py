@@ -58,7 +58,8 @@ def shared_images(data: DataSettings, target: str, found: Benchmark | None = Non
     wanted = [row.tobytes() for row in own]
     copies: dict[str, set[bytes]] = {}
     for domain in source_domains(data, unseen, found):
-        seen = set(wanted).intersection(row.tobytes() for row in read.digests(domain))
+        own = read.digests(domain)
+        seen = set(wanted).intersection(row.tobytes() for row in own) if own is not None else set()
         if seen:
             copies[domain] = seen
     anywhere = set().union(*copies.values())

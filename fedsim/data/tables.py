@@ -157,10 +157,11 @@ def _refuse_doubles(file: Path, version: tuple[int, int], columns: tuple[tuple[s
     alike = set(order[1:][hashes[order[1:]] == hashes[order[:-1]]].tolist())
     if not alike:
         return
-    suspected, seen, row = set(hashes[list(alike)].tolist()), {}, 2  # the header is line 1
+    suspected, row = set(hashes[list(alike)].tolist()), 2  # the header is line 1
+    seen: dict[str, int] = {}
     for paths in _files(file, columns):
         for number in np.flatnonzero(np.isin(hashes[row - 2 : row - 2 + len(paths)], list(suspected))):
-            first = seen.setdefault(paths[number], row + number)
+            first = seen.setdefault(paths[number], row + int(number))
             if first != row + number:
                 raise UserError(f"{file}: {paths[number]!r} has more than one row (rows {first} and {row + number}); "
                                 "keep one")  # fmt: skip

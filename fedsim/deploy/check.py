@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.common.errors import UserError, printable
+from fedsim.common.values import JsonTable
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.names import matching
 from fedsim.deploy.apps import CHECK
@@ -169,7 +170,7 @@ def _await_report(control: Control, report: Path, run_id: str, seconds: float) -
             raise UserError(f"the check (run {run_id}) did not end within {seconds:g} s; is the server overloaded?")
         if time.monotonic() > look:
             look = time.monotonic() + STATUS_SECONDS
-            run = next(iter(control.flwr("list", CONNECTION, "--run-id", run_id).get("runs", [])), {})
+            run: JsonTable = next(iter(control.flwr("list", CONNECTION, "--run-id", run_id).get("runs", [])), {})
             if str(run.get("status", "")).startswith("finished") and not report.is_file():
                 raise UserError(f"the check (run {run_id}) failed on the server: {run.get('status-details')}")
         time.sleep(POLL_SECONDS)

@@ -17,7 +17,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.data import count_classes
 from fedsim.settings.experiment import parse_experiment
-from fedsim.tensors.records import config_of, configs_of
+from fedsim.tensors.records import Config, config_of, configs_of
 
 VERSIONS = ("flwr", "torch")
 LONGEST_REASON = 500  # characters
@@ -31,7 +31,7 @@ def ask(grid: Grid, context: Context) -> None:
     """Ask every connected node, wait for at most `wait` seconds, write the report."""
     config = context.run_config
     nodes = list(grid.get_node_ids())
-    asked_for = {"experiment": str(config["experiment"]), "packages": str(config.get("packages", ""))}
+    asked_for: Config = {"experiment": str(config["experiment"]), "packages": str(config.get("packages", ""))}
     content = RecordDict({"config": ConfigRecord(asked_for)})
     messages = [Message(content, node, "query.check") for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=float(config["wait"])))

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings import Settings
@@ -259,7 +259,8 @@ def _explain(error: ValidationError, table: dict[str, Any]) -> str:
     problems = error.errors()
     problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])  # often the typo
     place = list(problem["loc"])
-    section, where = Federation, ""
+    section: type[BaseModel] = Federation
+    where = ""
     if len(place) > 1 and place[0] == "sites" and isinstance(place[1], int):
         entry = table["sites"][place[1]]
         where = f"site {entry.get('name', place[1] + 1)!r}: " if isinstance(entry, dict) else f"sites[{place[1]}]: "

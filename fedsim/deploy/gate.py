@@ -103,7 +103,10 @@ class Gate:
             raise RefusedError(status, "this key is not registered")
         signed, signature = headers.get("flwr-timestamp", ""), headers.get("flwr-signature", "")
         try:
-            load_pem_public_key(member.key).verify(b64decode(signature, validate=True), signed.encode(), ALGORITHM)
+            key = load_pem_public_key(member.key)
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise TypeError("a key of another kind")
+            key.verify(b64decode(signature, validate=True), signed.encode(), ALGORITHM)
             at = datetime.fromisoformat(signed)
             offset = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
         except (InvalidSignature, ValueError, TypeError):

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.common.errors import UserError, printable
+from fedsim.common.values import JsonTable
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.federation import Federation
 from fedsim.deploy.renewal import warnings
@@ -40,7 +41,7 @@ def status_table(federation: Federation, now: float | None = None) -> Group:
     below: list[str] = []
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
-        client = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
+        client: JsonTable = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
         state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
         if client:
             fine = client["status"] == "ok"

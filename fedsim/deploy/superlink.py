@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.contacts import CONTACTS, Contacts
@@ -43,12 +44,12 @@ def serve(kit: Path, words: Sequence[str]) -> None:
     replace(others, lambda pairs: (waits, *(pair for pair in pairs if pair[0] != waits[0])))
     make_context = uvicorn.config.create_ssl_context
 
-    def renewing(certfile: str, keyfile: str, **options: object) -> ssl.SSLContext:
+    def renewing(certfile: str, keyfile: str, **options: Any) -> ssl.SSLContext:
         context = make_context(certfile=certfile, keyfile=keyfile, **options)
         threading.Thread(target=follow, args=(context, Path(certfile), Path(keyfile)), daemon=True).start()
         return context
 
-    uvicorn.config.create_ssl_context = renewing
+    uvicorn.config.create_ssl_context = renewing  # type: ignore[assignment]  # it is called with these names
     sys.argv = ["flower-superlink", *words]
     private("flwr.superlink.cli.flower_superlink:flower_superlink")()
 

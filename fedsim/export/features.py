@@ -98,7 +98,8 @@ def scatter(
         own = points[groups == index]
         color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]
         axes.scatter(
-            *own.T,
+            own[:, 0],
+            own[:, 1],
             s=14 if index == unseen else 10,
             alpha=0.8,
             color="#000000" if index == unseen else color,

@@ -110,6 +110,7 @@ def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
     program = torch.onnx.export(
         _program(model, images), input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
     )
+    assert program is not None  # it is made by torch's new exporter
     proto = program.model_proto
     for key, value in describe(model).items():
         entry = proto.metadata_props.add()

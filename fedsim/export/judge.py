@@ -67,7 +67,7 @@ def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
     for sub, found in named.items():
         inside = images_of(folder, sub)
         files += [folder / name for name in inside]
-        labels += [list(classes).index(found)] * len(inside)
+        labels += [list(classes).index(str(found))] * len(inside)
     return Labelled(name, files, np.array(labels, dtype=np.int64))
 
 

@@ -62,9 +62,9 @@ def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData],
     measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
     columns = [("content", content)]
     for other in [other for other in data if other != name]:
-        target = [torch.from_numpy(bank[other][key]).to(content.device) for key in ("mean", "std")]
-        target = [values[torch.arange(len(content)) % len(values)] for values in target]
-        affine = style.adain_affine(measured, tuple(target), part.alpha, space.gain)
+        rows_of = (torch.from_numpy(bank[other][key]).to(content.device) for key in ("mean", "std"))
+        mean, std = (values[torch.arange(len(content)) % len(values)] for values in rows_of)
+        affine = style.adain_affine(measured, (mean, std), part.alpha, space.gain)
         columns += [
             (f"one of\n{other}", example_images(data[other], rows)),
             (f"in the style of\n{other}", style.apply_affine(space, content, affine)),
@@ -76,9 +76,11 @@ def contrast_columns(part: StyleContrast, name: str, data: dict[str, LocalData],
     """The content images, and the content in the style of all clients, as the term uses it and at full strength."""
     content = example_images(data[name], rows)
     space, correction = space_of(part, content.device), int(part.content_variance == "unbiased")
-    target = tuple(torch.from_numpy(bank[SERVER][key]).to(content.device) for key in ("mean", "std"))
+    mean, std = (torch.from_numpy(bank[SERVER][key]).to(content.device) for key in ("mean", "std"))
     strengths = dict.fromkeys((part.alpha, 1.0))
-    moved = [(f"strength {alpha:g}", style.restyle(space, content, target, alpha, correction)) for alpha in strengths]
+    moved = [
+        (f"strength {alpha:g}", style.restyle(space, content, (mean, std), alpha, correction)) for alpha in strengths
+    ]
     return [("content", content), *moved]
 
 
@@ -108,7 +110,8 @@ def view_columns(part: AlignedViews, name: str, data: dict[str, LocalData], bank
     styles = None
     if others:
         joined = (torch.from_numpy(np.concatenate([entry[key] for entry in others])) for key in ("mean", "std"))
-        styles = tuple(values[:, :, None, None].to(content.device) for values in joined)
+        mean, std = (values[:, :, None, None].to(content.device) for values in joined)
+        styles = mean, std
     views = [(f"view {number}", part.changed(content, styles)) for number in range(1, part.views + 1)]
     return [("content", content), *views]
 

@@ -19,6 +19,7 @@ from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
+from fedsim.models.net import Net
 from fedsim.results.environment import read_environment
 from fedsim.results.kept_model import other_round, unfinished
 from fedsim.results.reading import read_settings
@@ -46,7 +47,10 @@ class TrainedModel(nn.Module):
     remark: what to know about the file; empty for most
     """
 
-    def __init__(self, plan: Plan, net: nn.Module, file: Path, own: Uploads | None = None) -> None:
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, plan: Plan, net: Net, file: Path, own: Uploads | None = None) -> None:
         super().__init__()
         self.plan, self.file = plan, file
         self.experiment: Experiment = plan.experiment
@@ -83,7 +87,7 @@ class TrainedModel(nn.Module):
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images that are uint8, or float in [0, 1]."""
         images = to_float(images) if images.dtype == torch.uint8 else images
-        return images if self.mean is None else (images - self.mean) / self.std
+        return images if self.mean is None or self.std is None else (images - self.mean) / self.std
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first."""

@@ -23,4 +23,4 @@ def stamp(message: Message, message_id: str) -> None:
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """A message with the same id and the same metadata, but with other content."""
-    return Message(content, metadata=message.metadata)
+    return Message(content, metadata=message.metadata)  # type: ignore[call-overload]  # as Flower itself makes them

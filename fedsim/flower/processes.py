@@ -25,6 +25,7 @@ import tomli_w
 
 from fedsim.common.about import extra
 from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.common.values import JsonTable
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0
@@ -38,7 +39,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
 }
-APP = {  # an app without files of its own: its components come from the installed package
+APP: JsonTable = {  # an app without files of its own: its components come from the installed package
     "project": {"name": "fedsim-run", "version": "0.1.0", "description": "A run of fedsim", "license": "Apache-2.0"},
     "tool": {
         "flwr": {
@@ -118,6 +119,7 @@ class SuperLink:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        assert process.stdout is not None  # a pipe
         try:
             yield from process.stdout
         finally:
@@ -153,7 +155,7 @@ class SuperLink:
                 local = urllib.request.build_opener(urllib.request.ProxyHandler({}))
                 with local.open(f"http://127.0.0.1:{self.port}/health", timeout=2):
                     return
-            if self._process.poll() is not None:
+            if self._process is None or self._process.poll() is not None:
                 break
             time.sleep(0.1)
         raise ClientFailedError(f"Flower's SuperLink did not start:\n{self._last_lines()}")

@@ -16,6 +16,7 @@ from fedsim.methods.part_settings import add, complete, exchange, parts_in, set_
 from fedsim.methods.recipe import SLOTS, Recipe, in_order, parts_of
 from fedsim.methods.registry import find_row
 from fedsim.models import build_model
+from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
 from fedsim.models.texts import TextHead
 from fedsim.parts.facts import Fact
@@ -85,7 +86,7 @@ def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
     return recipe
 
 
-def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = None) -> nn.Module:
+def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = None) -> Net:
     """The experiment's network with the recipe's normalization, from the run's seed.
 
     `bench`: the facts of the data set, where they are known already.

@@ -94,7 +94,7 @@ class Part:
         fingerprints of their data. known: these fingerprints by client; empty in a simulation.
         """
 
-    def server_data(self, experiment: "Experiment") -> Mapping[str, Mapping[str, int | str]]:
+    def server_data(self, experiment: "Experiment") -> dict[str, dict[str, int | str]]:
         """Fingerprints of images that only the server has, by a name for messages: {name: {"images", "content"}}.
 
         They are recorded and compared like those of the domains, so that other files in the same folder are noticed.

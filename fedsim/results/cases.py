@@ -92,7 +92,7 @@ def read_cases(run: Path | str, select: str = "best_validation") -> Cases:
             found = content.metadata() or {}
             if "structures" not in found:
                 raise UserError(f"{file}: predictions of classes, not of masks")
-            arrays = [content.get_tensor(name) for name in ARRAYS]
-            return Cases(*arrays, tuple(json.loads(found["structures"])))
+            arrays = {name: content.get_tensor(name) for name in ARRAYS}
+            return Cases(**arrays, structures=tuple(json.loads(found["structures"])))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{file}: not readable cases ({error})") from None

@@ -232,7 +232,8 @@ def _with_ranks(
     methods: pd.DataFrame, table: pd.DataFrame, targets: list[str], base: str, sign: int = 1
 ) -> tuple[pd.DataFrame, dict[str, list[int]]]:
     """(the methods with their ranks inside their groups, {group: seeds that its ranking uses without a baseline})."""
-    found, seeds = {}, {}
+    found: dict[str, float] = {}
+    seeds: dict[str, list[int]] = {}
     for group, own in methods.groupby("group", sort=False):
         if base:
             differences = own.set_index("label")["difference"]

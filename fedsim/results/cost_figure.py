@@ -37,8 +37,8 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
         points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
         front = _front(points[points["group"] == comparison.methods["group"].iloc[0]])
         if len(front) > 1:
-            style = {"color": "#999999", "linewidth": 1, "zorder": 1}
-            one.step(front["cost"], 100 * front["average"], where="post", label=FRONT, **style)
+            average = 100 * front["average"]
+            one.step(front["cost"], average, where="post", label=FRONT, color="#999999", linewidth=1, zorder=1)
         for label, row in points.iterrows():
             style = looks[label]
             spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]

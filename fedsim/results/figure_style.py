@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.common.values import Foreign
 from fedsim.results.fonts import fonts_for
 
 # Okabe and Ito's palette, with grey instead of its yellow, which is hard to see on white.
@@ -23,7 +24,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")
-SETTINGS = {
+SETTINGS: Foreign = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9,
@@ -111,8 +112,12 @@ Looks = Mapping[str, Style]  # by label: a method looks the same in all figures 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """One style per name. Colours and lines repeat after different numbers, so that the first 56 styles all differ."""
-    cycles = (COLORS, LINES, MARKERS, HATCHES)
-    return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+    return {
+        name: Style(
+            COLORS[i % len(COLORS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)], HATCHES[i % len(HATCHES)]
+        )
+        for i, name in enumerate(names)
+    }
 
 
 def panels(rows: int, columns: int, title: str) -> tuple[Figure, np.ndarray]:
@@ -172,7 +177,7 @@ def band(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> None:
+def legend_below(figure: Figure, axes: Iterable[Axes], names: Iterable[str]) -> None:
     """Draw one legend for all axes under the figure, outside of the plotted area, in the order of `names`."""
     found = _entries(axes, names)
     if found:
@@ -194,7 +199,7 @@ def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
     )
 
 
-def _entries(axes: Sequence[Axes], names: Iterable[str]) -> dict[str, Any]:
+def _entries(axes: Iterable[Axes], names: Iterable[str]) -> dict[str, Any]:
     # Every panel lacks some entries (its unseen domain is not a client), so the entries of all panels are collected.
     found: dict[str, Any] = {}
     for one in axes:

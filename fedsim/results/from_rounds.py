@@ -26,8 +26,8 @@ def trained_rounds(run: Path) -> Rows:
     """The rows of rounds.csv from round 1 on, as text; an incomplete last line and an unreadable file are left out."""
     file = run / "rounds.csv"
     text = file.read_text(encoding="utf-8-sig") if file.is_file() else ""
-    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-    rows = [row for row in rows if (row.get("round") or "").isdecimal() and int(row["round"]) >= 1]
+    table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    rows = [row for row in table if (row.get("round") or "").isdecimal() and int(row["round"]) >= 1]
     return sorted(rows, key=lambda row: int(row["round"]))
 
 
@@ -116,7 +116,7 @@ def thin_rounds(rounds: Mapping[str, Rows], summary: pd.DataFrame) -> dict[str, 
             continue
         counts = {int(row["round"]): _number(row[VALIDATED] or row.get("clients")) for row in rows}
         most = max((count for count in counts.values() if not math.isnan(count)), default=math.nan)
-        own = counts.get(chosen.get(run), math.nan)
+        own = counts.get(chosen.get(run, -1), math.nan)
         if own < most:
             thin[run] = f"{own:.0f} of {most:.0f}"
     return thin

@@ -38,9 +38,9 @@ Cells = Sequence[Data | str]
 
 def table(heads: Sequence[str], rows: Iterable[Cells], below: Iterable[Cells] = (), style: str = "") -> str:
     """Sortable table in a container of its own that scrolls; the rows `below` always come last and are never sorted."""
-    rows = [list(row) for row in rows]
-    head = "".join(_head(name, [row[column] for row in rows]) for column, name in enumerate(heads))
-    bodies = f"<tbody>{_rows(rows)}</tbody>"
+    lines = [list(row) for row in rows]
+    head = "".join(_head(name, [row[column] for row in lines]) for column, name in enumerate(heads))
+    bodies = f"<tbody>{_rows(lines)}</tbody>"
     published = _rows(below)
     if published:
         bodies += f'<tbody class="published">{published}</tbody>'

@@ -85,8 +85,8 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
     for label, seeds in begun.items():
         own = present[present["label"] == label]
         have = set(zip(own["target"], own["seed"]))
-        lacks = {target: [seed for seed in seeds if (target, seed) not in have] for target in targets}
-        lacks = {target: _seeds(gone, all_of=seeds) for target, gone in lacks.items() if gone}
+        missing = {target: [seed for seed in seeds if (target, seed) not in have] for target in targets}
+        lacks = {target: _seeds(gone, all_of=seeds) for target, gone in missing.items() if gone}
         if lacks:
             lacking.append(f"{label}: " + ", ".join(f"{target} ({gone})" for target, gone in lacks.items()))
     if lacking:

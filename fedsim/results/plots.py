@@ -62,8 +62,8 @@ def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | N
         yield "cost", cost_front(found, _costs(rounds), name, looks)
         for key, by_target in kept_predictions(runs, label, select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
-        for key, by_target in kept_cases(runs, label, select).items():
-            for target, own in by_target.items():
+        for key, cases in kept_cases(runs, label, select).items():
+            for target, own in cases.items():
                 yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
     for column in figures.client_metrics(clients) if len(clients) else []:
         yield f"client-{column}", figures.metric_over_rounds(clients, column, name)

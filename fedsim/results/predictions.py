@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ def predictions_file(run: Path, round: int) -> Path:
 def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
     """Write one round's predictions atomically, in the order of the images' indices."""
     order = np.argsort(predictions.index, kind="stable")
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "index": predictions.index[order].astype(np.int64),
         "label": predictions.label[order].astype(np.int64),
         "probabilities": np.ascontiguousarray(predictions.probabilities[order], dtype=np.float32),
@@ -121,11 +121,11 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
     file = chosen_file(Path(run), select)
     try:
         with safe_open(file, framework="numpy") as content:
-            arrays = [content.get_tensor(name) for name in ("index", "label", "probabilities")]
+            index, label, probabilities = (content.get_tensor(name) for name in ("index", "label", "probabilities"))
             classes = tuple(json.loads(content.metadata()["classes"]))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{file}: not readable predictions ({error})") from None
-    return checked(Predictions(*arrays, classes), file)
+    return checked(Predictions(index, label, probabilities, classes), file)
 
 
 def chosen_file(run: Path, select: str) -> Path:
@@ -163,7 +163,7 @@ def pooled(many: Sequence[Predictions]) -> Predictions:
     first = many[0]
     if any(other.classes != first.classes for other in many):
         raise UserError("predictions of different classes cannot be put together")
-    parts: Iterable[np.ndarray] = (
+    index, label, probabilities = (
         np.concatenate([getattr(one, name) for one in many]) for name in ("index", "label", "probabilities")
     )
-    return Predictions(*parts, first.classes)
+    return Predictions(index, label, probabilities, first.classes)

@@ -144,7 +144,7 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     ours = {_squeeze(method): method for method in methods}
     domains = {domain_key(target): target for target in targets} | {"average": "average"}
     rows = frame.assign(
-        method_name=frame["method"].map(lambda name: ours.get(_squeeze(METHODS.get(name, name)))),
+        method_name=frame["method"].map(lambda name: ours.get(_squeeze(METHODS.get(name) or name))),
         target=frame["target_domain"].map(lambda name: domains.get(domain_key(name))),
         paper_name=frame["paper"].str.split(" Table").str[0],
     ).dropna(subset=["method_name", "target"])
@@ -182,7 +182,8 @@ def only_theirs(
     row of our table that a run is in, by default its label; a paper's row needs one row of ours with its protocol.
     defaults: what a run's recipe has where a protocol gives no value, as far as the run recorded it.
     """
-    kept, reasons = [], {}
+    kept = []
+    reasons: dict[str, list[str]] = {}
     for (method, source), own in rows.groupby(["method", "source"], sort=False):
         reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels, defaults or {})
         if reason:
@@ -208,7 +209,8 @@ def _reason(
     own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
     plain = [run for run in own if labels[run] == method]
     if not plain:
-        return f"{paper} beside {{methods}}: the runs are variants ({', '.join(dict.fromkeys(map(labels.get, own)))})"
+        variants = ", ".join(dict.fromkeys(labels[run] for run in own))
+        return f"{paper} beside {{methods}}: the runs are variants ({variants})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
     bare = any(not method_words(own[run]) for run in plain)
     found: dict[str, list[str]] = {}

@@ -110,12 +110,18 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     }
     rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
-    found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
-    found |= {"reselected": again, "failed": failed_rounds(rounds), "unmade": unmade_rounds(rounds)}
-    found["thin"] = thin_rounds(rounds, frames["summary"])
     summarized = set(frames["summary"]["run"])
-    found["damaged"] = [run for run in rounds if run not in summarized]
-    return Runs(**frames, experiments=experiments, folder=folder, **found)
+    return Runs(
+        **frames,
+        experiments=experiments,
+        folder=folder,
+        unfinished=[_key(path, folder) for path in paths if path not in finished],
+        reselected=again,
+        failed=failed_rounds(rounds),
+        unmade=unmade_rounds(rounds),
+        thin=thin_rounds(rounds, frames["summary"]),
+        damaged=[run for run in rounds if run not in summarized],
+    )
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
@@ -194,12 +200,12 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
     frames = {name: getattr(runs, name) for name in TABLES}
     frames = {name: frame[frame["run"].isin(names)].reset_index(drop=True) for name, frame in frames.items()}
     experiments = {run: runs.experiments[run] for run in kept}
-    own = {
+    own: dict[str, Any] = {
         name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
         for name in ("reselected", "failed", "unmade", "thin")
     }
     damaged = [run for run in runs.damaged if run in names]
-    return replace(runs, **frames, experiments=experiments, damaged=damaged, **own)
+    return replace(runs, **own, **frames, experiments=experiments, damaged=damaged)
 
 
 def find_runs(folder: Path | str) -> list[Path]:

@@ -122,11 +122,11 @@ def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str 
 def _results(comparison: Comparison) -> str:
     cells, columns = accuracy_cells(comparison), [*comparison.targets, "average"]
     heads = ["Method", *comparison.targets, "Average", *further_columns(comparison)]
-    rows = []
+    rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
         own = cells[row["label"]]
         rows.append([shown_label(row), *(accuracy_data(own[target]) for target in columns), *_further(comparison, row)])
-    below = [
+    below: list[markup.Cells] = [
         [
             f"{label} ({source}, published)",
             *(accuracy_data(values.get(target, CellText(MISSING))) for target in columns),
@@ -143,7 +143,10 @@ def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
 
 
 def _figures(runs: Runs, name: str, select: str) -> str:
-    pictures, confusions, cases, names = [], [], [], names_in(runs)
+    pictures: list[str] = []
+    confusions: list[str] = []
+    cases: list[str] = []
+    names = names_in(runs)
     boxes = missing_text(fonts_for(names)[1])
     with look(names):
         for key, figure in counted(draw(runs, name, select), "figures drawn:"):
@@ -181,7 +184,7 @@ def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
         *(text.replace("_", " ") for text in texts),
     ]
     by_record = _record_bytes(runs, records)
-    rows = []
+    rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
         sizes = [
             row["bytes_down_per_round"],
@@ -222,7 +225,7 @@ def _every_run(runs: Runs) -> str:
     heads = ["Run", "target", "seed"]
     for rule in RULES:
         heads += [f"{RULE_HEADS[rule]} (%)", "at round"]
-    rows = []
+    rows: list[markup.Cells] = []
     for _, row in runs.summary.iterrows():
         cells: list[Data | str] = [labels[row["run"]], row["target"], Data(str(row["seed"]), int(row["seed"]))]
         for rule in RULES:

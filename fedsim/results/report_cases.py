@@ -34,7 +34,7 @@ def segmentation(kept: dict[str, dict[str, list[Cases]]]) -> str:
     structures = next(iter(next(iter(kept.values())).values()))[0].structures
     heads = ["Method", *(f"{one}: Dice (%)" for one in structures), *(f"{one}: distance (px)" for one in structures)]
     targets, said = common_targets(kept)
-    rows = []
+    rows: list[markup.Cells] = []
     for label, by_target in kept.items() if targets else ():
         cases = [by_target[target] for target in targets]
         dice, distance = (

@@ -24,7 +24,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str
     names = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]
     tables = {name: compare(runs, comparison.select, None, by, published=False, metric=name) for name in names}
     cells = {name: accuracy_cells(table) for name, table in tables.items()}
-    rows = [
+    rows: list[markup.Cells] = [
         [shown_label(row), *(accuracy_data(cells[name][row["label"]]["average"]) for name in names)]
         for _, row in comparison.methods.iterrows()
     ]
@@ -44,7 +44,7 @@ def class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
     targets, said = common_targets(kept)
     classes = next(iter(next(iter(kept.values())).values())).classes
     whole = {label: pooled([own[target] for target in targets]) for label, own in kept.items() if targets}
-    rows = [
+    rows: list[markup.Cells] = [
         [label, *(Data(percent(value), float(value)) for value in per_class_accuracy(predictions))]
         for label, predictions in whole.items()
     ]

@@ -42,8 +42,8 @@ def accuracy_table(comparison: Compared) -> Table:
             values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
             table.add_row(escape(shown_label(row)), *(_styled(cell, styles[cell.place]) for cell in values))
         table.add_section()
-    for label, source, values in published_cells(comparison):
-        row = [values.get(target, CellText(MISSING)) for target in (*comparison.targets, "average")]
+    for label, source, printed in published_cells(comparison):
+        row = [printed.get(target, CellText(MISSING)) for target in (*comparison.targets, "average")]
         table.add_row(escape(f"{label} ({source}, published)"), *(plain(cell) for cell in row), style="dim italic")
     return table
 
@@ -122,8 +122,8 @@ def markdown_table(comparison: Compared) -> str:
         ]
         further = map(escape_markdown, further_cells(comparison, row))
         lines.append(_markdown_row([escape_markdown(shown_label(row)), *texts, *further]))
-    for label, source, values in published_cells(comparison):
-        texts = [plain(values.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
+    for label, source, printed in published_cells(comparison):
+        texts = [plain(printed.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
         empty = [""] * len(further_columns(comparison))
         lines.append(_markdown_row([f"_{escape_markdown(f'{label} ({source}, published)')}_", *texts, *empty]))
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in comparison.notes)]) + "\n"

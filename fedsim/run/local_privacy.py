@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 
 from fedsim.common.errors import UserError
+from fedsim.flower.identity import with_content
 from fedsim.settings import TrainSettings
 from fedsim.tensors.records import arrays_of
 
@@ -76,7 +77,7 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
     mod = LocalDpMod(clip, 2 * clip, epsilon, delta)
     # The server's own records beside the model (FedCM's direction) follow from perturbed models.
     received = RecordDict({"arrays": arrays_of(message.content)["arrays"]})
-    alone = Message(received, metadata=message.metadata)
+    alone = with_content(message, received)
     reply = mod(alone, context, lambda asked, _: Message(content, reply_to=asked))
     if reply.has_error():
         raise UserError(f"local differential privacy covers one record of shared tensors: {reply.error.reason}")

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import tomli_w
 
@@ -179,13 +179,22 @@ def stop(control: Control, run_id: str, folder: Path) -> None:
         time.sleep(POLL_SECONDS)
 
 
+@runtime_checkable
+class Noting(Protocol):
+    """A callback that shows notes too."""
+
+    def note(self, text: str) -> None:
+        """Called with each note on a round."""
+
+
 def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: list[str]) -> None:
     """Give the rows of rounds to all callbacks, and the notes to those that have a method for them."""
     for callback in callbacks:
         for row in rows:
             callback.on_round(row, [])
-        for note in notes if hasattr(callback, "note") else []:
-            callback.note(note)
+        if isinstance(callback, Noting):
+            for note in notes:
+                callback.note(note)
 
 
 def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:

@@ -56,7 +56,11 @@ class ForkedProcess:
     @property
     def pid(self) -> int:
         """Its id; 0 before it is needed."""
-        return 0 if self._process is None else self._process.pid
+        return 0 if self._process is None else self._process.pid or 0
+
+    def _started(self) -> Connection:
+        assert self.pipe is not None
+        return self.pipe
 
     def end(self) -> None:
         """Kill the process, which keeps nothing that is not in the state folder; what waits is forgotten."""
@@ -87,7 +91,7 @@ class ForkedProcess:
             self._sent += 1
             self._kept = kept
             try:
-                self.pipe.send_bytes(letter)
+                self._started().send_bytes(letter)
             except OSError:  # the process is dead: `receive` finds the end of the pipe
                 return
 
@@ -110,7 +114,7 @@ class ForkedProcess:
     def receive(self) -> Message | None:
         """The reply to the first message; None when the process has died and its successor repeats the message."""
         try:
-            reply, parcels = pickle.loads(self.pipe.recv_bytes())
+            reply, parcels = pickle.loads(self._started().recv_bytes())
         except (EOFError, OSError):
             return self._replace()
         self.waiting.popleft()
@@ -160,8 +164,8 @@ def answer_messages(
             reply = app(message, contexts[message.metadata.dst_node_id])
         except Exception:
             reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        parcels = {} if reply.has_error() else arrays_of(reply.content)
-        parcels = {name: Parcel(record) for name, record in parcels.items()}
+        sent = {} if reply.has_error() else arrays_of(reply.content)
+        parcels = {name: Parcel(record) for name, record in sent.items()}
         pipe.send_bytes(pickle.dumps((without_arrays(reply) if parcels else reply, parcels), protocol=5))
 
 

@@ -6,6 +6,7 @@ that reads them uses the object store's memory.
 
 import pickle
 from collections.abc import Sequence
+from typing import cast
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
@@ -31,14 +32,17 @@ def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequ
         arrays[name] = array = Array(
             dtype, shape, stype, b""
         )  # the constructor accepts only bytes; the attribute may be a memoryview
-        array.data = buffer if isinstance(buffer, bytes) else memoryview(buffer)
+        array.data = cast(bytes, buffer if isinstance(buffer, bytes) else memoryview(buffer))
     return record_of(arrays)
 
 
 def without_arrays(message: Message) -> Message:
     """The message without its array records."""
-    small = {name: record for name, record in message.content.items() if not isinstance(record, ArrayRecord)}
-    return with_content(message, RecordDict(small))
+    small = RecordDict()
+    for name, record in message.content.items():
+        if not isinstance(record, ArrayRecord):
+            small[name] = record
+    return with_content(message, small)
 
 
 def standing(record: ArrayRecord, kept: Sequence[ArrayRecord]) -> int | None:

@@ -23,7 +23,7 @@ from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
 from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 from fedsim.tensors.arrays import nbytes
-from fedsim.tensors.records import arrays_of, configs_of
+from fedsim.tensors.records import Config, arrays_of, configs_of
 
 CLIENT_APP = "fedsim.client_app:app"
 # The driver's folders of data, for workers on machines that do not name folders of their own.
@@ -145,7 +145,8 @@ class RayGrid(LocalGrid):
         go on with its work during the next rounds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        source, waiting, most = iter(messages), [], max(WINDOW, PER_WORKER * len(self._handles))
+        source, most = iter(messages), max(WINDOW, PER_WORKER * len(self._handles))
+        waiting: list[str] = []
         while True:
             fresh = list(islice(source, most - len(waiting)))
             waiting += self.push_messages(fresh) if fresh else []
@@ -259,7 +260,7 @@ class RayGrid(LocalGrid):
 
 def addressee(message: Message) -> str:
     """A text that names the receiver of a message."""
-    config = configs_of(message.content).get("config", {})
+    config: Config = dict(configs_of(message.content).get("config", {}))
     return f"client {config['client']!r}" if config.get("client") else f"node {message.metadata.dst_node_id}"
 
 

@@ -15,7 +15,7 @@ from fedsim.client_app import guarded, job_of, trained
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import pick_device, workspace
 from fedsim.runtime.inline import InlineGrid
-from fedsim.tensors.records import config_of, configs_of
+from fedsim.tensors.records import Config, config_of, configs_of
 
 logger = logging.getLogger("fedsim")
 
@@ -102,5 +102,5 @@ def reason_of(plan: Plan) -> str:
 
 def trains(message: Message) -> bool:
     """Whether a message asks for a round of training, and not for a prelude, a validation or anything else."""
-    config = configs_of(message.content).get("config", {})
+    config: Config = dict(configs_of(message.content).get("config", {}))
     return message.metadata.message_type == "train" and config.get("phase") == "train"

@@ -62,14 +62,15 @@ def replies(seen: Sequence[tuple[Message, Message]]) -> dict[str, dict[str, obje
     for message, reply in seen:
         config = config_of(message.content)
         if message.metadata.message_type == "train" and not reply.has_error():
-            arrays = {
+            content: dict[str, object] = {
                 f"{record} {name}": array.data
                 for record, own in arrays_of(reply.content).items()
                 for name, array in own.items()
             }
             metrics = {name: value for own in metrics_of(reply.content).values() for name, value in own.items()}
             numbers = {name: value for name, value in metrics.items() if "seconds" not in name}
-            found[f"{config['phase']} of {config['client']} in round {config['round']}"] = arrays | numbers
+            phase, client, round = (str(config[key]) for key in ("phase", "client", "round"))
+            found[f"{phase} of {client} in round {round}"] = content | numbers
     return found
 
 

@@ -105,5 +105,7 @@ def die_with_parent() -> None:
 
     A new sweep may continue this run, so this process must write nothing more.
     """
-    wait([parent_process().sentinel])
+    parent = parent_process()
+    assert parent is not None  # a cell has a process of its own
+    wait([parent.sentinel])
     os._exit(ORPHANED)

@@ -112,8 +112,8 @@ def estimate(
     if known is None:
         return Estimate(None, "not measured")
     seconds, machine = known
-    steps = [steps_left(cell) for cell in left]
-    if None in steps:
+    steps = [found for cell in left if (found := steps_left(cell)) is not None]
+    if len(steps) < len(left):
         return Estimate(None, "steps not counted")
     return Estimate(seconds * sum(steps), f"local steps alone on {machine}")
 

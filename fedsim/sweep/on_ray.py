@@ -91,7 +91,8 @@ class RayPool:
         """Run all cells. A cell whose task dies is reported as failed; after Ctrl-C every cell can be resumed."""
         mailbox = self._ray.remote(num_cpus=0)(Mailbox).remote()
         task = self._ray.remote(num_cpus=self._plan.cpus, num_gpus=self._plan.gpus, max_retries=0)(cell_task)
-        queue, tasks = deque(enumerate(self._cells)), {}
+        queue = deque(enumerate(self._cells))
+        tasks: dict[Any, Cell] = {}
         try:
             while queue or tasks:
                 while queue and len(tasks) < self._jobs:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from fedsim.common.errors import UserError
+from fedsim.common.values import Foreign
 from fedsim.sweep.budget import Reservation
 from fedsim.sweep.cell_process import END, serve_cells
 from fedsim.sweep.plan import Cell
@@ -31,6 +32,12 @@ class WorkerProcess:
     process: BaseProcess | None = None
     connection: Connection | None = None
     cell: Cell | None = None
+
+    def link(self) -> tuple[BaseProcess, Connection]:
+        """The process that has been started, and the connection to it."""
+        assert self.process is not None
+        assert self.connection is not None
+        return self.process, self.connection
 
 
 class LocalPool:
@@ -54,8 +61,8 @@ class LocalPool:
         finally:
             stop(self._workers)
 
-    def _busy(self) -> dict[Connection, WorkerProcess]:
-        return {worker.connection: worker for worker in self._workers if worker.cell is not None}
+    def _busy(self) -> dict[Foreign, WorkerProcess]:
+        return {worker.link()[1]: worker for worker in self._workers if worker.cell is not None}
 
 
 def give(worker: WorkerProcess, cell: Cell) -> None:
@@ -65,7 +72,7 @@ def give(worker: WorkerProcess, cell: Cell) -> None:
     worker.cell = cell
     cell.begin()
     with contextlib.suppress(OSError):  # the process has just died, which `hear` will notice
-        worker.connection.send(cell.experiment.toml())
+        worker.link()[1].send(cell.experiment.toml())
 
 
 def start(worker: WorkerProcess) -> None:
@@ -115,12 +122,14 @@ def ctrl_c_later() -> Iterator[None]:
 
 def hear(worker: WorkerProcess) -> None:
     """Receive one message; the worker is free again when its cell has ended."""
+    process, connection = worker.link()
+    assert worker.cell is not None
     try:
-        message = worker.connection.recv()
+        message = connection.recv()
     except (EOFError, OSError):
-        worker.process.join(STOP_SECONDS)
-        message = ("failed", f"the worker process died ({cause(worker.process.exitcode)})", None)
-        worker.connection.close()
+        process.join(STOP_SECONDS)
+        message = ("failed", f"the worker process died ({cause(process.exitcode)})", None)
+        connection.close()
         worker.process = None
     worker.cell.hear(*message)
     if message[0] != "round":
@@ -141,20 +150,20 @@ def stop(workers: Sequence[WorkerProcess]) -> None:
     The signal may come at any moment, because a run replaces its files atomically. Workers that have not ended after
     STOP_SECONDS, which are for all of them together, are killed.
     """
-    running = [worker for worker in workers if worker.process is not None]
-    for worker in running:
-        if worker.cell is not None:
+    running = [(*worker.link(), worker.cell is not None) for worker in workers if worker.process is not None]
+    for process, connection, busy in running:
+        if busy and process.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.process.pid, END)
+                os.kill(process.pid, END)
         else:
             with contextlib.suppress(OSError):
-                worker.connection.send(None)
+                connection.send(None)
     deadline = time.monotonic() + STOP_SECONDS
-    for worker in running:
-        worker.process.join(max(deadline - time.monotonic(), 0.0))
-    for worker in running:
-        if worker.process.is_alive():
-            worker.process.kill()
-    for worker in running:
-        worker.process.join()
-        worker.connection.close()
+    for process, _, _ in running:
+        process.join(max(deadline - time.monotonic(), 0.0))
+    for process, _, _ in running:
+        if process.is_alive():
+            process.kill()
+    for process, connection, _ in running:
+        process.join()
+        connection.close()

@@ -179,11 +179,11 @@ def _line(
     reference = {target: row_experiment(block, row, target) for target in targets}
     shown = runs.labels()
     for run, target in zip(own["run"], own["target"]):
-        name, ours = shown[run].partition("@")[0], runs.experiments[run]
+        name = shown[run].partition("@")[0]
         line.unlike += [f"it runs as {name}"] if name != row.method else []  # such as ccst(pixel)
         line.unlike += [
             text
-            for text in protocol_differences(ours, reference[target])
+            for text in protocol_differences(runs.experiments[run], reference[target])
             if not text.startswith("method.")  # the recipes are equal, even if their settings are written differently
         ]
     return line

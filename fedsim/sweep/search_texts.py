@@ -67,6 +67,7 @@ def show_result(plan: PlannedSearch) -> None:
         say("No trial has a score: each has a cell that failed, diverged or was not run.")
         return
     best, own = plan.ranked[0], plan.trials[0]
+    assert best.score is not None  # as of every ranked trial
     against = "" if best is own or own.score is None else f"; the file's own values: {percent(own.score)}"
     say(f"best: trial {best.number}, {percent(best.score)}{against}")
     if best is own:

@@ -119,7 +119,7 @@ def read_table(path: Path) -> PaperTable:
         raise UserError(f"{path}: {key}: {problem['msg'].removeprefix('Value error, ')}") from None
     blocks = []
     for block in table.blocks:
-        own = {"name": block.name or Path(block.config).stem}
+        own: dict[str, object] = {"name": block.name or Path(block.config).stem}
         own |= {} if block.rows else {"rows": table.rows, "absent": table.absent}
         blocks.append(block.model_copy(update=own))
     names = [block.name for block in blocks]

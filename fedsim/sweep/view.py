@@ -76,8 +76,8 @@ class SweepView:
         table = Table("cell", "round", "" if self._blind else "target", "left", "", box=None)
         for cell in self._cells:
             if cell.state == "running":
-                hidden = self._blind or cell.target_accuracy is None
-                accuracy = "" if hidden else f"{100 * cell.target_accuracy:.1f} %"
+                shown = None if self._blind else cell.target_accuracy
+                accuracy = "" if shown is None else f"{100 * shown:.1f} %"
                 seconds = time_left([cell], observed_rates([cell]), 1)
                 left = "" if seconds is None else duration(seconds)
                 table.add_row(

@@ -11,9 +11,17 @@ LONGEST_NAME = 100  # characters of a name that a node claims, in messages
 class Member(Protocol):
     """A registered site, as the server's kit knows it by its key."""
 
-    site: str
-    domain: str
-    role: str
+    @property
+    def site(self) -> str:
+        """Its name."""
+
+    @property
+    def domain(self) -> str:
+        """The domain whose images it holds."""
+
+    @property
+    def role(self) -> str:
+        """`source` or `target`."""
 
     def serves(self, client: str, role: str) -> bool:
         """Whether this site may act as that client in that role."""
