@@ -2,10 +2,13 @@
 
 import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedsim.methods.recipe import Recipe
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> dict[str, "Recipe"]:
     if name != "METHODS":
         raise AttributeError(f"module 'fedsim.methods' has no attribute {name!r}")
     warnings.warn(

@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.common.seeding import stream_seed
+from fedsim.common.values import Json, JsonTable
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
 from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
@@ -61,7 +61,7 @@ def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
             )
 
 
-def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) -> Recipe:
+def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Recipe:
     """The recipe of the `[method]` settings with `[parts]` values; its parts are not yet checked against each other."""
     settings = dict(method)
     name = settings.pop("name")
@@ -123,7 +123,7 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
     return net
 
 
-def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> None:
+def _check_trained(experiment: Experiment, net: Net, head: nn.Module) -> None:
     """Raise UserError when an insert has replaced the head of texts by another, or when no tensor is trained."""
     if experiment.model.head == "text" and net.head is not head:
         raise UserError(f"{experiment.method_name} makes a head of its own; it does not fit model.head = 'text'")

@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedsim.common.errors import UserError
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe
 from fedsim.parts.part import part_name
 
 TEXTS = ("paper", "discloses")
@@ -15,8 +15,8 @@ def combine(a: tuple[str, Recipe], b: tuple[str, Recipe]) -> tuple[str, Recipe]:
     Raises UserError when both rows have a part of their own in one slot, and when a row adds nothing to the other.
     """
     name = f"{a[0]}+{b[0]}"
-    parts = {slot: _joined(slot, a, b) for slot in SLOTS}
-    texts = {text: _both(getattr(a[1], text), getattr(b[1], text)) for text in TEXTS}
+    parts: Filled = {slot: _joined(slot, a, b) for slot in SLOTS}
+    texts: Filled = {text: _both(getattr(a[1], text), getattr(b[1], text)) for text in TEXTS}
     tried_with = tuple(dict.fromkeys((*a[1].tried_with, *b[1].tried_with)))
     both = Recipe(**parts, **texts, pooled=a[1].pooled or b[1].pooled, tried_with=tried_with)
     for (half, recipe), other in ((a, b[0]), (b, a[0])):
@@ -54,5 +54,5 @@ def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
 
 def same_parts(a: Recipe, b: Recipe) -> bool:
     """Whether two recipes have the same parts; their texts may differ."""
-    blank = {**dict.fromkeys(TEXTS, ""), "tried_with": ()}
+    blank: Filled = {**dict.fromkeys(TEXTS, ""), "tried_with": ()}
     return dataclasses.replace(a, **blank) == dataclasses.replace(b, **blank)

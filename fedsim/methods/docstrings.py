@@ -69,7 +69,8 @@ def field_texts(kind: type) -> dict[str, str]:
 
 def _written_below(kind: type) -> Iterator[tuple[str, str]]:
     """(field, text) of the strings that follow the fields in the class's code."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
-    for line, after in pairwise(body):
+    (written,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(written, ast.ClassDef)
+    for line, after in pairwise(written.body):
         if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            yield line.target.id, inspect.cleandoc(after.value.value)
+            yield ast.unparse(line.target), inspect.cleandoc(str(after.value.value))

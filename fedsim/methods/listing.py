@@ -41,7 +41,8 @@ class MethodRow:
     @cached_property
     def parts(self) -> dict[str, list[str]]:
         """Names of the parts in which the row differs from FedAvg's, by slot."""
-        standard, found = {repr(part) for _, part in parts_of(Recipe())}, {}
+        standard = {repr(part) for _, part in parts_of(Recipe())}
+        found: dict[str, list[str]] = {}
         for slot, part in parts_of(self.recipe):
             if repr(part) not in standard:
                 found.setdefault(slot, []).append(part_name(part))

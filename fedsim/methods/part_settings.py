@@ -7,20 +7,20 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pydantic
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.values import Json, JsonTable
 from fedsim.methods.docstrings import field_texts
-from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
+from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Filled, Recipe, parts_of, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
 from fedsim.settings.effect import Facts, Scene, conditions, in_words
 from fedsim.settings.experiment import parse_override
 
 
-def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
+def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
     """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot.
 
     A part for `client` answers the questions of `FORMER_CLIENT` too, unless the settings name parts for them as well.
@@ -28,7 +28,7 @@ def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
     if slot in LIST_SLOTS:
         names = [] if value == "none" else _names(f"method.{slot}", value)
         _refuse_twice(f"method.{slot}", names)
-        return dataclasses.replace(recipe, **{slot: tuple(_made(name, slot, recipe) for name in names)})
+        return _with(recipe, {slot: tuple(_made(name, slot, recipe) for name in names)})
     if isinstance(value, dict | list):
         hint = f"it takes one part, method.{slot}='NAME'"
         if isinstance(value, dict):  # as in method.weights.d=0.5, where the user means a field of the part in that slot
@@ -38,12 +38,12 @@ def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
             )
         raise UserError(f"method.{slot} is a slot: {hint}")
     if value == "none" and getattr(Recipe(), slot) is None:
-        return dataclasses.replace(recipe, **{slot: None})
+        return _with(recipe, {slot: None})
     rest = {other: getattr(Recipe(), other) for other in FORMER_CLIENT} if slot == "client" else {}
-    return dataclasses.replace(recipe, **rest, **{slot: _made(value, slot, recipe)})
+    return _with(recipe, rest | {slot: _made(value, slot, recipe)})
 
 
-def add(recipe: Recipe, value: Any) -> Recipe:
+def add(recipe: Recipe, value: Json) -> Recipe:
     """The recipe with the named parts added to every slot that they belong to.
 
     Raises UserError for a part that the recipe already has.
@@ -61,7 +61,7 @@ def add(recipe: Recipe, value: Any) -> Recipe:
             if slot not in LIST_SLOTS:
                 filled[slot] = name
             new = make(kind)
-            recipe = dataclasses.replace(recipe, **{slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new})
+            recipe = _with(recipe, {slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new})
     return recipe
 
 
@@ -78,7 +78,7 @@ def complete(recipe: Recipe) -> Recipe:
             kind = _beside(part, name) or find_part(name, slot)  # a name with a colon, or of an entry point, is no
             if not any(type(other) is kind for other in present):  # settings name
                 new = make(kind)
-                return complete(dataclasses.replace(recipe, **{slot: (*present, new) if slot in LIST_SLOTS else new}))
+                return complete(_with(recipe, {slot: (*present, new) if slot in LIST_SLOTS else new}))
     return recipe
 
 
@@ -88,7 +88,7 @@ def _beside(part: Part, name: str) -> type | None:
     return next((kind for kind in kinds if isinstance(kind, type) and slots_of(kind) and part_name(kind) == name), None)
 
 
-def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
+def set_fields(recipe: Recipe, key: str, fields: Json, method: str) -> Recipe:
     """The recipe with fields of the part called `key` changed and checked, in every slot that has the part."""
     present = {part_name(part): part for _, part in parts_of(recipe)}
     if key not in present:
@@ -103,7 +103,7 @@ def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
     return replace_parts(recipe, lambda member: changed if type(member) is type(part) else member)
 
 
-def values_for(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def values_for(recipe: Recipe, values: Mapping[str, Json]) -> dict[str, JsonTable]:
     """The values of `[parts]` for the parts that the recipe has, by settings name; UserError for any that are wrong.
 
     They belong to a data set and are used by every method that has the part. A part from outside may be named by its
@@ -111,7 +111,7 @@ def values_for(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, dict[str,
     """
     present = {part_name(part): part for _, part in parts_of(recipe)}
     spelled: dict[type, str] = {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, JsonTable] = {}
     for key, fields in values.items():
         kind = type(present[key]) if key in present else _kind_of_values(key)
         if other := spelled.get(kind):
@@ -134,7 +134,7 @@ def _kind_of_values(key: str) -> type:
         raise UserError(f"parts.{key}: {error}{hint}") from None
 
 
-def check_field_names(where: str, kind: type, fields: Any) -> None:
+def check_field_names(where: str, kind: type, fields: Json) -> None:
     """Raise UserError for a key that is not a field of the part."""
     if not isinstance(fields, dict):
         raise UserError(f"{where} is a part; set its fields, e.g. {where}.FIELD={toml_value(fields)}")
@@ -146,7 +146,7 @@ def check_field_names(where: str, kind: type, fields: Any) -> None:
             )
 
 
-def validated(part: Part, fields: dict[str, Any], where: str) -> Part:
+def validated(part: Part, fields: JsonTable, where: str) -> Part:
     """The part with `fields` changed; UserError in one line for a value of a wrong type or outside its range."""
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)} | fields
     for field, value in values.items():
@@ -154,7 +154,8 @@ def validated(part: Part, fields: dict[str, Any], where: str) -> Part:
             raise UserError(f"{where}.{field}: must be a finite number (got {value!r})")
     try:
         # JSON, because its strict mode accepts a list for a tuple, but neither a bool nor a text for a number
-        return _adapter(type(part)).validate_json(json.dumps(values), strict=True)
+        kind: type = type(part)
+        return _adapter(kind).validate_json(json.dumps(values), strict=True)
     except TypeError as error:
         raise UserError(f"{where}: fields hold numbers, texts, booleans or lists of them ({error})") from None
     except pydantic.ValidationError as error:
@@ -165,7 +166,7 @@ def validated(part: Part, fields: dict[str, Any], where: str) -> Part:
         raise UserError(f"{where}.{field}: {problem['msg']} (got {problem['input']!r}){hint}") from None
 
 
-def toml_value(value: Any) -> str:
+def toml_value(value: Json) -> str:
     """A field's value as it is written in TOML and after the sign of `--set`: `true`, `[1, 2]`, `"softmax"`."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
@@ -175,7 +176,7 @@ def _adapter(kind: type) -> pydantic.TypeAdapter:
     return pydantic.TypeAdapter(kind)
 
 
-def typed(key: str, value: Any) -> str:
+def typed(key: str, value: Json) -> str:
     """`key=value` as it is typed after `--set` in a shell."""
     plain = isinstance(value, str) and parse_override(f"{key}={value}")[1] == value
     return shlex.quote(f"{key}={value if plain else toml_value(value)}")
@@ -192,7 +193,8 @@ def method_facts(recipe: Recipe) -> Facts:
 def explained(part: Part, facts: Facts) -> dict[str, str]:
     """{field: its range, unless its meaning names all values; its meaning; where it has an effect; the part's default,
     where the value is another}."""
-    texts, schema = field_texts(type(part)), _adapter(type(part)).json_schema().get("properties", {})
+    kind: type = type(part)
+    texts, schema = field_texts(kind), _adapter(kind).json_schema().get("properties", {})
     found = {}
     for field in dataclasses.fields(part):
         text, values = texts[field.name], schema[field.name].get("enum")
@@ -209,7 +211,7 @@ def explained(part: Part, facts: Facts) -> dict[str, str]:
     return found
 
 
-def _range(schema: Mapping[str, Any]) -> str:
+def _range(schema: Mapping[str, Json]) -> str:
     """A field's JSON schema in words: `number >= 0 and < 1`, `"s" or "a"`."""
     if "enum" in schema or "const" in schema:
         return " or ".join(map(toml_value, schema.get("enum", [schema.get("const")])))
@@ -243,21 +245,25 @@ def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:
 
 def replace_parts(recipe: Recipe, change: Callable[[Part], Part]) -> Recipe:
     """Recipe with every part replaced by the result of `change`."""
-    changes: dict[str, Any] = {}
+    changes: Filled = {}
     for slot in SLOTS:
         members = tuple(change(part) for part in parts_in(recipe, slot))
         changes[slot] = members if slot in LIST_SLOTS else (members[0] if members else None)
+    return _with(recipe, changes)
+
+
+def _with(recipe: Recipe, changes: Filled) -> Recipe:
     return dataclasses.replace(recipe, **changes)
 
 
-def _made(name: Any, slot: str, recipe: Recipe) -> Part:
+def _made(name: Json, slot: str, recipe: Recipe) -> Part:
     """The part of that name: the one that the recipe has already, with its fields, or else a new one."""
     kind = find_part(name, slot)
     present = [part for other in (slot, *slots_of(kind)) for part in parts_in(recipe, other)]
     return next((part for part in present if type(part) is kind), None) or make(kind)
 
 
-def _names(where: str, value: Any) -> list[str]:
+def _names(where: str, value: Json) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{where} takes names of parts, e.g. {where}=['guiding_head'] (got {value!r})")

@@ -5,7 +5,7 @@ import json
 import logging
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 from clients.batches.shuffled import Shuffled
 from clients.objective.supervised import SupervisedLoss
@@ -23,6 +23,7 @@ from clients.parts import (
 )
 from clients.step.supervised import SupervisedStep
 from clients.update.one_gradient import OneGradient
+from fedsim.common.values import JsonTable
 from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
@@ -55,6 +56,7 @@ SLOTS: dict[str, type[Part]] = {
     "infer": Infer,
 }
 P = TypeVar("P")
+Filled: TypeAlias = JsonTable  # by slot: a part, or the parts of a list
 LIST_SLOTS = ("banks", "refine", "visits", "companions", "terms", "reports", "inserts")
 # The slots whose parts were in the slot `client` before they had slots of their own.
 FORMER_CLIENT = ("objective", "update", "companions")
@@ -99,9 +101,9 @@ class Recipe:
                 object.__setattr__(self, "client", SupervisedStep())
 
     @cached_property
-    def pairs(self) -> tuple[tuple[str, Any], ...]:
+    def pairs(self) -> tuple[tuple[str, Part], ...]:
         """(slot, part) for every part; kept, because the parts of all rows are looked through for every setting."""
-        found: list[tuple[str, Any]] = []
+        found: list[tuple[str, Part]] = []
         for slot in SLOTS:
             value = getattr(self, slot)
             found += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
@@ -158,12 +160,12 @@ def _say_moved(name: str, slot: str) -> None:
     logging.getLogger(__name__).warning("client = '%s' is %s = '%s' now; please write that", name, slot, name)
 
 
-def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
+def parts_of(recipe: Recipe) -> list[tuple[str, Part]]:
     """(slot, part) for every part of a recipe."""
     return list(recipe.pairs)
 
 
-def values_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
+def values_of(recipe: Recipe) -> dict[str, JsonTable]:
     """The values of all fields by slot and part, as JSON gives them back: {"terms.proximal": {"mu": 0.1}}."""
     table = {f"{slot}.{part_name(part)}": dataclasses.asdict(part) for slot, part in parts_of(recipe)}
     return json.loads(json.dumps(table, default=str))
@@ -172,7 +174,7 @@ def values_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
 def in_order(recipe: Recipe) -> Recipe:
     """The recipe with its terms and refining parts by their `order`, so that `a+b` has the numbers of `b+a`."""
     slots = {slot: getattr(recipe, slot) for slot in ("terms", "refine", "companions")}
-    ordered = {
+    ordered: Filled = {
         slot: tuple(sorted(parts, key=lambda part: (getattr(part, "order", 0), part_name(part))))
         for slot, parts in slots.items()
     }

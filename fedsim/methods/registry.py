@@ -112,7 +112,8 @@ def _fitting(recipe: Recipe, slot: str, where: str) -> object:
         if isinstance(part, type) and slots_of(part):
             raise UserError(f"{where} has the class {part.__name__} where a part is needed; write {part.__name__}()")
         if not isinstance(part, SLOTS[slot]):
-            hint = f"it is for {', '.join(slots_of(type(part)))}" if slots_of(type(part)) else "it is no part"
+            kind: type = type(part)
+            hint = f"it is for {', '.join(slots_of(kind))}" if slots_of(kind) else "it is no part"
             raise UserError(f"{where} has {_shown(part)}, which does not fit; {hint}")
         if reason := unfit(part):
             raise UserError(f"{where}: {reason}")
@@ -121,7 +122,8 @@ def _fitting(recipe: Recipe, slot: str, where: str) -> object:
 
 def _shown(value: object) -> str:
     """A part as a row writes it, without its fields; the name of any other class."""
-    return f"{type(value).__name__}()" if slots_of(type(value)) else type(value).__name__
+    kind: type = type(value)
+    return f"{kind.__name__}()" if slots_of(kind) else kind.__name__
 
 
 def outside_names(experiment: Experiment) -> list[tuple[str, str]]:

@@ -3,9 +3,9 @@
 import dataclasses
 import hashlib
 import re
-from typing import Any
 
 from fedsim.common.errors import UserError
+from fedsim.common.values import JsonTable
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, parts_in, validated, values_for
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, values_of
@@ -42,7 +42,8 @@ def variant_words(experiment: Experiment) -> str:
     row = assemble({"name": experiment.method_name}, {})
     own = {part_name(part) for _, part in parts_of(row)} & values.keys()
     row = assemble({"name": experiment.method_name}, {name: values[name] for name in own}) if own else row
-    added, words = [], []
+    added: list[str] = []
+    words: list[str] = []
     for slot in SLOTS:
         before, after = ([_full_name(part) for part in parts_in(half, slot)] for half in (row, recipe))
         if slot in LIST_SLOTS and after[: len(before)] == before:
@@ -85,7 +86,7 @@ def _full_name(part: Part) -> str:
     return part_name(part) if kind in shipped_parts() else f"{kind.__module__}.{kind.__name__}"
 
 
-def _reference(part: Part, row: Recipe, values: dict[str, Any]) -> Part:
+def _reference(part: Part, row: Recipe, values: JsonTable) -> Part:
     """The row's part of that class, or if there is none, a new one with the experiment's own values."""
     own = [present for _, present in parts_of(row) if type(present) is type(part)]
     return own[0] if own else validated(make(type(part)), values, f"parts.{part_name(part)}")
@@ -98,7 +99,7 @@ def _field_words(part: Part, reference: Part) -> list[str]:
     return [f"{part_name(part)}.{name}={_text(getattr(part, name))}" for name in changed]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return "+".join(_text(each) for each in value) or "none"
     return (

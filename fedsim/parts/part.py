@@ -3,9 +3,10 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from fedsim.common.tasks import ANY_TASK
+from fedsim.common.values import Foreign
 from fedsim.parts.facts import Facts
 from fedsim.settings.plugins import entry_points
 
@@ -41,6 +42,8 @@ class Part:
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # every part is a dataclass
     requires: ClassVar[dict[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -104,7 +107,7 @@ class Part:
 
 def unfit(part: Part) -> str:
     """Why an object of that class cannot be in a recipe, whatever its slot; empty: it can."""
-    kind = type(part)
+    kind: Foreign = type(part)
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
         return f"{kind.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
     for field in dataclasses.fields(part):
@@ -116,7 +119,7 @@ def unfit(part: Part) -> str:
     return ""
 
 
-def part_name(part: Any) -> str:
+def part_name(part: object) -> str:
     """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""
     return settings_name((part if isinstance(part, type) else type(part)).__name__)
 

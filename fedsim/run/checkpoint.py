@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -14,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import file_mode
+from fedsim.data.fingerprint import Fingerprints
 from strategies.state import ServerState
 
 FOLDER = "checkpoint"  # in a run's folder
@@ -29,7 +29,7 @@ class Checkpoint:
     round: int
     arrays: dict[str, np.ndarray]
     state: ServerState
-    data: dict[str, dict[str, Any]] = field(default_factory=dict)  # fingerprint of every domain
+    data: Fingerprints = field(default_factory=dict)  # fingerprint of every domain
 
 
 def unfinished(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
@@ -86,7 +85,7 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
             _refuse(folder, came_and_went(recorded["data"], data))
 
 
-def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
+def differing_keys(a: object, b: object, prefix: str = "") -> list[str]:
     """Dotted names of the values in which two settings tables differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         return [

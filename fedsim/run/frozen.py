@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from fedsim.common.errors import UserError
 from fedsim.data.reader import content_hash
+from fedsim.models.net import Net
 from fedsim.results.environment import read_environment
 from fedsim.settings.model import weights_file
 
@@ -39,13 +39,13 @@ def frozen_content(
     return content_hash(*(part for pair in parts for part in pair)) if parts else ""
 
 
-def frozen_record(net: nn.Module) -> dict[str, str]:
+def frozen_record(net: Net) -> dict[str, str]:
     """What environment.json says about the frozen tensors of a run's initial network; empty without any."""
     content = frozen_content(net.state_dict(), dict.fromkeys(net.frozen, "frozen"))
     return {KEY: content} if content else {}
 
 
-def refuse_other_frozen(folder: Path, net: nn.Module, weights: str) -> None:
+def refuse_other_frozen(folder: Path, net: Net, weights: str) -> None:
     """UserError when the run in a folder had other frozen tensors than its initial network has now.
 
     A run of an earlier version did not record them, and passes. weights: the setting model.weights

@@ -5,12 +5,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
 from fedsim.common.errors import UserError
+from fedsim.common.values import Json
 from fedsim.flower.identity import with_content
 from fedsim.settings import TrainSettings
 from fedsim.tensors.records import arrays_of
@@ -21,7 +21,7 @@ OWN_DELTA = 1e-5  # where a site leaves dp-delta out; the server's value would l
 EXAMPLE = 'NODE_CONFIG="dp-clip=0.5 dp-epsilon=1.0" in site.env'
 
 
-def own_privacy(node: Mapping[str, Any]) -> tuple[float, float, float] | None:
+def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
     """(clip, epsilon, delta) that a site has set for itself in its node config; None when it has set nothing.
 
     UserError for whatever could have been meant as such a setting and is not one: a site that believes in its noise

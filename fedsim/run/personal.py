@@ -44,6 +44,7 @@ def write_personal(
     written = []
     for client in clients:
         state = client_folder(str(folder / "state"), client)
+        assert state is not None  # of a run with a folder
         own = [entry for name in entries if (entry := newest_entry(state, name, stored.get(client, -1))) is not None]
         if not own:
             continue

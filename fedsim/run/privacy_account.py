@@ -16,10 +16,10 @@ therefore counts the rounds that it has begun in a file beside its token.
 
 import math
 from pathlib import Path
-from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
+from fedsim.methods.recipe import Recipe
 from fedsim.settings.experiment import Experiment
 from strategies.fuse.private_mean import PrivateMean
 
@@ -39,7 +39,7 @@ def begin_round(folder: Path) -> None:
     atomic_write(folder / BEGUN, str(begun_rounds(folder) + 1), durable=True)
 
 
-def repeated_rounds(folder: Path, recipe: Any, done: int) -> int:
+def repeated_rounds(folder: Path, recipe: Recipe, done: int) -> int:
     """The begun rounds that no checkpoint holds, and that the run therefore repeats.
 
     done: the round of the checkpoint; -1 without any
@@ -94,7 +94,7 @@ def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients
     return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds + whole, delta)))
 
 
-def statement(experiment: Experiment, recipe: Any, clients: int, repeated: int = 0) -> str:
+def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> str:
     """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
 
     A step's prelude is one more release of every client's model, and so is each of the `repeated` rounds. A round that

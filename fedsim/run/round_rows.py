@@ -4,11 +4,11 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fedsim.common.errors import ClientFailedError
+from fedsim.common.values import Json, Row
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import REPLIES, VALIDATED
 from fedsim.settings.experiment import Experiment
@@ -16,9 +16,7 @@ from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
 
 
-def round_row(
-    log: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float
-) -> dict[str, Any]:
+def round_row(log: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float) -> Row:
     """The row of rounds.csv; metric: the task's primary one. before: the time at which the round before ended."""
     rows, now = list(log.clients.values()), time.perf_counter()
     row = {
@@ -48,7 +46,7 @@ def round_row(
     return row
 
 
-def score_of(row: Mapping[str, Any], column: str) -> float:
+def score_of(row: Mapping[str, Json], column: str) -> float:
     """What a round is selected by; NaN without a validation, and where no client's reply made the round."""
     value = row.get(column) if row.get(REPLIES) != 0 else None
     return math.nan if value is None else float(value)
@@ -68,7 +66,7 @@ def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
     )
 
 
-def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:
+def mean(rows: list[Row], column: str, weight: str = "") -> float | None:
     """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
     pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
     if not pairs:
@@ -76,6 +74,6 @@ def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | N
     return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
 
 
-def total(rows: list[dict[str, Any]], column: str) -> float:
+def total(rows: list[Row], column: str) -> float:
     """Sum of a column over the rows that have it."""
     return sum(row.get(column, 0.0) for row in rows)

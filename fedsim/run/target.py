@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import TASKS
+from fedsim.common.values import Foreign
 from fedsim.data import load_target, load_target_masks
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.models import weight_statistics
@@ -101,7 +101,7 @@ class TargetEvaluator:
         details = self.infer.details(self.net) + (predictions.details() if predictions else [])
         return TargetScore(value, loss, time.perf_counter() - started, details, predictions)
 
-    def _predictions(self, kept: list[Tensor]) -> Any:
+    def _predictions(self, kept: list[Tensor]) -> Foreign:
         """What the task's records keep of the predictions."""
         images = self.images.cpu().numpy()
         return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), images, self.outputs)

@@ -1,7 +1,7 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from clients.tools.networks import view_of
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
+from fedsim.common.values import Foreign
 from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
 from fedsim.data.fingerprint import Fingerprints, fingerprint
@@ -22,6 +23,10 @@ from fedsim.models.tasks import rules_of
 from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import POOLED, Plan, resolve
 from fedsim.settings.experiment import parse_experiment
+from strategies.parts import Place
+
+if TYPE_CHECKING:
+    from clients.compiled import Compiled
 
 KEPT = 2  # workspaces that a process keeps in memory
 KEPT_CLIENTS = 256  # clients of a workspace that stay in memory; any other is opened again, its state is in its store
@@ -68,7 +73,8 @@ class Workspace:
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
-        self.places = self.recipe.share.place(self.net) | dict.fromkeys(self.net.frozen, "frozen")
+        self.places: dict[str, Place] = self.recipe.share.place(self.net)
+        self.places |= dict.fromkeys(self.net.frozen, "frozen")
         self.view = view_of(self.net, self.places)
         state = self.view.state
         self.initial = {
@@ -82,15 +88,15 @@ class Workspace:
         read = plan.data.outputs if model.head == "text" else ()
         self.frozen_content = frozen_content(state, self.places, model.weights, read)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
-        self.target: Any = None  # the evaluator of the unseen domain, in the server's process and in its copies
+        self.target: Foreign = None  # the TargetEvaluator, in the server's process and in its copies
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
-        self.compiled: Any = None
+        self.compiled: Compiled | None = None
         if plan.experiment.train.compile != "off":
-            from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
+            from clients import compiled  # brings PyTorch's compiler, a second of imports
 
             train = plan.experiment.train
-            self.compiled = Compiled(self.net, train.batch_size, train.compile)
+            self.compiled = compiled.Compiled(self.net, train.batch_size, train.compile)
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
