@@ -1,9 +1,11 @@
 """What a client part sees of its local round: network, data, steps, and the records from and to the server."""
 
+from fedsim.models.net import Net
+from fedsim.common.values import Foreign
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +18,17 @@ from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.settings import TrainSettings
 
 Drawn = TypeVar("Drawn")
+LATE: Foreign = None  # the value of what is there before any part sees it
+
+
+class Pass(Protocol):
+    """A network's compiled pass (`clients.compiled.Compiled`)."""
+
+    def fits(self, net: nn.Module, images: Tensor) -> bool:
+        """Whether it takes these images through this network."""
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits."""
 
 
 @dataclass
@@ -33,16 +46,16 @@ class Batch:
 
     images: Tensor
     labels: Tensor
-    raw: Tensor | None = None
-    prepare: Callable[[Tensor], Tensor] | None = None
-    augmented: Tensor | None = None
-    normalize: Callable[[Tensor], Tensor] | None = None
-    features: Tensor | None = None
-    logits: Tensor | None = None
-    loss: Tensor | None = None
-    positions: np.ndarray | None = None
+    raw: Tensor = LATE
+    prepare: Callable[[Tensor], Tensor] = LATE
+    augmented: Tensor = LATE
+    normalize: Callable[[Tensor], Tensor] = LATE
+    features: Tensor = LATE
+    logits: Tensor = LATE
+    loss: Tensor = LATE
+    positions: np.ndarray = LATE
     soft: Tensor | None = None
-    drawn: dict[Hashable, Any] = field(default_factory=dict)
+    drawn: dict[Hashable, Foreign] = field(default_factory=dict)
 
     @property
     def truth(self) -> Tensor:
@@ -98,7 +111,7 @@ class LocalRound:
     """
 
     client: str
-    net: nn.Module
+    net: Net
     train: TrainSettings
     classes: int
     round: int
@@ -107,31 +120,31 @@ class LocalRound:
     seed: int
     device: torch.device
     store: ClientStore
-    data: Any
+    data: LocalData
     clients: tuple[str, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
     steps: int = 0
     images: float = 0
     best_step: int = 0
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: torch.optim.Optimizer = LATE
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     objective: StepFunction | None = None
     update: UpdateFunction | None = None
     terms: list[StepFunction] = field(default_factory=list)
-    scratch: dict[str, Any] = field(default_factory=dict)
+    scratch: dict[str, Foreign] = field(default_factory=dict)
     before_step: list[Hook] = field(default_factory=list)
     after_step: list[Callable[[Batch], object]] = field(default_factory=list)
     outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    warm: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    warm: dict[str, tuple[Hashable, Foreign]] = field(default_factory=dict)
     task: TaskRules = CLASSIFIES
     pull: float = 0.0
     asked: str = ""
     delivered: tuple[str, ...] = ()
     known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
-    build_net: Callable[[], nn.Module] | None = None
-    compiled: Any = None  # the network's compiled pass (`clients.compiled.Compiled`), with `train.compile`
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    build_net: Callable[[], Net] = LATE
+    compiled: Pass | None = None  # the network's compiled pass (`clients.compiled.Compiled`), with `train.compile`
+    sums: dict[str, Tensor | float] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)
 
     def for_phase(self, phase: str) -> "LocalRound":
@@ -173,16 +186,15 @@ class LocalRound:
 
     # --- one step -----------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
+    def forward(self, batch: Batch, net: Net | None = None) -> Tensor:
         """The task's loss of the batch with the network (or another one): cross-entropy, or the soft Dice loss of
         masks.
 
         Fills batch.features, batch.logits and batch.loss.
         """
         net = net or self.net
-        compiled = self.compiled is not None and self.compiled.fits(net, batch.images)
         with self.autocast():
-            if compiled:
+            if self.compiled is not None and self.compiled.fits(net, batch.images):
                 batch.features, batch.logits = self.compiled(batch.images)
             else:
                 batch.features = net.features(batch.images)
@@ -273,7 +285,7 @@ class LocalRound:
         steps = max(self.steps, 1)
         return {name: float(value) / (steps if name in self.means else 1) for name, value in self.sums.items()}
 
-    def remembered(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
+    def remembered(self, name: str, key: Hashable, make: Callable[[], Drawn]) -> Drawn:
         """`make()`, computed once for a key and kept while this process serves the client; only the last key's value is
         kept.
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from fedsim.common.tasks import ANY_TASK
-from fedsim.common.values import Foreign
 from fedsim.parts.facts import Facts
 from fedsim.settings.plugins import entry_points
 
@@ -107,8 +106,8 @@ class Part:
 
 def unfit(part: Part) -> str:
     """Why an object of that class cannot be in a recipe, whatever its slot; empty: it can."""
-    kind: Foreign = type(part)
-    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
+    kind, parameters = type(part), getattr(part, "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
         return f"{kind.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
     for field in dataclasses.fields(part):
         try:
