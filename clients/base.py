@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from clients.batch import LATE
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Training
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
-from clients.parts import LocalRound, departing
+from clients.parts import ClientRecipe, LocalRound, departing
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
 from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.infer import Predict
+from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Cut, Place
@@ -40,7 +42,7 @@ class DomainClient(NumPyClient):
     def __init__(
         self,
         experiment: Experiment,
-        recipe: Any,
+        recipe: ClientRecipe,
         view: NetView,
         places: dict[str, Place],
         initial: dict[str, Tensor],
@@ -49,7 +51,7 @@ class DomainClient(NumPyClient):
         device: torch.device,
         clients: Sequence[str] = (),
         source_clients: int = 1,
-        build_net: Callable[[], nn.Module] | None = None,
+        build_net: Callable[[], Net] = LATE,
         compiled: Any = None,
     ) -> None:
         self.experiment, self.recipe = experiment, recipe
@@ -126,7 +128,7 @@ class DomainClient(NumPyClient):
         self.outbox = round.outbox
         return list(trained.values()), self.data.examples, metrics
 
-    def on(self, net: nn.Module) -> "DomainClient":
+    def on(self, net: Net) -> "DomainClient":
         """The same client, with its data and its store, on another network of the same kind; trained side by side."""
         other = copy.copy(self)
         other._see(view_of(net, self.places))

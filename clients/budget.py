@@ -24,12 +24,12 @@ only m of K clients are drawn each round: DeepAll then has K / m times the image
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from clients.batches.shuffled import chunks
-from clients.parts import LocalRound
+from clients.parts import ClientRecipe, LocalRound
 from fedsim.settings import TrainSettings
 
 
@@ -57,7 +57,7 @@ def fedavg_amount(examples: int, train: TrainSettings) -> Amount:
 
 
 def local_plan(
-    recipe: Any, round: LocalRound, counts: Sequence[int], clients: int
+    recipe: ClientRecipe, round: LocalRound, counts: Sequence[int], clients: int
 ) -> tuple[TrainSettings, list[np.ndarray]]:
     """The work that the step part asks for, and the batches of this round as positions of training items.
 
@@ -72,21 +72,21 @@ def local_plan(
     return work, list(_fitted(plan, limit, work, round.rng("budget"), recipe.batches.whole))
 
 
-def _work_of(recipe: Any, round: LocalRound, clients: int) -> TrainSettings:
+def _work_of(recipe: ClientRecipe, round: LocalRound, clients: int) -> TrainSettings:
     return _for_all(recipe, recipe.client.work(round), clients)
 
 
-def _for_all(recipe: Any, train: TrainSettings, clients: int) -> TrainSettings:
+def _for_all(recipe: ClientRecipe, train: TrainSettings, clients: int) -> TrainSettings:
     """The pooled client takes the steps of all clients."""
     return train.model_copy(update={"iterations": train.iterations * clients}) if recipe.pooled else train
 
 
-def _paper_plan(recipe: Any, round: LocalRound, work: TrainSettings) -> Iterator[np.ndarray]:
+def _paper_plan(recipe: ClientRecipe, round: LocalRound, work: TrainSettings) -> Iterator[np.ndarray]:
     items = round.data.examples * (recipe.augment.copies(round) if recipe.augment else 1)
     return recipe.batches.indices(items, round, work)
 
 
-def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, unit: str) -> int:
+def _limit(recipe: ClientRecipe, round: LocalRound, counts: Sequence[int], clients: int, unit: str) -> int:
     """Images or steps of this round. Fractions are carried over to the next round, so that the sum over the run is
     exact."""
     train = _for_all(recipe, round.train, clients)

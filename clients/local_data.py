@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.parts import Batch
+from clients.batch import Batch
 from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms, to_float
 from fedsim.models.tasks import CLASSIFIES, TaskRules
@@ -43,7 +43,7 @@ class LocalData:
         truth = data.labels if data.masks is None else data.masks
         self.labels = torch.from_numpy(np.ascontiguousarray(truth[own])).to(device)
         knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
-        self.sizes = torch.from_numpy(data.sizes[own]) if knows_sizes else None
+        self.sizes = torch.from_numpy(data.sizes[own]) if data.sizes is not None and knows_sizes else None
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change."""

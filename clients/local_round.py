@@ -1,7 +1,5 @@
 """What a client part sees of its local round: network, data, steps, and the records from and to the server."""
 
-from fedsim.models.net import Net
-from fedsim.common.values import Foreign
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,14 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clients.batch import LATE, Batch
+from clients.local_data import LocalData
 from clients.store import ClientStore
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, torch_generator
+from fedsim.common.values import Foreign
+from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.settings import TrainSettings
 
 Drawn = TypeVar("Drawn")
-LATE: Foreign = None  # the value of what is there before any part sees it
 
 
 class Pass(Protocol):
@@ -29,45 +30,6 @@ class Pass(Protocol):
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits."""
-
-
-@dataclass
-class Batch:
-    """One training batch in a step; the forward pass fills `features`, `logits` and `loss`.
-
-    labels: classes [B], or masks [B, Q, H, W]
-    soft: mixed labels [B, M], or mixed masks, on which the task's loss is computed in place of `labels`
-    loss: the loss of the task alone, before any term
-    raw: the images in [0, 1] before augmentation
-    prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalization as `images`
-    augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
-    positions: of the images among the client's training examples, on the host
-    """
-
-    images: Tensor
-    labels: Tensor
-    raw: Tensor = LATE
-    prepare: Callable[[Tensor], Tensor] = LATE
-    augmented: Tensor = LATE
-    normalize: Callable[[Tensor], Tensor] = LATE
-    features: Tensor = LATE
-    logits: Tensor = LATE
-    loss: Tensor = LATE
-    positions: np.ndarray = LATE
-    soft: Tensor | None = None
-    drawn: dict[Hashable, Foreign] = field(default_factory=dict)
-
-    @property
-    def truth(self) -> Tensor:
-        """What the task's loss compares the logits with: soft labels where there are some."""
-        return self.labels if self.soft is None else self.soft
-
-    def once(self, part: Hashable, draw: Callable[[], Drawn]) -> Drawn:
-        """`draw()` for the batch's first pass, and the same value for every later one: an update may ask for the loss
-        of a batch several times (FedSAM does), at other weights, but for the same draws."""
-        if part not in self.drawn:
-            self.drawn[part] = draw()
-        return self.drawn[part]
 
 
 StepFunction = Callable[[Batch], Tensor]

@@ -17,7 +17,7 @@ has the same draws.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -25,10 +25,13 @@ from torch import Tensor
 from clients.local_round import Batch, LocalRound, LossFunction, StepFunction, UpdateFunction
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
-from fedsim.parts.facts import Fact
+from fedsim.models.inserts.base import Insert
+from fedsim.models.norms.base import Norm
+from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part, part_name
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
+from strategies.parts import ServerRecipe
 from strategies.server_round import Arrays
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Batch",
     "Batches",
     "ClientPart",
+    "ClientRecipe",
     "Companion",
     "LocalRound",
     "LocalUpdate",
@@ -67,12 +71,24 @@ class ClientPart(Part):
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
-    bank: ClassVar[str] = ""
     banks: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[str] = ""
     keeps_last_iterate: ClassVar[bool] = False
-    needs_levels: ClassVar[bool] = False
-    compiles: ClassVar[bool] = True
+
+    @property
+    def bank(self) -> str:
+        """The bank to which this part contributes."""
+        return ""
+
+    @property
+    def needs_levels(self) -> bool:
+        """Whether it uses the feature maps."""
+        return False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it takes the pass that may be compiled."""
+        return True
 
     def contributes(self) -> tuple[str, ...]:
         """Names of the banks to which this part contributes."""
@@ -115,7 +131,7 @@ class Objective(ClientPart):
     """Says what the loss of a batch is, before the terms."""
 
     side_by_side: ClassVar[bool] = False
-    assumes = (Fact.OBJECTIVE,)
+    assumes: ClassVar[Facts] = (Fact.OBJECTIVE,)
 
     def begin(self, round: LocalRound) -> StepFunction:
         """A function from a batch to its loss, which fills its features, logits and loss, as `round.forward` does."""
@@ -127,7 +143,7 @@ class LocalUpdate(ClientPart):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = False
-    assumes = (Fact.UPDATE,)
+    assumes: ClassVar[Facts] = (Fact.UPDATE,)
 
     def begin(self, round: LocalRound) -> UpdateFunction:
         """A function that takes one step and returns the loss without its graph. It gets the loss as a function, which
@@ -157,7 +173,7 @@ class Step(ClientPart):
     """
 
     side_by_side: ClassVar[bool] = False
-    breaks = (Fact.OBJECTIVE, Fact.UPDATE)
+    breaks: ClassVar[Facts] = (Fact.OBJECTIVE, Fact.UPDATE)
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
 
     def begin(self, round: LocalRound) -> StepFunction:
@@ -238,7 +254,7 @@ class Augment(ClientPart):
     """
 
     late: ClassVar[bool] = False
-    breaks = (Fact.OWN_IMAGES,)
+    breaks: ClassVar[Facts] = (Fact.OWN_IMAGES,)
 
     def copies(self, round: LocalRound) -> int:
         """The number of versions of every example in an epoch.
@@ -271,7 +287,7 @@ class Unlabelled(ClientPart):
     method with such a part adapts to the target: its results are marked `uses_target_unlabelled` and ranked separately.
     """
 
-    assumes = (Fact.SEVERAL_CLIENTS,)
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS,)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError in a deployment without a site that holds images of the unseen domain."""
@@ -288,3 +304,61 @@ class Unlabelled(ClientPart):
         It sends the records of the answer by `round.send`. The labels of `round.data` are -1.
         """
         raise NotImplementedError
+
+
+class ClientRecipe(ServerRecipe, Protocol):
+    """What a client asks of a recipe."""
+
+    @property
+    def objective(self) -> Objective:
+        """The loss of a batch."""
+
+    @property
+    def update(self) -> LocalUpdate:
+        """How a loss moves the weights."""
+
+    @property
+    def companions(self) -> tuple[Companion, ...]:
+        """What else learns beside the model."""
+
+    @property
+    def client(self) -> Step:
+        """How one local step is taken."""
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What is added to the loss."""
+
+    @property
+    def batches(self) -> Batches:
+        """The examples of the round's batches."""
+
+    @property
+    def augment(self) -> Augment | None:
+        """What changes a batch before the step."""
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """What is measured around the training."""
+
+    @property
+    def unlabelled(self) -> Unlabelled | None:
+        """What the unseen domain's client does."""
+
+    @property
+    def inserts(self) -> tuple[Insert, ...]:
+        """The modules that are added to the network."""
+
+    @property
+    def norm(self) -> Norm:
+        """The network's normalization."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether one client holds the data of all."""
+
+    def client_parts(self) -> list[ClientPart]:
+        """The parts that act on a client."""
+
+    def contributor(self, bank: str) -> ClientPart:
+        """The part that contributes to a bank."""

@@ -10,6 +10,7 @@ from torch import nn
 from clients.local_data import LocalData
 from clients.local_round import LocalRound
 from clients.optimizers import learning_rate
+from clients.parts import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import freeze
 from fedsim.common.seeding import seed_library
@@ -25,7 +26,7 @@ class UnlabelledClient:
     def __init__(
         self,
         experiment: Experiment,
-        recipe: Any,
+        recipe: ClientRecipe,
         net: nn.Module,
         places: Mapping[str, Place],
         data: LocalData,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.local_steps import Fitted, Job, LocalSteps, Training
-from clients.parts import Batch
+from clients.parts import Batch, ClientRecipe
 from clients.stacked.net import Autocast, Pass, Rows, StackedNet
 from clients.stacked.optimizer import StackedOptimizer, rates_of
 from fedsim.common.seeding import seed_library
@@ -74,7 +74,7 @@ class Member:
             self.error = self.error or error
 
 
-def reason_apart(recipe: Any) -> str:
+def reason_apart(recipe: ClientRecipe) -> str:
     """Why clients with this recipe train one after the other whatever is set; empty: they may train as one program."""
     if recipe.pooled:
         return "one client holds all data"

@@ -4,12 +4,18 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.common.values import Foreign
+from fedsim.models.net import Net
 
-def twin_of(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+M = TypeVar("M", bound=nn.Module)
+
+
+def twin_of(net: M, state: Mapping[str, Tensor] | None = None) -> M:
     """A copy of the network in the same modes, with its own tensors or with those of `state`.
 
     Tensors that `state` does not contain (frozen ones, see `LocalRound.state_of`) are copied from the network. Raises
@@ -22,7 +28,7 @@ def twin_of(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Mod
     return twin
 
 
-def frozen_copy(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+def frozen_copy(net: M, state: Mapping[str, Tensor] | None = None) -> M:
     """A copy of the network in eval mode without gradients, with its own tensors or with those of `state`."""
     return twin_of(net, state).requires_grad_(False).eval()
 
@@ -34,7 +40,9 @@ def statistics_frozen(net: nn.Module) -> Iterator[None]:
     It is for second passes over a batch, as in sharpness-aware and two-view methods. It switches off PyTorch's
     `track_running_stats` in every layer that is in training mode and has that attribute.
     """
-    layers = [module for module in net.modules() if module.training and getattr(module, "track_running_stats", False)]
+    layers: list[Foreign] = [
+        module for module in net.modules() if module.training and getattr(module, "track_running_stats", False)
+    ]
     for layer in layers:
         layer.track_running_stats = False
     try:
@@ -72,10 +80,18 @@ def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
         yield
 
 
+@runtime_checkable
+class AfterStep(Protocol):
+    """A module that acts after every optimizer step."""
+
+    def after_step(self) -> None:
+        """Called then."""
+
+
 def after_step_functions(net: nn.Module) -> list[Callable[[], None]]:
     """The method `after_step` of the modules that have one, to be called after every optimizer step (BIN clips its gate
     then)."""
-    return [module.after_step for module in net.modules() if hasattr(module, "after_step")]
+    return [module.after_step for module in net.modules() if isinstance(module, AfterStep)]
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
@@ -125,14 +141,14 @@ class NetView:
     learned: the parameters with gradients
     """
 
-    net: nn.Module
+    net: Net
     state: dict[str, Tensor]
     frozen: list[nn.Module]
     after_step: list[Callable[[], None]]
     learned: list[nn.Parameter]
 
 
-def view_of(net: nn.Module, places: Mapping[str, str]) -> NetView:
+def view_of(net: Net, places: Mapping[str, str]) -> NetView:
     """The network for its clients, without gradients of frozen parameters."""
     frozen = freeze(net, places)
     learned = [parameter for parameter in net.parameters() if parameter.requires_grad]

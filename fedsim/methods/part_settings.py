@@ -200,7 +200,7 @@ def explained(part: Part, facts: Facts) -> dict[str, str]:
         text, values = texts[field.name], schema[field.name].get("enum")
         shown = values and all(str(value) in text for value in values)
         words = [text] if shown else [_range(schema[field.name]), text]
-        if needs := conditions(type(part)).get(field.name, ()):
+        if needs := conditions(kind).get(field.name, ()):
             value = getattr(part, field.name)
             idle = not any(one.holds(part, facts, (value,)) for one in needs)
             begin = "it has no effect here, only with " if idle else "it has an effect only with "

@@ -5,8 +5,6 @@ What a setting needs stands at its field (`fedsim.settings.effect`); this module
 
 from collections.abc import Iterator, Sequence
 
-from torch import nn
-
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.data import BENCHMARKS, Benchmark
@@ -14,6 +12,7 @@ from fedsim.data.image_tree import ImageTree
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.models.net import Net
 from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.parts.part import part_name
 from fedsim.settings.effect import Facts, Only, Scene, Size, in_words, unmet
@@ -33,7 +32,7 @@ def data_facts(experiment: Experiment, found: Benchmark) -> Facts:
     }
 
 
-def run_facts(net: nn.Module, examples: Sequence[int], tested: int, adapt_share: float) -> Facts:
+def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float) -> Facts:
     """What the network and the sites say. examples: training images by client; tested: images of the unseen domain."""
     return {
         Scene.STEM: bool(batch_norm_paths(net, ())),

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import torch
 
+from clients.batch import LATE
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.parts import Augment, LocalRound
+from clients.store import ClientStore
 from fedsim.results.notes import BUDGET_TOLERANCE, times
 from fedsim.run.plan import Plan
 
@@ -59,7 +61,7 @@ def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amou
     train = plan.experiment.train
     round_ = LocalRound(
         client=plan.clients[client],
-        net=None,
+        net=LATE,  # no plan looks at the network, or at what is stored
         train=train,
         classes=len(plan.data.classes),
         round=1,
@@ -67,7 +69,7 @@ def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amou
         phase=phase,
         seed=0,
         device=torch.device("cpu"),
-        store=None,
+        store=ClientStore(None),
         data=SimpleNamespace(examples=counts[client]),
         clients=plan.clients,
     )
