@@ -2,8 +2,9 @@
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,13 +19,17 @@ from clients.parts import ClientRecipe, LocalRound, departing
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
+from fedsim.common.values import Foreign, Json
 from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.infer import Predict
 from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
-from strategies.parts import Cut, Place
+from strategies.parts import Arrays, Cut, Place
 from strategies.wire.cuts import put_back, taken
+
+if TYPE_CHECKING:
+    from clients.compiled import Compiled
 
 
 class DomainClient(NumPyClient):
@@ -52,7 +57,7 @@ class DomainClient(NumPyClient):
         clients: Sequence[str] = (),
         source_clients: int = 1,
         build_net: Callable[[], Net] = LATE,
-        compiled: Any = None,
+        compiled: "Compiled | None" = None,
     ) -> None:
         self.experiment, self.recipe = experiment, recipe
         self._see(view)
@@ -65,7 +70,7 @@ class DomainClient(NumPyClient):
         self.counts: list[int] = [data.examples]  # training images of every client
         self.spent: list[Amount] = []  # work of the current round
         self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
-        self.warm: dict[str, tuple[Any, Any]] = {}
+        self.warm: dict[str, tuple[Hashable, Foreign]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
         self.stored = 0  # the number of store entries written with the last reply
@@ -89,12 +94,14 @@ class DomainClient(NumPyClient):
         """Names of the tensors sent after training."""
         return self.names("evaluate")
 
-    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Fitted:
+    def fit(  # type: ignore[override]  # all metrics are numbers
+        self, parameters: list[np.ndarray], config: Mapping[str, Json]
+    ) -> Fitted:
         """Trains; returns the tensors to send (views of the network, in its memory layout), examples and metrics."""
         training = self.begin_fit(parameters, config)
         return self.end_fit(training, self._train(training.round))
 
-    def begin_fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Training:
+    def begin_fit(self, parameters: list[np.ndarray], config: Mapping[str, Json]) -> Training:
         """What `fit` does before the first step of the round."""
         started = time.perf_counter()
         round = self._open(config)
@@ -120,7 +127,7 @@ class DomainClient(NumPyClient):
             metrics[f"local_validation_{self.metric}"] = self.validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
-        trained = {name: self.state[name].cpu().numpy() for name in self.upload_names()}
+        trained: Arrays = {name: self.state[name].cpu().numpy() for name in self.upload_names()}
         trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
         trained = departing(self.recipe.client_parts(), round, trained, received)
         metrics |= {"compile_seconds": self.compiled.take_seconds()} if self.compiled else {}
@@ -135,7 +142,9 @@ class DomainClient(NumPyClient):
         other.cut, other.outbox, other.compiled = {}, {}, None
         return other
 
-    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
+    def evaluate(  # type: ignore[override]  # all metrics are numbers
+        self, parameters: list[np.ndarray], config: Mapping[str, Json]
+    ) -> tuple[float, int, dict[str, float]]:
         """Validates the received model. The personal state is not changed, and not used unless it was never
         uploaded."""
         started = time.perf_counter()
@@ -168,7 +177,7 @@ class DomainClient(NumPyClient):
                     self.state[name].copy_(value)
         return bool(own)
 
-    def collect(self, config: dict[str, Any], parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def collect(self, config: Mapping[str, Json], parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """This client's contribution to the bank that the message names, made with the received model if there is
         one."""
         round = self._open(config)
@@ -176,7 +185,7 @@ class DomainClient(NumPyClient):
             self._load(parameters, "train")
         return self.recipe.contributor(config["bank"]).collect(round)
 
-    def _open(self, config: dict[str, Any]) -> LocalRound:
+    def _open(self, config: Mapping[str, Json]) -> LocalRound:
         run = self.experiment.run
         if "delivered" not in config:  # else it has trained in this round, and what it stored then must stay
             self.store.open_round(config["round"], config.get("state-round"), config.get("saved-round"))
@@ -272,7 +281,7 @@ class DomainClient(NumPyClient):
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
         transfer = recipe.augment.begin(round) if recipe.augment else None
         best = BestIterate(self, round.steps, work.local_checks)
-        late = bool(transfer and recipe.augment.late)
+        late = recipe.augment is not None and recipe.augment.late
         return LocalSteps(round, work, plan, step, transfer, late, best, self._after_step)
 
     def end_steps(self, steps: LocalSteps) -> float:
@@ -297,4 +306,14 @@ class DomainClient(NumPyClient):
         data, size = self.data, self.experiment.run.evaluate_batch_size
         groups = data.validation_by_domain
         results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
-        return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
+        score, loss = (float(np.mean([result[index] for result in results])) for index in (0, 1))
+        return score, loss
+
+
+@dataclass
+class Job:
+    """A client's order to train: what `DomainClient.fit` gets."""
+
+    client: DomainClient
+    parameters: list[np.ndarray]
+    config: Mapping[str, Json]

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
+from fedsim.models.net import Net
 
 
 class FeaturesAndLogits(nn.Module):
     """The network as a module whose forward gives features and logits."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: Net) -> None:
         super().__init__()
         self.net = net
 
@@ -31,7 +32,7 @@ class Compiled:
     MixStyle, FedSR's representation) gets other draws.
     """
 
-    def __init__(self, net: nn.Module, size: int, mode: str) -> None:
+    def __init__(self, net: Net, size: int, mode: str) -> None:
         self.net, self.size = net, size
         self.program = torch.compile(FeaturesAndLogits(net), dynamic=False, mode=mode)
         self.ready = False

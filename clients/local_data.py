@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from clients.batch import Batch
+from fedsim.common.values import Foreign
 from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms, to_float
 from fedsim.models.tasks import CLASSIFIES, TaskRules
@@ -81,7 +82,8 @@ class LocalData:
 
         labels = self.labels[on_device(positions, self.labels.device)]
         if self.has_masks:  # masks get the geometric changes of their images
-            augmented, labels = self.transforms.augment.with_masks(raw, labels, *own_sizes)
+            whole: Foreign = self.transforms.augment
+            augmented, labels = whole.with_masks(raw, labels, *own_sizes)
             augmented = after(augmented)
         else:
             augmented = augment(raw)

@@ -2,25 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clients.parts import Batch, ClientPart, LocalRound, StepFunction
+from fedsim.models.net import Net
 from fedsim.settings import TrainSettings
 
 Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
-
-
-@dataclass
-class Job:
-    """A client's order to train: what `DomainClient.fit` gets."""
-
-    client: Any
-    parameters: list[np.ndarray]
-    config: dict[str, Any]
 
 
 @dataclass
@@ -86,6 +78,19 @@ class LocalSteps:
             part.end(self.round)
 
 
+class Trainee(Protocol):
+    """A client that can look at its model between two steps."""
+
+    net: Net
+    state: dict[str, Tensor]
+
+    def validate(self) -> tuple[float, float]:
+        """(primary metric, loss) on its validation split."""
+
+    def train_mode(self) -> None:
+        """Puts the network back into training mode."""
+
+
 class BestIterate:
     """Keeps the model of the step with the best local validation by the primary metric.
 
@@ -99,7 +104,7 @@ class BestIterate:
     Source: the client-level selection of FedIG-A.
     """
 
-    def __init__(self, client: Any, steps: int, checks: int) -> None:
+    def __init__(self, client: Trainee, steps: int, checks: int) -> None:
         self.client = client
         self.due = {steps * check // checks for check in range(1, checks + 1)}
         self.score, self.step = -1.0, 0

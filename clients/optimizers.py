@@ -3,6 +3,7 @@
 import inspect
 import math
 from functools import cache
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 
 STEP_FROM = 0.8  # FedDG-GA: the rate is multiplied by 0.1 after this share of the rounds
+
+K = TypeVar("K", bound=torch.optim.Optimizer)
 
 
 def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
@@ -77,8 +80,8 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
                 groups.setdefault(scales.get(name, 1.0), []).append(parameter)
     parameters = [{"params": members, "lr": lr * scale} for scale, members in groups.items()]
     if train.optimizer == "sgd":
-        kind = eager(torch.optim.SGD)
-        return kind(parameters, lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=True)
+        sgd = eager(torch.optim.SGD)
+        return sgd(parameters, lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=True)
     kind = eager(torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW)
     return kind(parameters, lr, weight_decay=train.weight_decay, fused=True)
 
@@ -96,7 +99,7 @@ def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 @cache
-def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def eager(kind: type[K]) -> type[K]:
     """The same optimizer without the decorators that exclude it from PyTorch's compiler.
 
     Those decorators import the compiler, which takes 1.2 s in every client process of a deployed round. Nothing here is
@@ -104,7 +107,7 @@ def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    return cast(type[K], type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))}))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:

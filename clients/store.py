@@ -160,17 +160,21 @@ class ClientStore:
                 self._entries[name] = sorted([*others, (version, read_state(path))], key=lambda entry: entry[0])
                 self._stamps[name, version] = stamp
 
+    def _at(self) -> Path:
+        assert self._folder is not None  # nothing is written where memory alone keeps it
+        return self._folder
+
     def _path(self, name: str, version: int) -> Path:
-        return self._folder / f"{name}-{version:06d}.safetensors"
+        return self._at() / f"{name}-{version:06d}.safetensors"
 
     def _files(self) -> list[tuple[str, int, Path]]:
         pattern = re.compile(r"(.+)-(\d{6})\.safetensors")
-        found = [(match, path) for path in sorted(self._folder.iterdir()) if (match := pattern.fullmatch(path.name))]
+        found = [(match, path) for path in sorted(self._at().iterdir()) if (match := pattern.fullmatch(path.name))]
         return [(match[1], int(match[2]), path) for match, path in found]
 
     def _write(self, name: str, tensors: StateDict) -> None:
         self._claim()
-        temporary = self._folder / f".{name}.{os.getpid()}.tmp"
+        temporary = self._at() / f".{name}.{os.getpid()}.tmp"
         save_file(tensors, temporary, metadata={"entry": json.dumps(name)})
         path = temporary.replace(self._path(name, self._round))
         self._stamps[name, self._round] = path.stat().st_mtime_ns
@@ -182,15 +186,15 @@ class ClientStore:
 
     def _claim(self) -> None:
         """Writes the owner of this folder into it, before anything else."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if not (self._folder / OWNER).is_file():
-            temporary = self._folder / f".{OWNER}.{os.getpid()}.tmp"
+        self._at().mkdir(parents=True, exist_ok=True)
+        if not (self._at() / OWNER).is_file():
+            temporary = self._at() / f".{OWNER}.{os.getpid()}.tmp"
             temporary.write_text(json.dumps(self._owner))
-            temporary.replace(self._folder / OWNER)
+            temporary.replace(self._at() / OWNER)
 
     def _check_owner(self) -> None:
         try:
-            owner = json.loads((self._folder / OWNER).read_text())
+            owner = json.loads((self._at() / OWNER).read_text())
         except FileNotFoundError:
             owner = {"client": "an unknown client", "run": "unknown"} if self._files() else self._owner
         except ValueError:

@@ -1,11 +1,9 @@
 """The unseen domain's client in methods that adapt to it. It holds images without labels, and the server visits it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from clients.local_data import LocalData
 from clients.local_round import LocalRound
@@ -14,6 +12,8 @@ from clients.parts import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import freeze
 from fedsim.common.seeding import seed_library
+from fedsim.common.values import Json
+from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Place
@@ -27,7 +27,7 @@ class UnlabelledClient:
         self,
         experiment: Experiment,
         recipe: ClientRecipe,
-        net: nn.Module,
+        net: Net,
         places: Mapping[str, Place],
         data: LocalData,
         device: torch.device,
@@ -37,7 +37,7 @@ class UnlabelledClient:
         self.frozen = freeze(net, dict(places))
 
     def answer(
-        self, records: Mapping[str, Mapping[str, np.ndarray]], config: Mapping[str, Any]
+        self, records: Mapping[str, Mapping[str, np.ndarray]], config: Mapping[str, Json]
     ) -> dict[str, dict[str, np.ndarray]]:
         """The records of the answer to a visit. The records of the visit are `arrays` (the model) and others."""
         experiment, round, phase = self.experiment, config["round"], config["phase"]
@@ -64,5 +64,6 @@ class UnlabelledClient:
             lr=learning_rate(experiment.train, round, experiment.train.rounds),
             records=others,
         )
+        assert self.recipe.unlabelled is not None  # or nobody visits
         self.recipe.unlabelled.answer(local)
         return local.outbox

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient
-from clients.local_steps import Fitted, Job
+from clients.base import DomainClient, Job
+from clients.local_steps import Fitted
 from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.data.names import matching
@@ -24,7 +24,7 @@ from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from fedsim.tensors.records import arrays_of, config_of
+from fedsim.tensors.records import Config, arrays_of, config_of
 from strategies.wire.packing import answer, unpack
 from strategies.wire.reply_checks import ECHOED
 from strategies.wire.target_site import UPLOADS, score_records
@@ -43,7 +43,7 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            limit = float(config_of(message.content).get("timeout", 0))
+            limit = float(str(config_of(message.content).get("timeout", 0)))
             with time_limit(limit) if limit and is_site(context) else contextlib.nullcontext():
                 message.content = unpack(message.content)
                 content = handler(message, context)
@@ -64,7 +64,7 @@ def echo_of(message: Message, context: Context) -> ConfigRecord:
     echo = {key: config[key] for key in ECHOED}
     if is_site(context) and config["client"]:
         space = workspace(str(config["experiment"]), str(context.node_config.get("data-dir", "")))  # which is open
-        echo["data"] = space.fingerprint(config["client"], config["token"])["content"]
+        echo["data"] = space.fingerprint(str(config["client"]), str(config["token"]))["content"]
     return ConfigRecord(echo)
 
 
@@ -114,12 +114,12 @@ def handshake(message: Message, context: Context) -> RecordDict:
     a client answers with one record with an empty name.
     """
     space, config = space_of(message, context)
-    common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
+    common: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
     common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
     common |= {"frozen": space.frozen_content} if space.frozen_content else {}
     if is_site(context):  # a simulation runs the server's own code
-        own = outside_versions(packages_of(space.experiment))
-        common |= {f"version-{package}": version for package, version in own.items()}
+        outside = outside_versions(packages_of(space.experiment))
+        common |= {f"version-{package}": version for package, version in outside.items()}
     sites = []
     if is_target(context, space.plan):
         sites = [(space.experiment.run.target, "target", target_of(space, str(config["token"])).class_counts())]
@@ -129,11 +129,11 @@ def handshake(message: Message, context: Context) -> RecordDict:
     if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
         own = space.fingerprint(sites[0][0], str(config["token"]))
         common |= {f"data-{key}": value for key, value in own.items()}
-    records = {}
-    for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
-        said = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
+    records = RecordDict()
+    for number, (name, role, images) in enumerate(sites or [("", "source", [])]):
+        said: Config = {"client": name, "role": role, "examples": sum(images), "class-counts": images, **common}
         records[f"site-{number}" if number else "site"] = ConfigRecord(said)
-    return RecordDict(records)
+    return records
 
 
 def node_clients(context: Context, plan: Plan) -> list[str]:

@@ -56,7 +56,7 @@ def mixed(
     """
     count = len(images)
     draws = 1 if alike else count
-    table = magnitude_table(*images.shape[-2:], every)
+    table = magnitude_table(images.shape[-2], images.shape[-1], every)
     names, values = list(table), torch.stack(list(table.values()))
     signed = torch.tensor([name in SIGNED for name in names])
     weights = torch.distributions.Dirichlet(torch.full((width,), float(alpha))).sample((count,))

@@ -43,7 +43,8 @@ class StylePlan:
 
     def of(self, index: Tensor) -> style.Affine:
         """The maps of some items."""
-        return tuple(values[index] for values in self.affine)
+        centre, scale, shift = self.affine
+        return centre[index], scale[index], shift[index]
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,10 @@ class CrossClientStyle(Augment):
         sizes = torch.tensor([len(mean) for mean, _ in pool])
         which = (torch.rand(n * copies, generator=generator) * sizes[owner]).long().clamp_(max=sizes[owner] - 1)
         index = (sizes.cumsum(0) - sizes)[owner] + which
-        target = [torch.from_numpy(np.concatenate(arrays))[index].to(device) for arrays in zip(*pool)]
+        mean, std = (torch.from_numpy(np.concatenate(arrays))[index].to(device) for arrays in zip(*pool))
         content = (means.repeat(copies, 1), variances.repeat(copies, 1))
         space = space_of(self, device)
-        affine = style.adain_affine(content, tuple(target), self.alpha, space.gain)
+        affine = style.adain_affine(content, (mean, std), self.alpha, space.gain)
         same = self.alpha == 0 and not space.slow  # the inverse is exact: with strength 0 every item is its original
         return StylePlan(copies, (owner == 0).to(device) | same, affine)
 

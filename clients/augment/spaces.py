@@ -65,7 +65,8 @@ def image_statistics(
 ) -> style.Statistics:
     """Means and variances [n, C_s] of training images."""
     parts = [style.statistics(space.encode(round.data.raw(chunk)), correction) for chunk in chunks_of(positions, space)]
-    return tuple(torch.cat(values) for values in zip(*parts))
+    means, variances = (torch.cat(values) for values in zip(*parts))
+    return means, variances
 
 
 def chunks_of(positions: np.ndarray, space: style.Space) -> list[np.ndarray]:

@@ -19,8 +19,13 @@ Bands = list[Tensor]  # feature maps [B, c, h, w] whose channels together make u
 class Space(Protocol):
     """A feature space Phi with its decoder Psi, between images [B, C, H, W] in [0, 1] and feature maps."""
 
-    gain: tuple[float, float] | None  # limits of sigma_s / sigma(F)
-    slow: bool  # True: images are transferred once and kept, in place of batch by batch
+    @property
+    def gain(self) -> tuple[float, float] | None:
+        """Limits of sigma_s / sigma(F)."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether images are transferred once and kept, in place of batch by batch."""
 
     def encode(self, images: Tensor) -> Bands:
         """The feature maps in which styles are measured."""

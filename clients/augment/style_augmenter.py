@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clients.tools.losses import total
+
 KERNELS = (9, 13, 17, 5)
 DROPOUT = 0.2
 LEAST_SUM = 0.1  # branch weights are drawn again when their sum is nearer to zero than this
@@ -79,7 +81,7 @@ class StyleAugmenter(nn.Module):
             down = F.instance_norm(convolved(x, next(tensors), next(tensors)))
             branches.append(transposed(down * scale + shift, next(tensors), next(tensors)))
         weights = branch_weights(len(branches)) if fresh else [1 / len(branches)] * len(branches)
-        return sum(weight * branch.tanh() for weight, branch in zip(weights, branches))
+        return total(weight * branch.tanh() for weight, branch in zip(weights, branches))
 
     def _draw(self) -> list[Tensor]:
         """Kernels and biases of all branches, uniform within 1 / sqrt(C k^2), as in PyTorch's layers."""

@@ -51,7 +51,7 @@ class Vgg:
     gain = None
     slow = True
 
-    def __init__(self, phi: nn.Module, psi: nn.Module) -> None:
+    def __init__(self, phi: nn.Sequential, psi: nn.Module) -> None:
         self.phi, self.psi = phi, psi
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device, p
     return Vgg(phi.to(device), psi.to(device))
 
 
-def _fill(net: nn.Sequential, file: str, setting: str) -> nn.Module:
+def _fill(net: nn.Sequential, file: str, setting: str) -> nn.Sequential:
     """The network with the file's tensors; the layers of a whole VGG-19 after relu4_1 are left out."""
     state, own = read_weight_file(file, setting), net.state_dict()
     for key, value in own.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 from clients.augment.aug_mix import STRENGTHS, mixed
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.parts import Batch, LocalRound, Objective, StepFunction
-from clients.tools.losses import js_divergence, supervised_contrast
+from clients.tools.losses import js_divergence, supervised_contrast, total
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
 from fedsim.parts.part import RecipeParts
 from fedsim.settings.effect import Above, Only
@@ -52,7 +52,7 @@ def contrast_of(views: list[Tensor], labels: Tensor, temperature: float, own: bo
     first, *others = (F.normalize(features.float()) for features in views)
     doubled = labels.repeat(2)
     found = [supervised_contrast(torch.cat([other, first]), doubled, temperature, own) for other in others]
-    return sum(found) / len(found)
+    return total(found) / len(found)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class AlignedViews(Objective):
         def loss_of(batch: Batch) -> Tensor:
             changed = batch.once(self, lambda: [self.changed(batch.augmented, styles) for _ in range(self.views)])
             views = [batch, *(Batch(batch.normalize(images), batch.labels) for images in changed)]
-            loss = sum(round.forward(view) for view in views)
+            loss = total(round.forward(view) for view in views)
             if self.lambda2:
                 divergence = js_divergence([view.logits for view in views])
                 round.tally("js_loss", divergence)
@@ -181,6 +181,6 @@ class AlignedViews(Objective):
         if styles is not None and float(torch.rand(())) < self.p:
             rows = drawn_rows(len(styles[0]), len(images)).to(images.device)
             lam = torch.distributions.Beta(self.alpha, self.alpha).sample((len(images),)).to(images.device)
-            images = moved_style(images, style_of(images, self.eps), tuple(values[rows] for values in styles), lam)
+            images = moved_style(images, style_of(images, self.eps), (styles[0][rows], styles[1][rows]), lam)
         images = eight_bit(images, wraps=official)
         return mixed(images, self.severity, self.width, every=self.all_operations, alike=official)

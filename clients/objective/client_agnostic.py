@@ -125,7 +125,7 @@ class ClientAgnostic(Objective):
         self, round: LocalRound, layers: dict[str, MixIGLayer], adapted: dict[str, MixIGLayer]
     ) -> Callable[[Batch], None]:
         net, generator = round.net, round.generator("mixig-z")
-        adapters = nn.ModuleList(layer.adapter for layer in adapted.values())
+        adapters = nn.ModuleList(layer.adapter for layer in adapted.values() if layer.adapter is not None)
         with trainable(adapters):
             optimizer = make_optimizer(adapters, round.train.model_copy(update={"weight_decay": 0.0}), round.lr)
         if round.train.persist_optimizer and (kept := round.store.get(ADAPTER_OPTIMIZER)):

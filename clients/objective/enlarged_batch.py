@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -16,8 +17,9 @@ from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.cut_network import CutNetwork
 from clients.tools.networks import evaluating, statistics_frozen
 from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_rows
+from fedsim.common.values import Foreign
 from fedsim.models.inserts.feature_highlighter import Highlighter
-from fedsim.models.inserts.style_exploration import moments, style_of
+from fedsim.models.inserts.style_exploration import StyleLayers, moments, style_of
 from fedsim.parts.facts import Fact
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it
@@ -89,12 +91,13 @@ class EnlargedBatch(Objective):
         labels = round.data.labels[: round.data.examples].cpu().numpy()
         every = round.steps / max(round.epochs, 1e-9) if self.balanced == "epoch" else 1.0
         balanced = ClassBalanced(round, labels, max(every, 1.0), highlighter, rng)
-        steps = itertools.count()
+        steps, layers = itertools.count(), net.styles
+        assert isinstance(layers, StyleLayers)  # of the insert that the objective needs
 
-        def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, dict]:
+        def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, Mapping[str, Foreign]]:
             own, number = labels[batch.positions], next(steps)
             share = foreign is not None and rng.random() < self.sharing
-            styles = StylePass(net.styles.part, net.styles.explored, own, foreign if share else None, rng)
+            styles = StylePass(layers.part, layers.explored, own, foreign if share else None, rng)
             lone = bool((styles.active or highlighter) and lone_classes(own).size and len(balanced.classes) > 1)
             if lone:
                 balanced.draw(number)
@@ -105,7 +108,7 @@ class EnlargedBatch(Objective):
             styles = copy.copy(styles)
             styles.balanced = balanced.passed() if lone else styles.balanced
             paired = highlighter.paired(styles.partners) if highlighter else nullcontext()
-            with round.autocast(), net.styles.acting(styles.acts), paired:
+            with round.autocast(), layers.acting(styles.acts), paired:
                 batch.features = net.features(batch.images)
                 batch.logits = net.head(batch.features)
             batch.labels = torch.cat([own, on_device(styles.labels[len(own) :], own.device)])
@@ -146,8 +149,9 @@ class ClassBalanced:
     @torch.no_grad()
     def passed(self) -> Balanced:
         """What the network in its present state, in training mode, makes of them; running statistics do not change."""
-        found, net = Balanced(self.classes), self.round.net
+        found, net, layers = Balanced(self.classes), self.round.net, self.round.net.styles
+        assert isinstance(layers, StyleLayers)
         paired = self.highlighter.paired(found.note_queries) if self.highlighter else nullcontext()
-        with self.round.autocast(), statistics_frozen(net), net.styles.acting(found.note_map), paired:
+        with self.round.autocast(), statistics_frozen(net), layers.acting(found.note_map), paired:
             net.features(self.images)
         return found

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import evaluating
@@ -53,6 +53,7 @@ class Jigsaw(Objective):
         """The sum of both losses."""
         round.remembered("jigsaw size", self.border, lambda: self._require_size(round))
         head, generator = round.net.jigsaw, round.generator("jigsaw")
+        assert isinstance(head, nn.Linear)  # of the insert that the objective needs
         table = torch.tensor([tuple(range(TILES)), *PERMUTATIONS])[: head.out_features]
 
         def draw(batch: Batch) -> tuple[Tensor, Tensor]:

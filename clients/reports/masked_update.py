@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +13,7 @@ from pydantic import Field
 from clients.parts import LocalRound, Report
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
+from fedsim.common.values import JsonTable
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES, TO, as_array
 from strategies.fuse.secure_mean import threshold_of
 from strategies.server_round import Arrays
@@ -65,7 +66,7 @@ class MaskedUpdate(Report):
             keep(round, own)
         return {name: as_array(bytes.fromhex(text)) for name, text in own["sent"].items()}
 
-    def _shared(self, round: LocalRound, own: dict[str, Any], lines: Mapping[str, bytes]) -> dict[str, Any]:
+    def _shared(self, round: LocalRound, own: JsonTable, lines: Mapping[str, bytes]) -> JsonTable:
         cipher, mask = bytes.fromhex(own["cipher"]), bytes.fromhex(own["mask"])
         least, me = self._least(round, lines), round.client
         keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
@@ -96,7 +97,9 @@ class MaskedUpdate(Report):
         shares = {round.client: own["shares"][round.client]} | self._received(round, own, lines, common)
         if len(shares) < least:
             raise UserError(f"shares of {len(shares)} clients came, {least} are needed to hide an update")
-        weight = round.known_weights({name: masking.examples_of(lines[name]) for name in shares})[round.client]
+        weights = round.known_weights({name: masking.examples_of(lines[name]) for name in shares})
+        assert weights is not None  # Fact.KNOWN_WEIGHTS
+        weight = weights[round.client]
         masked = {
             name: self._quantised(name, array, received, weight)
             for name, array in trained.items()
@@ -115,9 +118,7 @@ class MaskedUpdate(Report):
             masking.add_mask(masked, seed, masking.pair_sign(round.client, name))
         return {**trained, **masked}
 
-    def _received(
-        self, round: LocalRound, own: dict[str, Any], lines: Mapping[str, bytes], common: bytes
-    ) -> dict[str, str]:
+    def _received(self, round: LocalRound, own: JsonTable, lines: Mapping[str, bytes], common: bytes) -> dict[str, str]:
         """The shares that the others sealed for this client, by sender."""
         found = {}
         for sender, text in round.records[SHARES].items():
@@ -160,7 +161,7 @@ class MaskedUpdate(Report):
         return {name: as_array(bytes.fromhex(share)) for name, share in own["answer"].items()}
 
 
-def kept(round: LocalRound) -> dict[str, Any]:
+def kept(round: LocalRound) -> JsonTable:
     """What the earlier messages of this round kept; UserError when there is nothing."""
     text = round.store.passed_on(round.round, ENTRY)
     if not text:
@@ -170,6 +171,6 @@ def kept(round: LocalRound) -> dict[str, Any]:
     return json.loads(text)
 
 
-def keep(round: LocalRound, values: dict[str, Any]) -> None:
+def keep(round: LocalRound, values: JsonTable) -> None:
     """Keep values for the next messages of this round."""
     round.store.pass_on(round.round, ENTRY, json.dumps(values))

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from clients.compiled import FeaturesAndLogits
 from clients.tools.networks import freeze
+from fedsim.models.net import Net
 from fedsim.models.norms.moments import plain_moments
 from fedsim.models.tasks import TaskRules
 
@@ -29,13 +30,13 @@ class Rows:
 
     def of(self, stack: Tensor) -> Tensor:
         """Their rows of a stacked tensor: a view where they are neighbours, else a copy."""
-        if self.whole:
+        if self.index is None:
             return stack[self.chosen[0] : self.chosen[-1] + 1]
         return stack.index_select(0, self.index)
 
     def put(self, stack: Tensor, rows: Tensor) -> None:
         """Write changed rows back, unless they are a view and so are there already."""
-        if not self.whole:
+        if self.index is not None:
             stack.index_copy_(0, self.index, rows)
 
 
@@ -60,7 +61,7 @@ class StackedNet:
     Random draws inside the network (dropout) are different for every client.
     """
 
-    def __init__(self, net: nn.Module, places: Mapping[str, str], count: int, task: TaskRules) -> None:
+    def __init__(self, net: Net, places: Mapping[str, str], count: int, task: TaskRules) -> None:
         self.task = task
         self.nets = [copy.deepcopy(net) for _ in range(count)]
         self.program = FeaturesAndLogits(copy.deepcopy(net))

@@ -1,12 +1,12 @@
 """SGD, Adam and AdamW over the stacked parameters of several clients."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clients.stacked.net import Rows
+from fedsim.common.values import Foreign
 from fedsim.settings import TrainSettings
 
 BUFFERS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
@@ -39,7 +39,7 @@ class StackedOptimizer:
         # In double precision, as in torch.optim: 1 - b2^t loses four digits in single precision.
         self.steps = torch.zeros(len(first), dtype=torch.float64, device=first.device)
 
-    def load(self, row: int, state: Mapping[Tensor, Mapping[str, Any]], parameters: Mapping[str, Tensor]) -> None:
+    def load(self, row: int, state: Mapping[Tensor, Mapping[str, Foreign]], parameters: Mapping[str, Tensor]) -> None:
         """Start a client's row from its own optimizer's state."""
         for name in self.names:
             entry = state.get(parameters[name], {})
@@ -49,7 +49,7 @@ class StackedOptimizer:
             if "step" in entry:
                 self.steps[row] = float(entry["step"])
 
-    def save(self, row: int, state: dict[Tensor, Any], parameters: Mapping[str, Tensor]) -> None:
+    def save(self, row: int, state: dict[Tensor, Foreign], parameters: Mapping[str, Tensor]) -> None:
         """Put a row's buffers into the client's own optimizer's state."""
         for name in self.names:
             entry = {key: stacks[name][row].clone() for key, stacks in self.buffers.items()}
@@ -66,13 +66,14 @@ class StackedOptimizer:
         rows.put(self.steps, count)
         for rate, names in self.groups.items():
             moving = [name for name in names if leaves[name].grad is not None]
-            values, gradients = [leaves[name] for name in moving], [leaves[name].grad for name in moving]
+            values = [leaves[name] for name in moving]
+            gradients = [grad for name in moving if (grad := leaves[name].grad) is not None]
             if not moving:
                 continue
             if self.decay and self.kind == "adamw":
                 torch._foreach_mul_(values, 1 - rate * self.decay)
             elif self.decay:
-                gradients = torch._foreach_add(gradients, values, alpha=self.decay)
+                gradients = list(torch._foreach_add(gradients, values, alpha=self.decay))
             taken = {key: [rows.of(stacks[name]) for name in moving] for key, stacks in self.buffers.items()}
             if self.kind == "sgd":
                 self._sgd(values, gradients, rate, taken)
@@ -82,7 +83,9 @@ class StackedOptimizer:
                 for name, buffer in zip(moving, buffers):
                     rows.put(self.buffers[key][name], buffer)
 
-    def _sgd(self, values: list[Tensor], gradients: list[Tensor], rate: float, buffers: Mapping[str, Any]) -> None:
+    def _sgd(
+        self, values: list[Tensor], gradients: list[Tensor], rate: float, buffers: Mapping[str, list[Tensor]]
+    ) -> None:
         for momentum in buffers.values():
             torch._foreach_mul_(momentum, self.momentum)
             torch._foreach_add_(momentum, gradients)

@@ -5,19 +5,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import DomainClient
+from clients.base import DomainClient, Job
 from clients.local_data import LocalData
-from clients.local_steps import Fitted, Job, LocalSteps, Training
+from clients.local_steps import Fitted, LocalSteps, Training
 from clients.parts import Batch, ClientRecipe
 from clients.stacked.net import Autocast, Pass, Rows, StackedNet
 from clients.stacked.optimizer import StackedOptimizer, rates_of
 from fedsim.common.seeding import seed_library
+from fedsim.common.values import Foreign
+from fedsim.models.net import Net
 from fedsim.models.tasks import TaskRules
 from fedsim.parts.part import part_name
 
@@ -95,7 +96,7 @@ class SideBySide:
     dropout draws other masks, from a stream of the group.
     """
 
-    def __init__(self, net: nn.Module, places: Mapping[str, str], count: int, task: TaskRules) -> None:
+    def __init__(self, net: Net, places: Mapping[str, str], count: int, task: TaskRules) -> None:
         self.stack = StackedNet(net, places, count, task)
         self.device = next(net.parameters()).device
 
@@ -113,7 +114,7 @@ class SideBySide:
 
     def fit(self, jobs: Sequence[Job]) -> list[tuple[DomainClient, Fitted] | Exception]:
         """What `DomainClient.fit` gives for every job, with the client that was trained, or why it failed."""
-        found: list[Any] = [self._join(row, job) for row, job in enumerate(jobs)]
+        found: list[Foreign] = [self._join(row, job) for row, job in enumerate(jobs)]
         members = [member for member in found if isinstance(member, Member)]
         if members:
             started = time.perf_counter()
@@ -175,10 +176,10 @@ class GroupTraining:
 
     def run(self) -> list[float]:
         """All steps of all members; the sum of each one's losses."""
-        while waiting := [member for member in self.members if member.next is not None]:
-            sizes = Counter(len(member.next) for member in waiting)
+        while waiting := [(member, len(member.next)) for member in self.members if member.next is not None]:
+            sizes = Counter(size for _, size in waiting)
             size = max(sizes, key=lambda size: (sizes[size], size))
-            self._step([member for member in waiting if len(member.next) == size])
+            self._step([member for member, own in waiting if own == size])
         if self.members[0].steps.work.persist_optimizer:
             for member in self.members:
                 self.optimizer.save(member.row, member.training.round.optimizer.state, member.parameters)
@@ -213,6 +214,7 @@ class GroupTraining:
     @staticmethod
     def _batch(member: Member) -> Batch | None:
         steps = member.steps
+        assert member.next is not None
         with member.alone():
             return member.client.data.batch(member.next, steps.transfer, steps.late)
         return None
@@ -224,7 +226,8 @@ class GroupTraining:
             return passed.losses
         totals = []
         of_each = zip(members, batches, passed.features.unbind(), passed.logits.unbind(), passed.losses.unbind())
-        for member, batch, batch.features, batch.logits, batch.loss in of_each:
+        for member, batch, *found in of_each:
+            batch.features, batch.logits, batch.loss = found
             total = batch.loss
             with member.alone():
                 total = member.training.round.with_terms(batch, batch.loss)

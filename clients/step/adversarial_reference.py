@@ -173,8 +173,9 @@ class AdversarialReference(Step):
         players.discriminator.requires_grad_(True)
         with round.autocast():
             scores = players.discriminator(torch.cat([extracted, generated.detach()]), torch.cat([code, code]))
-        loss = discriminator_loss(*scores.chunk(2), self.d_loss)
-        score_gap = discriminator_loss(*scores.detach().chunk(2), "ls")
+        real, made = scores.chunk(2)
+        loss = discriminator_loss(real, made, self.d_loss)
+        score_gap = discriminator_loss(real.detach(), made.detach(), "ls")
         descend(players.d_optimizer, loss)
         players.discriminator.requires_grad_(False)
         players.won = (players.won + 1) * (score_gap < WON)

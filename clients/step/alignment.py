@@ -48,7 +48,8 @@ def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str,
         return nn.Conv2d(depth, channels, 1)
     if all(s == 2 * t for s, t in zip(size, target)):
         return nn.Conv2d(depth, channels, 3, stride=2, padding=1)
-    return nn.Conv2d(depth, channels, tuple(1 + s - t for s, t in zip(size, target)))
+    (height, width), (h, w) = size, target
+    return nn.Conv2d(depth, channels, (1 + height - h, 1 + width - w))
 
 
 QueryKey = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
@@ -57,7 +58,8 @@ QueryKey = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 def query_key_pairs(levels: int, device: torch.device, channels: int = 32) -> list[QueryKey]:
     """A query and a key convolution for every level, with random weights that are never trained (CSAC's released
     code)."""
-    return [tuple(nn.Conv2d(channels, channels, 1).to(device) for _ in range(2)) for _ in range(levels)]
+    pairs = [[nn.Conv2d(channels, channels, 1).to(device) for _ in range(2)] for _ in range(levels)]
+    return [(query, key) for query, key in pairs]
 
 
 @torch.no_grad()
@@ -137,6 +139,7 @@ def alignment_loss(
             discrepancy = (x[:, None] - y[None, :]).square().mean((2, 3))
         if pairs == "same_layer":
             return discrepancy.diagonal().sum()
+        assert alpha is not None
         return (alpha.detach().to(discrepancy.dtype) * discrepancy).sum()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
@@ -15,6 +15,7 @@ from clients.step.supervised import SupervisedStep
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.tools.losses import mk_mmd
 from clients.tools.networks import frozen_copy
+from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
 from fedsim.settings.effect import Above, Only
@@ -25,7 +26,7 @@ ACQUIRED = "acquired"  # the store's entry for the frozen local model L^h
 
 
 @contextmanager
-def tapped(net: nn.Module) -> Iterator[list[Tensor]]:
+def tapped(net: Net) -> Iterator[list[Tensor]]:
     """Collects the outputs of `net.levels` in forward passes inside the block, from shallow to deep."""
     found: list[Tensor] = []
     handles = [
@@ -139,9 +140,9 @@ class SemanticCalibration(Step):
     def _level_alignment(self, round: LocalRound, local: nn.Module) -> AlignFunction:
         with torch.no_grad(), tapped(local) as levels:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
-        shapes = [tuple(level.shape[1:]) for level in levels]
-        target = tuple(max(size - round.net.level_margin, 1) for size in shapes[-1][1:])
-        of_fused, of_local = (Projections(shapes, target, self.proj).to(round.device) for _ in range(2))
+        shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in levels]
+        height, width = (max(size - round.net.level_margin, 1) for size in shapes[-1][1:])
+        of_fused, of_local = (Projections(shapes, (height, width), self.proj).to(round.device) for _ in range(2))
         if self.freeze_proj:
             of_fused.requires_grad_(False), of_local.requires_grad_(False)
         else:

@@ -15,6 +15,7 @@ from clients.compiled import FeaturesAndLogits
 from clients.parts import Batch, LocalRound, LossFunction, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from clients.tools.contours import boundary_loss
+from clients.tools.losses import total
 from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.weights import StateDict
@@ -132,7 +133,7 @@ class EpisodicStep(Step):
                     contrast = boundary_loss(embeddings, features, batch.labels, self.tau, self.ring, only)
                     loss = loss + self.gamma * contrast
                 losses.append(loss)
-            return sum(losses) / len(losses)
+            return total(losses) / len(losses)
 
         return outer
 
@@ -149,7 +150,7 @@ class EpisodicStep(Step):
         loss = inner()
         round.backward(loss, keep_graph=contrasts)
         used = {name: parameter for name, parameter in named.items() if parameter.grad is not None}
-        gradients = [parameter.grad for parameter in used.values()]
+        gradients = [grad for parameter in used.values() if (grad := parameter.grad) is not None]
         stepped = dict(zip(used, inner_step(list(used.values()), gradients, self.beta, self.clip)))
         stepped = {name: value.requires_grad_() for name, value in stepped.items()}
         meta_loss = outer(stepped)

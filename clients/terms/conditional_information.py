@@ -91,8 +91,9 @@ class ConditionalInformation(Term):
     @property
     def sets(self) -> dict[str, dict[str, object]]:
         """The norm of the official variant, and a bank to which nothing is sent."""
-        official = {"representation_norm": {"l2r": "norm"}, "class_references": {"shared": False}}
-        return official if self.variant == "official" else {}
+        if self.variant != "official":
+            return {}
+        return {"representation_norm": {"l2r": "norm"}, "class_references": {"shared": False}}
 
     @property
     def tag(self) -> str:

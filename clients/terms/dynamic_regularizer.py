@@ -50,7 +50,8 @@ class DynamicRegularizer(Term):
             if moving:
                 places = [parameters[name].detach() for name in moving]
                 away = torch._foreach_sub(places, [anchor[name] for name in moving])
-                torch._foreach_add_([parameters[name].grad for name in moving], away, alpha=self.lam)
+                gradients = [grad for name in moving if (grad := parameters[name].grad) is not None]
+                torch._foreach_add_(gradients, away, alpha=self.lam)
 
         if self.lam > 0:
             round.before_step.append(pull)

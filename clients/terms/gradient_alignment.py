@@ -60,7 +60,7 @@ class GradientAlignment(Term):
             moving = [name for name, parameter in parameters.items() if parameter.grad is not None]
             if not moving:
                 return
-            gradients = [parameters[name].grad for name in moving]
+            gradients = [grad for name in moving if (grad := parameters[name].grad) is not None]
             aligned = (sign * cosines(gradients, [move[name] for name in moving]) >= self.tau).tolist()
             round.tally("dropped_tensors", 1 - sum(aligned) / len(aligned))
             for name, keep in zip(moving, aligned, strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from clients.tools.losses import total
 from fedsim.parts.facts import Fact
 
 
@@ -43,7 +44,7 @@ class OtherHeads(Term):
         def term(batch: Batch) -> Tensor:
             with round.autocast():
                 logits = [head(batch.features) for head in heads]
-            return weight * sum(F.cross_entropy(each.float(), batch.truth) for each in logits)
+            return weight * total(F.cross_entropy(each.float(), batch.truth) for each in logits)
 
         return term
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.models.inserts.prompt_sets import PromptSetsHead, PromptsOfClients
 from fedsim.parts.facts import Fact
 
 
@@ -42,7 +43,7 @@ class PromptStages(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses what is trained; the term, or None without a teacher."""
-        local, sets = round.round % 2 == 1, round.net.prompts
+        local, sets = round.round % 2 == 1, _sets(round)
         sets.client = round.index if local else None
         sets.learn(prompts=local or sets.through, aggregators=not local)
         if not local or self.c == 0:
@@ -59,19 +60,27 @@ class PromptStages(Term):
     @torch.no_grad()
     def _teacher(self, round: LocalRound) -> Callable[[Tensor], Tensor]:
         """A function from images to the teacher's logits, in float32. Its texts are computed once."""
-        net, sets = round.net, round.net.prompts
+        net, sets, head = round.net, _sets(round), round.net.head
+        assert isinstance(head, PromptSetsHead)
         with round.autocast():
             vision = sets.aggregated("vision") if round.round > 1 else None
-            texts = net.head.read_with(sets.aggregated("text")) if round.round > 1 else net.head.zero_shot
+            texts = head.read_with(sets.aggregated("text")) if round.round > 1 else head.zero_shot
 
         @torch.no_grad()
         def logits(images: Tensor) -> Tensor:
             with sets.holding(vision), round.autocast():
-                return net.head.logits(net.features(images), texts).float()
+                return head.logits(net.features(images), texts).float()
 
         return logits
 
     def end(self, round: LocalRound) -> None:
         """No client and no stage is chosen any more."""
-        round.net.prompts.client = None
-        round.net.prompts.learn(prompts=True, aggregators=True)
+        sets = _sets(round)
+        sets.client = None
+        sets.learn(prompts=True, aggregators=True)
+
+
+def _sets(round: LocalRound) -> PromptsOfClients:
+    sets = round.net.prompts
+    assert isinstance(sets, PromptsOfClients)  # of the insert that the term needs
+    return sets

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.models.inserts.keyed_prompts import KeyedPromptHead
 from fedsim.parts.facts import Fact
 
 
@@ -34,7 +35,7 @@ class QueryLoss(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses the client's key; the term, or None when the weight is 0."""
-        head, own = round.net.head, round.index
+        head, own = _head(round), round.index
         head.key = head.keys[own]
         if self.weight == 0:
             return None
@@ -50,4 +51,9 @@ class QueryLoss(Term):
 
     def end(self, round: LocalRound) -> None:
         """No key is chosen any more."""
-        round.net.head.key = None
+        _head(round).key = None
+
+
+def _head(round: LocalRound) -> KeyedPromptHead:
+    assert isinstance(round.net.head, KeyedPromptHead)  # of the insert that the term needs
+    return round.net.head

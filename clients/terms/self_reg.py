@@ -43,7 +43,7 @@ class SelfReg(Term):
         """The term, or None when its weight is 0."""
         if self.weight == 0:
             return None
-        projector = round.net.projector
+        projector = round.net.get_submodule("projector")
         rng, generator = round.rng("self-reg"), round.generator("self-reg")
 
         def draw(batch: Batch) -> tuple[tuple[Tensor, ...], float]:

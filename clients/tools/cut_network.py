@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedsim.models.net import Net
+
 
 class _ReachedError(Exception):
     """The cut module was called. This is not an error: it ends a forward pass there."""
@@ -25,7 +27,7 @@ class CutNetwork:
     module with parameters that ran before the cut returns zeros in the shape of its output, without computing anything.
     """
 
-    def __init__(self, net: nn.Module, path: str) -> None:
+    def __init__(self, net: Net, path: str) -> None:
         self.net, self.cut = net, net.get_submodule(path)
         words = path.split(".")
         above = {"", *(".".join(words[: count + 1]) for count in range(len(words)))}

@@ -51,8 +51,8 @@ def auxiliary_networks(bottleneck: nn.Module, width: int, classes: int, di_width
     """
     specific = copy.deepcopy(bottleneck)
     for module in specific.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
     return nn.ModuleDict(
         {
             "specific": specific,

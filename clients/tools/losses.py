@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,11 @@ class _HalfSquaredDistance(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: torch's foreach product has no second derivative
             return (*[difference * grad for difference in differences], *[None] * half)
         return (*torch._foreach_mul(differences, grad), *[None] * half)
+
+
+def total(tensors: Iterable[Tensor]) -> Tensor:
+    """Their sum; there is at least one."""
+    return cast(Tensor, sum(tensors))
 
 
 def proximal(params: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
@@ -63,8 +69,8 @@ def js_divergence(logits: Sequence[Tensor]) -> Tensor:
     Source: AugMix (Hendrycks et al., ICLR 2020), RandConv (Xu et al., ICLR 2021).
     """
     logs = [each.float().log_softmax(1) for each in logits]
-    mean = (sum(each.exp() for each in logs) / len(logs)).clamp_min(1e-7).log()
-    return sum((each.exp() * (each - mean)).sum(1).mean() for each in logs) / len(logs)
+    mean = (total(each.exp() for each in logs) / len(logs)).clamp_min(1e-7).log()
+    return total((each.exp() * (each - mean)).sum(1).mean() for each in logs) / len(logs)
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float, own: bool = False) -> Tensor:

@@ -132,6 +132,7 @@ class StylePass:
         gumbel = self.rng.gumbel(size=(kept, len(x)))
         normal = self.rng.standard_normal((2, len(x), x.shape[1]))
         first = int(self.rng.integers(len(x)))
+        assert self.foreign is not None
         return shared_styles(x, self.foreign, first, on(gumbel, x), on(normal, x), self.part.official)
 
     def _enlarged(self, stage: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -90,6 +90,7 @@ class AdversarialTarget(Unlabelled):
         for epoch in epochs:
             order = round.rng(f"adapt-{epoch}").permutation(data.examples)
             for part in chunks(order, round.train.batch_size):
+                assert optimizer is not None  # there is an epoch
                 features = net.pooled(data.batch(part).images)
                 seen = net.bottleneck(features) if self.di_input == "invariant" else features
                 loss = torch.stack([source_loss(judge(seen)) for judge in judges]).mean()

@@ -21,8 +21,8 @@ SMALL = 1e-7  # added to norms
 
 def of_length(vectors: Sequence[Tensor], rho: float) -> list[Tensor]:
     """rho v / (||v|| + 1e-7), where the norm is over all tensors together; zeros stay zeros."""
-    norm = torch.stack(torch._foreach_norm(vectors)).norm()
-    return list(torch._foreach_mul(vectors, rho / (norm + SMALL)))
+    norm = torch.stack(torch._foreach_norm(list(vectors))).norm()
+    return list(torch._foreach_mul(list(vectors), rho / (norm + SMALL)))
 
 
 @contextmanager
@@ -30,12 +30,12 @@ def moved(parameters: Sequence[Tensor], changes: Sequence[Tensor]) -> Iterator[N
     """Inside the block the changes are added to the parameters; afterwards these are exactly what they were."""
     before = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
-        torch._foreach_add_(parameters, changes)
+        torch._foreach_add_(list(parameters), list(changes))
     try:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(parameters, before)
+            torch._foreach_copy_(list(parameters), before)
 
 
 class Perturbed(LocalUpdate):
@@ -75,7 +75,8 @@ class SharpnessAware(Perturbed):
             loss = loss_of()
             round.backward(loss)
             moving = [parameter for parameter in parameters if parameter.grad is not None]
-            ascent, tallied = of_length([parameter.grad for parameter in moving], self.rho), dict(round.sums)
+            gradients = [grad for parameter in moving if (grad := parameter.grad) is not None]
+            ascent, tallied = of_length(gradients, self.rho), dict(round.sums)
             statistics = statistics_frozen(round.net) if self.variant == "paper" else nullcontext()
             with moved(moving, ascent), statistics:
                 round.backward(loss_of())

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import torch
 
 from clients.batch import LATE
 from clients.budget import Amount, fedavg_amount, local_plan
+from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from clients.store import ClientStore
 from fedsim.results.notes import BUDGET_TOLERANCE, times
@@ -70,7 +72,7 @@ def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amou
         seed=0,
         device=torch.device("cpu"),
         store=ClientStore(None),
-        data=SimpleNamespace(examples=counts[client]),
+        data=cast(LocalData, SimpleNamespace(examples=counts[client])),
         clients=plan.clients,
     )
     return Amount.of(local_plan(plan.recipe, round_, counts, plan.sources)[1])

@@ -7,9 +7,9 @@ from functools import partial
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient
+from clients.base import DomainClient, Job
 from clients.local_round import autocast_of
-from clients.local_steps import Fitted, Job
+from clients.local_steps import Fitted
 from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
 from fedsim.run.plan import Plan

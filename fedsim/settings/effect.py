@@ -107,9 +107,10 @@ def conditions(kind: type) -> dict[str, tuple[Only, ...]]:
 
 def unmet(settings: object, usual: object, facts: Facts) -> dict[str, tuple[Only, ...]]:
     """{changed setting: what it needs} of those that have no effect; `usual` has the values that are no change."""
+    kind: type = type(settings)
     return {
         name: needs
-        for name, needs in conditions(type(settings)).items()
+        for name, needs in conditions(kind).items()
         if (values := (getattr(settings, name), getattr(usual, name)))[0] != values[1]
         and not any(one.holds(settings, facts, values) for one in needs)
     }
