@@ -17,6 +17,7 @@ from fedsim.common.seeding import seed_library
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.records import Config
 from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
 from strategies.model import ServerModel
@@ -52,7 +53,7 @@ class FedDG(FedAvg):
         recipe: ServerRecipe,
         experiment: Experiment,
         places: Mapping[str, Place],
-        run_config: dict[str, str],
+        run_config: Config,
         metric: str = CLASSIFICATION.metric,
     ) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)

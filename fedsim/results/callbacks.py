@@ -23,12 +23,15 @@ class RunCallback(Protocol):
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Called before the first round, or before the next round of a resumed run; the folder exists."""
+        return  # a body: a class may derive from this one and define some of the methods
 
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
         """Called after each round, with the rows that were added to rounds.csv and clients.csv."""
+        return
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """Called after the summary was written."""
+        return
 
 
 def trackers(run: RunSettings) -> list[RunCallback]:

@@ -26,6 +26,7 @@ from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.records import Config
 from strategies.base import FedDG
 from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster
@@ -76,9 +77,12 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
     def evaluate(arrays: ArrayRecord) -> TargetScore:
         if shared is not None:
             return shared(strategy.log.round, arrays, strategy.wanted_entries())
-        return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, arrays)
+        site = strategy.target_site
+        assert site is not None  # it has the unseen domain, if the server does not
+        return site.score if strategy.log.round else site.ask(grid, arrays)
 
     def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:
+        assert held_out is not None
         return held_out(record_to_arrays(arrays), strategy.wanted_entries())
 
     session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
@@ -88,8 +92,9 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
     target = experiment.run.target if on_site else ""
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
     strategy.join(roster)
-    _meet(session, roster, evaluator.class_counts() if evaluator else roster.target.class_counts)
-    session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
+    tested = evaluator.class_counts() if evaluator else roster.target.class_counts if roster.target else ()
+    _meet(session, roster, tested)
+    session.target_images = len(evaluator.labels) if evaluator else roster.target.examples if roster.target else 0
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
     if not session.checkpoint:
@@ -135,7 +140,7 @@ def _meet(session: Session, roster: Roster, tested: Sequence[int]) -> None:
         logger.warning(text)
 
 
-def sent_settings(experiment: Experiment, state: Path, token: str) -> dict[str, str | float]:
+def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:
     """What every message to a client contains: settings, folder of its state, the run's token and time limit.
 
     The sites of a deployment have their own folders, so that the messages to them name no folder of the server.

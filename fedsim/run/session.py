@@ -4,12 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
+from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.methods.registry import packages_of
@@ -58,9 +58,15 @@ class Session:
         self._record(done)
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None
-        self.strategy: FedDG | None = None
+        self._strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
+
+    @property
+    def strategy(self) -> FedDG:
+        """The strategy that was attached."""
+        assert self._strategy is not None
+        return self._strategy
 
     def _resume(self, done: int) -> None:
         """Take up the rounds until `done`, and remove what is recorded of later ones, which are computed again."""
@@ -92,7 +98,7 @@ class Session:
 
         `evaluate_held_out` measures the model on `run.validation_domain`, where there is one.
         """
-        self.strategy, self.evaluate_target = strategy, evaluate_target
+        self._strategy, self.evaluate_target = strategy, evaluate_target
         self.evaluate_held_out = evaluate_held_out
         space = self.space
         strategy.storage.folder = self.folder
@@ -113,7 +119,7 @@ class Session:
             self.data |= own
             self._write_environment()
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: Json) -> None:
         """Record a fact of this run beside its environment, if there is anything to say."""
         if value:
             self.environment |= {name: value}
@@ -131,6 +137,7 @@ class Session:
     def end_of_round(self, server_round: int, arrays: ArrayRecord) -> None:
         """Flower's evaluate_fn: called with 0 before the first round and after each round."""
         strategy = self.strategy
+        assert self.evaluate_target is not None  # attached with it
         if server_round == 0 and self.checkpoint:
             self.begin(self.checkpoint.round + 1)
             return
@@ -196,7 +203,7 @@ class Session:
             callback.on_end(summary)
         return self.folder
 
-    def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
+    def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
         """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
 
         The best model of a round without a checkpoint waits for the next one: a run that is killed before repeats the

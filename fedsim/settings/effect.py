@@ -8,7 +8,6 @@ NAME` shows what each needs.
 
 import math
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -37,7 +36,7 @@ class Size(Enum):
     CLIENTS = "the number of clients"
 
 
-Facts = Mapping[Scene | Size, float]  # what is known of a run; a scene that is not in it may hold
+Facts = dict[Scene | Size, float]  # what is known of a run; a scene that is not in it may hold
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fedsim.run.conflicts import DataOf
     from fedsim.run.plan import Plan
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass
@@ -179,7 +180,11 @@ def look_for_data(cells: Sequence[Cell]) -> None:
 def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     """(cell, why its data cannot be read here, or an empty text) of the waiting cells, except those of a deployment."""
     waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
-    missing = _once(lambda data: _reason(lambda: find_data(data)), DataSettings.model_dump_json)
+
+    def lacks(data: DataSettings) -> str:
+        return _reason(lambda: find_data(data))
+
+    missing = _once(lacks, DataSettings.model_dump_json)
     return [(cell, missing(cell.experiment.data)) for cell in waiting]
 
 

@@ -55,12 +55,13 @@ class Exchange:
     def __init__(
         self,
         experiment: Experiment,
-        run_config: dict[str, str],
+        run_config: Config,
         state: ServerState,
         metric: str = CLASSIFICATION.metric,
     ) -> None:
         self.metric = metric
         self.experiment, self.run_config, self.state = experiment, run_config, state
+        self.token = str(run_config["token"])
         self.sites: dict[str, Site] = {}
         self.roster: Roster | None = None
         self.log = RoundNotes(0)
@@ -210,7 +211,7 @@ class Exchange:
     def _expected(self, client: str, more: Wanted) -> Expected:
         return Expected(
             client=client,
-            token=self.run_config["token"],
+            token=self.token,
             round=self._round,
             phase=self._phase,
             examples=self.sites[client].examples,

@@ -46,7 +46,7 @@ class Roster:
         grid: Grid,
         clients: Sequence[str],
         classes: int,
-        run_config: dict[str, str],
+        run_config: Config,
         target: str = "",
         identify: Identify | None = None,
         frozen: str = "",
@@ -224,7 +224,7 @@ class Roster:
 
     def _admit(self, node: int, reply: Message) -> None:
         """Accepts the answer of a node, or raises RejectedReplyError or UserError."""
-        expected = Expected("", self.run_config["token"], 0, "handshake")
+        expected = Expected("", str(self.run_config["token"]), 0, "handshake")
         if reply.metadata.src_node_id != node:
             raise RejectedReplyError(f"it comes from another node, {reply.metadata.src_node_id}")
         found = judged(partial(read_sites, node), reply.content, expected)

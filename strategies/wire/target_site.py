@@ -108,7 +108,7 @@ class TargetSite:
         elif reply.has_error():
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
-            wanted = client, exchange.run_config["token"], self._round, PHASE, self.site.examples
+            wanted = client, exchange.token, self._round, PHASE, self.site.examples
             expected = Expected(*wanted, metric=exchange.metric, data=self.site.content)
             try:
                 self.score, seconds = judged(read_score, reply.content, expected)

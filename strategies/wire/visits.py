@@ -76,7 +76,7 @@ class Visits:
             exchange.log.count(client, "up", arrays_of(reply.content), set(visit.records))
             target = exchange.roster.target if exchange.roster is not None else None
             known = target.content if target else ""
-            expected = Expected(client, exchange.run_config["token"], server.round, visit.phase, data=known)
+            expected = Expected(client, exchange.token, server.round, visit.phase, data=known)
             try:
                 return judged(
                     lambda content, wanted: read_answer(visit, server, content, wanted), reply.content, expected
