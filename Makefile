@@ -41,6 +41,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/mypy
 
 docs: install
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build

@@ -2,24 +2,23 @@
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.batch import LATE
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
-from clients.local_steps import BestIterate, Fitted, LocalSteps, Training
+from clients.local_round import LATE, Pass
+from clients.local_steps import BestIterate, Fitted, LocalSteps, Measured, Order, Training
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
-from clients.parts import ClientRecipe, LocalRound, departing
+from clients.parts import LocalRound, departing
+from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
-from fedsim.common.values import Foreign, Json
+from fedsim.common.values import Foreign
 from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.infer import Predict
 from fedsim.models.net import Net
@@ -27,9 +26,6 @@ from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Arrays, Cut, Place
 from strategies.wire.cuts import put_back, taken
-
-if TYPE_CHECKING:
-    from clients.compiled import Compiled
 
 
 class DomainClient(NumPyClient):
@@ -57,7 +53,7 @@ class DomainClient(NumPyClient):
         clients: Sequence[str] = (),
         source_clients: int = 1,
         build_net: Callable[[], Net] = LATE,
-        compiled: "Compiled | None" = None,
+        compiled: Pass | None = None,
     ) -> None:
         self.experiment, self.recipe = experiment, recipe
         self._see(view)
@@ -94,14 +90,12 @@ class DomainClient(NumPyClient):
         """Names of the tensors sent after training."""
         return self.names("evaluate")
 
-    def fit(  # type: ignore[override]  # all metrics are numbers
-        self, parameters: list[np.ndarray], config: Mapping[str, Json]
-    ) -> Fitted:
+    def fit(self, parameters: list[np.ndarray], config: Order) -> Fitted:  # type: ignore[override]  # numbers alone
         """Trains; returns the tensors to send (views of the network, in its memory layout), examples and metrics."""
         training = self.begin_fit(parameters, config)
         return self.end_fit(training, self._train(training.round))
 
-    def begin_fit(self, parameters: list[np.ndarray], config: Mapping[str, Json]) -> Training:
+    def begin_fit(self, parameters: list[np.ndarray], config: Order) -> Training:
         """What `fit` does before the first step of the round."""
         started = time.perf_counter()
         round = self._open(config)
@@ -142,9 +136,7 @@ class DomainClient(NumPyClient):
         other.cut, other.outbox, other.compiled = {}, {}, None
         return other
 
-    def evaluate(  # type: ignore[override]  # all metrics are numbers
-        self, parameters: list[np.ndarray], config: Mapping[str, Json]
-    ) -> tuple[float, int, dict[str, float]]:
+    def evaluate(self, parameters: list[np.ndarray], config: Order) -> Measured:  # type: ignore[override]  # as `fit`
         """Validates the received model. The personal state is not changed, and not used unless it was never
         uploaded."""
         started = time.perf_counter()
@@ -177,7 +169,7 @@ class DomainClient(NumPyClient):
                     self.state[name].copy_(value)
         return bool(own)
 
-    def collect(self, config: Mapping[str, Json], parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def collect(self, config: Order, parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """This client's contribution to the bank that the message names, made with the received model if there is
         one."""
         round = self._open(config)
@@ -185,7 +177,7 @@ class DomainClient(NumPyClient):
             self._load(parameters, "train")
         return self.recipe.contributor(config["bank"]).collect(round)
 
-    def _open(self, config: Mapping[str, Json]) -> LocalRound:
+    def _open(self, config: Order) -> LocalRound:
         run = self.experiment.run
         if "delivered" not in config:  # else it has trained in this round, and what it stored then must stay
             self.store.open_round(config["round"], config.get("state-round"), config.get("saved-round"))
@@ -298,22 +290,10 @@ class DomainClient(NumPyClient):
             module.eval()
 
     def validate(self, predict: Predict | None = None) -> tuple[float, float]:
-        """(primary metric, loss) on the validation split, of the network in eval mode or by an inference rule.
-
-        For the pooled client it is the unweighted mean over its domains.
-        """
+        """(primary metric, loss) on the validation split, of the network in eval mode or by an inference rule; for the
+        pooled client the unweighted mean over its domains."""
         self.net.eval()
-        data, size = self.data, self.experiment.run.evaluate_batch_size
-        groups = data.validation_by_domain
+        data, groups, size = self.data, self.data.validation_by_domain, self.experiment.run.evaluate_batch_size
         results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
         score, loss = (float(np.mean([result[index] for result in results])) for index in (0, 1))
         return score, loss
-
-
-@dataclass
-class Job:
-    """A client's order to train: what `DomainClient.fit` gets."""
-
-    client: DomainClient
-    parameters: list[np.ndarray]
-    config: Mapping[str, Json]

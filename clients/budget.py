@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from clients.batches.shuffled import chunks
-from clients.parts import ClientRecipe, LocalRound
+from clients.parts import LocalRound
+from clients.recipe import ClientRecipe
 from fedsim.settings import TrainSettings
 
 

@@ -31,6 +31,9 @@ class Pass(Protocol):
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits."""
 
+    def take_seconds(self) -> float:
+        """The seconds of the compilation, once."""
+
 
 StepFunction = Callable[[Batch], Tensor]
 LossFunction = Callable[[], Tensor]

@@ -1,6 +1,6 @@
 """One client's steps in one round: what is fixed before the first one, and the best iterate among them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from clients.parts import Batch, ClientPart, LocalRound, StepFunction
+from fedsim.common.values import Json
 from fedsim.models.net import Net
 from fedsim.settings import TrainSettings
 
+Order = Mapping[str, Json]  # the settings of a message
+Measured = tuple[float, int, dict[str, float]]  # loss, number of validation examples, metrics
 Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
 
 

@@ -17,7 +17,7 @@ has the same draws.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -25,13 +25,10 @@ from torch import Tensor
 from clients.local_round import Batch, LocalRound, LossFunction, StepFunction, UpdateFunction
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
-from fedsim.models.inserts.base import Insert
-from fedsim.models.norms.base import Norm
 from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part, part_name
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
-from strategies.parts import ServerRecipe
 from strategies.server_round import Arrays
 
 __all__ = [
@@ -39,7 +36,6 @@ __all__ = [
     "Batch",
     "Batches",
     "ClientPart",
-    "ClientRecipe",
     "Companion",
     "LocalRound",
     "LocalUpdate",
@@ -57,17 +53,12 @@ __all__ = [
 class ClientPart(Part):
     """What all parts of a client have in common.
 
-    bank: the name of the bank to which this part contributes: by `collect` when the bank is collected once, or before
-    or after the training of each round, otherwise by `round.send(bank, ...)` in every round. Empty: it contributes
-    nothing
-    banks: the same for a part that contributes to several banks; `round.asked` says to which one
+    banks: as `bank`, for a part that contributes to several banks; `round.asked` says to which one
     personal: the store entry in which this part keeps a personal model, as tensors by the network's own names (all of
     them or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the
     received one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of
     the run with `run.keep_personal`. Empty: there is none
     keeps_last_iterate: `end` sees the model of the last step, also where an earlier one is sent (`train.local_checks`)
-    needs_levels: it uses the feature maps `net.levels`
-    compiles: it takes `round.forward`, the pass that `train.compile` compiles, if it makes a training pass
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
@@ -77,17 +68,18 @@ class ClientPart(Part):
 
     @property
     def bank(self) -> str:
-        """The bank to which this part contributes."""
+        """The name of the bank to which this part contributes: by `collect` where the bank is collected, otherwise by
+        `round.send(bank, ...)` in every round; empty: none."""
         return ""
 
     @property
     def needs_levels(self) -> bool:
-        """Whether it uses the feature maps."""
+        """Whether it uses the feature maps `net.levels`."""
         return False
 
     @property
     def compiles(self) -> bool:
-        """Whether it takes the pass that may be compiled."""
+        """Whether it takes `round.forward`, the pass that `train.compile` compiles, if it makes a training pass."""
         return True
 
     def contributes(self) -> tuple[str, ...]:
@@ -304,61 +296,3 @@ class Unlabelled(ClientPart):
         It sends the records of the answer by `round.send`. The labels of `round.data` are -1.
         """
         raise NotImplementedError
-
-
-class ClientRecipe(ServerRecipe, Protocol):
-    """What a client asks of a recipe."""
-
-    @property
-    def objective(self) -> Objective:
-        """The loss of a batch."""
-
-    @property
-    def update(self) -> LocalUpdate:
-        """How a loss moves the weights."""
-
-    @property
-    def companions(self) -> tuple[Companion, ...]:
-        """What else learns beside the model."""
-
-    @property
-    def client(self) -> Step:
-        """How one local step is taken."""
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """What is added to the loss."""
-
-    @property
-    def batches(self) -> Batches:
-        """The examples of the round's batches."""
-
-    @property
-    def augment(self) -> Augment | None:
-        """What changes a batch before the step."""
-
-    @property
-    def reports(self) -> tuple[Report, ...]:
-        """What is measured around the training."""
-
-    @property
-    def unlabelled(self) -> Unlabelled | None:
-        """What the unseen domain's client does."""
-
-    @property
-    def inserts(self) -> tuple[Insert, ...]:
-        """The modules that are added to the network."""
-
-    @property
-    def norm(self) -> Norm:
-        """The network's normalization."""
-
-    @property
-    def pooled(self) -> bool:
-        """Whether one client holds the data of all."""
-
-    def client_parts(self) -> list[ClientPart]:
-        """The parts that act on a client."""
-
-    def contributor(self, bank: str) -> ClientPart:
-        """The part that contributes to a bank."""

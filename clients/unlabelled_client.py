@@ -8,7 +8,7 @@ import torch
 from clients.local_data import LocalData
 from clients.local_round import LocalRound
 from clients.optimizers import learning_rate
-from clients.parts import ClientRecipe
+from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import freeze
 from fedsim.common.seeding import seed_library

@@ -22,7 +22,8 @@ from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
-from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError, ServerRecipe
+from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError
+from strategies.recipe import ServerRecipe
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage

@@ -19,15 +19,13 @@ the answer to a visit). With `LostRoundError` a round has no model: the one befo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import Field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsim.models.infer.base import Infer
 from fedsim.models.net import Net
 from fedsim.parts.facts import Fact, Facts
-from fedsim.parts.part import Part, RecipeParts
+from fedsim.parts.part import Part
 from strategies.bank import Bank, Broadcast
 from strategies.server_round import (
     SERVER,
@@ -53,7 +51,6 @@ __all__ = [
     "Place",
     "Refine",
     "RefusedUpdateError",
-    "ServerRecipe",
     "ServerRound",
     "Share",
     "Update",
@@ -223,40 +220,3 @@ class Visit(Part):
     def take(self, records: Mapping[str, Arrays], model: Arrays, server: ServerRound) -> Arrays:
         """The model after the visit. A visit at the moment "updates" does not change it."""
         return model
-
-
-class ServerRecipe(RecipeParts, Protocol):
-    """What the server asks of a recipe, which is a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field]]
-
-    @property
-    def share(self) -> Share:
-        """Which tensors travel."""
-
-    @property
-    def weights(self) -> Weights:
-        """How much each client counts."""
-
-    @property
-    def fuse(self) -> Fuse:
-        """How the tensors of several clients become one."""
-
-    @property
-    def banks(self) -> tuple[Bank, ...]:
-        """The records beside the model."""
-
-    @property
-    def refine(self) -> tuple[Refine, ...]:
-        """What happens to the fused model, in this order."""
-
-    @property
-    def visits(self) -> tuple[Visit, ...]:
-        """The exchanges with the unseen domain's client."""
-
-    @property
-    def infer(self) -> Infer:
-        """How the model predicts on the unseen domain."""
-
-    def needs(self) -> set[str]:
-        """The metrics without which a reply cannot be used."""

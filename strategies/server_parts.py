@@ -20,11 +20,11 @@ from strategies.parts import (
     Place,
     Refine,
     RefusedUpdateError,
-    ServerRecipe,
     ServerRound,
     Update,
     Visit,
 )
+from strategies.recipe import ServerRecipe
 from strategies.state import ServerState
 from strategies.wire.fused_check import not_finite
 from strategies.wire.update_limit import update_size

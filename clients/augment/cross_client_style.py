@@ -21,6 +21,7 @@ from clients.augment.spaces import (
     space_of,
     style_record,
 )
+from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
@@ -198,7 +199,7 @@ class CrossClientStyle(Augment):
         return StylePlan(copies, (owner == 0).to(device) | same, affine)
 
 
-def _materialise(space: style.Space, data, plan: StylePlan) -> Tensor:
+def _materialise(space: style.Space, data: LocalData, plan: StylePlan) -> Tensor:
     """All items as uint8 [copies * n, C, H, W] on the device of the client's images; own items are the originals."""
     images = data.images[: data.examples]
     kept = images.repeat(plan.copies, 1, 1, 1)

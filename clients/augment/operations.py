@@ -7,6 +7,7 @@ augmentation runs in every step.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -35,14 +36,16 @@ def apply_operations(x: Tensor, names: list[str], chosen: Tensor, magnitudes: Te
         if operation is not None:
             own = chosen == index
             amount = magnitudes[own].to(x)[:, None, None, None]
-            x = _replaced(x, own, lambda some, operation=operation, amount=amount: operation(some, amount))
+            x = _replaced(x, own, operation, amount)
     return x
 
 
-def _replaced(x: Tensor, chosen: Tensor, operation) -> Tensor:
+def _replaced(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *more: Tensor) -> Tensor:
     """x with `operation` applied to the images that `chosen` [B] marks."""
     index = chosen.nonzero()[:, 0].to(x.device)
-    return operation(x) if len(index) == len(x) else x.index_copy(0, index, operation(x.index_select(0, index)))
+    if len(index) == len(x):
+        return operation(x, *more)
+    return x.index_copy(0, index, operation(x.index_select(0, index), *more))
 
 
 # --- geometry ---------------------------------------------------------------------------------------------------------

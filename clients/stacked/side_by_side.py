@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import DomainClient, Job
+from clients.base import DomainClient
+from clients.job import Job
 from clients.local_data import LocalData
 from clients.local_steps import Fitted, LocalSteps, Training
-from clients.parts import Batch, ClientRecipe
+from clients.parts import Batch
+from clients.recipe import ClientRecipe
 from clients.stacked.net import Autocast, Pass, Rows, StackedNet
 from clients.stacked.optimizer import StackedOptimizer, rates_of
 from fedsim.common.seeding import seed_library

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -241,7 +242,7 @@ def _separator(file: Path) -> str:
     return "\t" if file.suffix.lower() == ".tsv" else ","
 
 
-def _parquet():
+def _parquet() -> ModuleType:
     try:
         import pyarrow.parquet
     except ImportError:

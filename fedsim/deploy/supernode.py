@@ -130,7 +130,7 @@ def failing_with_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
 def watched(client: type, contact: ContactFile) -> type:
     """Flower's connection to the server, which also notes every contact."""
 
-    class WatchedClient(client):  # type: ignore[misc, valid-type]
+    class WatchedClient(client):
         def PullMessages(self, request: Any) -> Any:  # noqa: N802
             answer = super().PullMessages(request)
             if answer.messages_list:

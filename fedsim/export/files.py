@@ -5,7 +5,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -126,7 +126,7 @@ WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {"onnx": _w
 
 
 @contextmanager
-def _quiet():
+def _quiet() -> Iterator[None]:
     """Hide the output and the warnings of exporters."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +94,12 @@ class Texts:
 
     @classmethod
     def read(
-        cls, encode: Callable[[str], Sequence[int]], marks: tuple[int, int], prompt: str, names: Sequence[str], **rest
+        cls,
+        encode: Callable[[str], Sequence[int]],
+        marks: tuple[int, int],
+        prompt: str,
+        names: Sequence[str],
+        **rest: Any,
     ) -> "Texts":
         """The texts of these class names; `encode` gives the tokens of a text, `marks` are its start and its end."""
         texts = [prompt.format(name.replace("_", " ")) for name in names]

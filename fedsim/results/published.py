@@ -190,10 +190,8 @@ def only_theirs(
             reasons.setdefault(reason, []).append(method)
         else:
             kept.append(own)
-    left_out = [
-        f"No published number of {reason.format(methods=', '.join(dict.fromkeys(named)))}."
-        for reason, named in reasons.items()
-    ]
+    named = {reason: ", ".join(dict.fromkeys(methods)) for reason, methods in reasons.items()}
+    left_out = [f"No published number of {reason.format(methods=text)}." for reason, text in named.items()]
     return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), left_out
 
 

@@ -7,7 +7,8 @@ from functools import partial
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient, Job
+from clients.base import DomainClient
+from clients.job import Job
 from clients.local_round import autocast_of
 from clients.local_steps import Fitted
 from clients.stacked.side_by_side import SideBySide, reason_apart

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedsim.common.values import Foreign
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config, config_of
 from strategies.parts import Entries
@@ -45,7 +45,7 @@ class TargetScore:
     loss: float | None = None
     seconds: float = 0.0
     details: list[tuple[str, str, float]] = field(default_factory=list)
-    predictions: Any = None
+    predictions: Foreign = None
 
 
 class TargetSite:

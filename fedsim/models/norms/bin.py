@@ -44,7 +44,9 @@ class BINLayer(nn.Module):
         if training:
             check_training_batch(x)
 
-        def rule(mean, variance, gamma, beta, rho):
+        def rule(
+            mean: torch.Tensor, variance: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, rho: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             if training:
                 batch_mean, batch_variance = batch_moments(mean, variance)
             else:

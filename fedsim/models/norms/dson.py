@@ -51,7 +51,14 @@ class DSONLayer(nn.Module):
         if training:
             check_training_batch(x)
 
-        def rule(mean, variance, gamma, beta, theta_mean, theta_var):
+        def rule(
+            mean: torch.Tensor,
+            variance: torch.Tensor,
+            gamma: torch.Tensor,
+            beta: torch.Tensor,
+            theta_mean: torch.Tensor,
+            theta_var: torch.Tensor,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             if training:
                 batch_mean, batch_variance = batch_moments(mean, variance)
             else:

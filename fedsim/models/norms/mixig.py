@@ -137,7 +137,7 @@ class MixIGLayer(nn.Module):
         norm, u = self.norm, self.u
         assert u is not None  # drawn by `draw_u`
 
-        def rule(mean, variance, gamma, beta):
+        def rule(mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
             mean_g, std_g = self._reference(mean, variance)
             mu = u * mean + (1 - u) * mean_g
             sigma = (u * torch.sqrt(variance + norm.eps) + (1 - u) * std_g).clamp_min(SMALLEST_STD)
@@ -150,7 +150,9 @@ class MixIGLayer(nn.Module):
         eps = self.norm.eps
         assert self.adapter is not None
 
-        def rule(mean, variance, gamma, beta, *weights):
+        def rule(
+            mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, *weights: Tensor
+        ) -> tuple[Tensor, Tensor]:
             std = torch.sqrt(variance + eps)
             mean_g, std_g = self._reference(mean, variance)
             alpha = self._alpha(mean - mean_g, std - std_g, weights)

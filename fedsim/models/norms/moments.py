@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from fedsim.common.values import Foreign
+
 Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 BatchNormLayer = nn.modules.batchnorm._BatchNorm
 _PLAIN: ContextVar[bool] = ContextVar("plain moments", default=False)
@@ -55,7 +57,7 @@ class _InstanceAffine(torch.autograd.Function):
     """The forward and backward pass of `_plain`, fused. It keeps the input for the backward pass and no other map."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Foreign, x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         centered, mean, variance = _center(x)
         inputs = [tensor.detach().requires_grad_() for tensor in (mean, variance, *tensors)]
         with torch.enable_grad():
@@ -66,7 +68,7 @@ class _InstanceAffine(torch.autograd.Function):
         return (centered * _per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor, *_: torch.Tensor):
+    def backward(ctx: Foreign, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, mean, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: second derivatives go through the plain form
             return _differentiable_backward(x, ctx.rule, tensors, grad)

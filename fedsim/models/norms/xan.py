@@ -55,7 +55,16 @@ class XANLayer(nn.Module):
         if training:
             check_training_batch(x)
 
-        def rule(mean, variance, gamma_bn, beta_bn, gamma_in, beta_in, s_bn, s_in):
+        def rule(
+            mean: torch.Tensor,
+            variance: torch.Tensor,
+            gamma_bn: torch.Tensor,
+            beta_bn: torch.Tensor,
+            gamma_in: torch.Tensor,
+            beta_in: torch.Tensor,
+            s_bn: torch.Tensor,
+            s_in: torch.Tensor,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             w_bn, w_in = self._weights(s_bn, s_in)
             if training:
                 batch_mean, batch_variance = batch_moments(mean, variance)
