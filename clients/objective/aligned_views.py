@@ -115,7 +115,7 @@ class AlignedViews(Objective):
     @property
     def sets(self) -> dict[str, dict[str, object]]:
         """The released code draws new images in every round; the bank is off where no view gets other colours."""
-        own = {"refresh": "round"} if self.variant == "official" else {}
+        own: dict[str, object] = {"refresh": "round"} if self.variant == "official" else {}
         return {"pixel_statistics": own if self.bank else {"shared": False}}
 
     @property

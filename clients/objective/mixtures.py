@@ -32,7 +32,7 @@ class Mixture(Objective):
     def mixed(self, round: LocalRound, batch: Batch, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Images [B, C, H, W] and soft labels of the mixture of a batch with a permutation p of itself."""
         other = on_device(rng.permutation(len(batch.images)), batch.images.device)
-        weights = self.weights(*batch.images.shape[-2:], rng)
+        weights = self.weights(batch.images.shape[-2], batch.images.shape[-1], rng)
         w, s = on_device(weights, batch.images.device), float(weights.mean())
         labels = round.task.soft(batch.labels, round.classes)
         return w * batch.images + (1 - w) * batch.images[other], s * labels + (1 - s) * labels[other]

@@ -129,7 +129,7 @@ class SemanticCalibration(Step):
 
         return lambda batch: round.move(lambda: loss_of(batch))
 
-    def _logit_alignment(self, round: LocalRound, local: nn.Module) -> AlignFunction:
+    def _logit_alignment(self, round: LocalRound, local: Net) -> AlignFunction:
         def align(batch: Batch, levels: list[Tensor]) -> Tensor:
             with torch.no_grad(), round.autocast():
                 target = local(batch.images)
@@ -137,7 +137,7 @@ class SemanticCalibration(Step):
 
         return align
 
-    def _level_alignment(self, round: LocalRound, local: nn.Module) -> AlignFunction:
+    def _level_alignment(self, round: LocalRound, local: Net) -> AlignFunction:
         with torch.no_grad(), tapped(local) as levels:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
         shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in levels]

@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.common.errors import UserError, printable
-from fedsim.common.values import JsonTable
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.names import matching
 from fedsim.deploy.apps import CHECK
@@ -82,7 +81,7 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
     contacts = read_contacts(federation.kit("server") / "run" / "contacts.json")
     for finding in findings:
         add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
-    if refused and (unnamed := names_lacking(given, findings)):
+    if refused and given and (unnamed := names_lacking(given, findings)):
         refused = unnamed
     return findings, missing or ([refused] if refused else [])
 
@@ -170,7 +169,7 @@ def _await_report(control: Control, report: Path, run_id: str, seconds: float) -
             raise UserError(f"the check (run {run_id}) did not end within {seconds:g} s; is the server overloaded?")
         if time.monotonic() > look:
             look = time.monotonic() + STATUS_SECONDS
-            run: JsonTable = next(iter(control.flwr("list", CONNECTION, "--run-id", run_id).get("runs", [])), {})
+            run = next(iter(control.flwr("list", CONNECTION, "--run-id", run_id).get("runs") or [{}]))
             if str(run.get("status", "")).startswith("finished") and not report.is_file():
                 raise UserError(f"the check (run {run_id}) failed on the server: {run.get('status-details')}")
         time.sleep(POLL_SECONDS)
