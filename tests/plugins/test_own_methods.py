@@ -5,13 +5,16 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from support import run_small, small_experiment
+from support import numbers, run_small, small_experiment
 
 from fedsim.commands.contract import PROPERTIES, findings
+from fedsim.commands.new_method import EXAMPLES
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import build_recipe
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.recipe import Recipe
 from fedsim.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
@@ -130,7 +133,6 @@ def test_scaffold_on_numbers(c, own, w, after):
 def test_scaffolds_control_variate_of_the_server():
     """c grows by the sum of the changes over all N clients, also when only two of four deliver."""
     sys.path.insert(0, str(HERE))
-    import numpy as np
     from scaffold import Control
 
     from strategies.parts import SERVER, ServerRound
@@ -172,6 +174,24 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=said):
             start_method(name, Path())
+    with pytest.raises(UserError, match="no example for 'fuze'; did you mean 'fuse'"):
+        start_method("another", Path(), "fuze")
+
+
+@pytest.mark.parametrize("slot", sorted(file.stem for file in EXAMPLES.glob("*.txt")))
+def test_the_example_of_every_slot_trains(slot, tmp_path, monkeypatch):
+    """It fills that slot and trains; the test that is written beside it is Python."""
+    from fedsim.commands.methods import start_method
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    start_method(f"own_{slot}", Path(), slot)
+    compile(Path(f"test_own_{slot}.py").read_text(), "test", "exec")
+    row = find_recipe(f"own_{slot}:own_{slot}")
+    assert getattr(row, slot) != getattr(Recipe(), slot)
+    folder, _ = run_small(small_experiment("runs", f"own_{slot}:own_{slot}", train={"rounds": 1}))
+    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1])
+    del sys.modules[f"own_{slot}"]
 
 
 def test_check_method_prints_a_line_per_property(capsys):
