@@ -2,26 +2,16 @@
 
 import pytest
 import torch
+from networks import build
 from torch import nn
 
-from fedsim.models import Net, build_model
 from fedsim.models.norms import MixIG
-from fedsim.settings import ModelSettings
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def build():
-    """Function (backbone, norm=None, ...) -> Net, with PACS's 7 classes and 3 channels."""
-
-    def make(backbone: str, norm=None, *, size: int = 32, channels: int = 3, seed: int = 0, **settings) -> Net:
-        return build_model(ModelSettings(backbone=backbone, **settings), 7, channels, size, norm, seed)
-
-    return make
 
 
 @pytest.fixture
@@ -43,7 +33,7 @@ def images():
 
 
 @pytest.fixture(params=[None, MixIG()], ids=["bn", "mixig"])
-def net(build, request):
+def net(request):
     """A digits CNN whose statistics and affine parameters are not the initial ones."""
     net = build("digits-cnn-bn", request.param, channels=1, size=28).train()
     for module in net.modules():

@@ -12,9 +12,10 @@ IMAGES = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 TINY = {"backbone": "tiny-clip", "head": "text", "train": "head"}
 
 
-def build(part=None, names=NAMES, **more):
-    """The tiny CLIP with the texts of these names; `part` may then learn some of them."""
+def build(part=None, names=NAMES, clients=0, **more):
+    """The tiny CLIP with the texts of these names; `part` may then learn some of them, also for each client."""
     net = build_model(ModelSettings(**{**TINY, **more}), len(names), 3, 16, names=names)
+    net.clients = clients
     torch.manual_seed(0)
     if part is not None:
         part.apply(net)
@@ -36,3 +37,14 @@ def simple_texts(names=((3,), (4,))):
     encoder = TextEncoder(Means(), torch.zeros(9, 2), nn.Identity(), torch.eye(2))
     ends = tuple((*name, 2) for name in names)
     return Texts(encoder, embedding, (3, 4), ends, start=1, scale=10.0, context=9, model="means")
+
+
+def fitted(space, client, number=1):
+    """A client trains in one round from the model of the workspace: what it got, its batches, and what it sends."""
+    start = {name: space.net.state_dict()[name].clone() for name, place in space.places.items() if place == "shared"}
+    own, batches = space.client(client, ""), []
+    draw = own.data.batch
+    own.data.batch = lambda *given: batches.append(draw(*given)) or batches[-1]
+    config = {"client": client, "phase": "train", "round": number}
+    sent = own.fit([value.numpy().copy() for value in start.values()], config)[0]
+    return start, batches, {name: array.copy() for name, array in zip(start, sent)}

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from networks import build, outline, shapes
 
-from fedsim.common.errors import UserError
 from fedsim.models.inserts.feature_highlighter import WIDTH, FeatureHighlighter, Highlighter
+
+PART = FeatureHighlighter()
 
 
 def identity_highlighter():
@@ -20,35 +22,30 @@ def identity_highlighter():
     return highlighter
 
 
-# Positions as (channel 0, channel 1): (1, 0), (2, 1) and (0, 2), (1, 1)
-MAPS = torch.tensor([[[[1.0, 2.0]], [[0.0, 1.0]]], [[[0.0, 1.0]], [[2.0, 1.0]]]])
-MEANS = MAPS.mean(dim=(2, 3))
-
-
-def attended(highlighter, maps, partners=None):
-    """The features that the highlighter appends to the means."""
+def attended(highlighter, maps, partners=lambda queries: queries):
+    """The features of these maps."""
     highlighter.keep(None, (), maps)
-    if partners is None:
-        return highlighter(maps.mean(dim=(2, 3)))
     with highlighter.paired(partners):
         return highlighter(maps.mean(dim=(2, 3)))
 
 
+# Positions as (channel 0, channel 1): (1, 0), (2, 1) and (0, 2), (1, 1)
+MAPS = torch.tensor([[[[1.0, 2.0]], [[0.0, 1.0]]], [[[0.0, 1.0]], [[2.0, 1.0]]]])
+
+
 def test_two_samples_of_one_class():
-    """T2: a = (.457057, .542943) and (.425033, .574967)."""
+    """T2: a = (.457057, .542943) and (.425033, .574967); each as its own partner: a = (.5, .5)."""
     found = attended(identity_highlighter(), MAPS, lambda queries: queries.flip(0))
     expected = torch.tensor([[1.5, 0.5, 1.542943, 0.542943], [0.5, 1.5, 0.574967, 1.425033]])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-
-
-def test_alone_each_position_of_two_counts_alike():
-    """T2 with itself as partner: a = (.5, .5) for both."""
-    torch.testing.assert_close(attended(identity_highlighter(), MAPS), torch.cat([MEANS, MEANS], dim=1))
+    alone = identity_highlighter()
+    alone.keep(None, (), MAPS)
+    means = MAPS.mean(dim=(2, 3))
+    torch.testing.assert_close(alone(means), torch.cat([means, means], dim=1))
 
 
 def test_weights_sum_to_one_and_do_not_depend_on_the_scale():
     """T3, without a bias; the sum is seen on a map whose channel 0 is 1 everywhere."""
-    torch.manual_seed(0)
     highlighter, x = Highlighter(4), torch.randn(3, 4, 5, 5)
     x[:, 0] = 1
     torch.testing.assert_close(attended(highlighter, x)[:, 4], torch.ones(3))
@@ -61,49 +58,37 @@ def test_weights_sum_to_one_and_do_not_depend_on_the_scale():
     ("resnet18", 46_170, 1024), ("resnet50", 184_410, 4096), ("densenet121", 92_250, 2048),
     ("digits-cnn-bn", 1_890, 70),
 ])  # fmt: skip
-def test_sizes(build, backbone, added, width):
+def test_sizes(backbone, added, width):
     """90 D + 90 weights and a head of 2 D features; the small CNN has 50 features and a last map of 20 channels."""
-    channels = 1 if backbone.startswith("digits") else 3
-    plain, net = (build(backbone, size=32, channels=channels) for _ in range(2))
-    FeatureHighlighter().apply(net)
+    plain, net = outline(backbone), outline(backbone, insert=PART)
     assert net.feature_dim == net.head.in_features == width
     sizes = [sum(value.numel() for value in each.parameters()) for each in (plain, net)]
     assert sizes[1] - sizes[0] == added + 7 * (width - plain.feature_dim)
-    assert net.features(torch.rand(2, channels, 32, 32)).shape == (2, width)
+    assert shapes(net, 2, 3, 32, 32)[-2:] == [(2, width), (2, 7)]
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "densenet121"])
-def test_the_attended_map_is_the_one_that_is_pooled(build, backbone):
+def test_the_attended_map_is_the_one_that_is_pooled(backbone):
     """With equal keys everywhere the attention is uniform, and both halves of the features are the means."""
-    net = build(backbone, size=64).eval()
-    FeatureHighlighter().apply(net)
+    net = build(backbone, insert=PART, size=64).eval()
     torch.nn.init.zeros_(net.bottleneck.project.weight)
     mean, weighted = net.features(torch.rand(2, 3, 64, 64)).chunk(2, dim=1)
     torch.testing.assert_close(mean, weighted, atol=1e-5, rtol=1e-5)
 
 
-def test_predictions_do_not_depend_on_the_batch(build):
+def test_predictions_do_not_depend_on_the_batch():
     """T6: one image gives what it gives among eight; a bottleneck stays before the head."""
-    net = build("digits-cnn-bn", size=28, channels=1, bottleneck=8)
-    FeatureHighlighter().apply(net)
-    net.eval()
+    net = build("digits-cnn-bn", insert=PART, size=28, channels=1, bottleneck=8).eval()
     assert net.feature_dim == 28
     x = torch.rand(8, 1, 28, 28)
     torch.testing.assert_close(net(x)[:1], net(x[:1]))
 
 
-def test_a_network_is_copied_after_a_pass_that_never_ended(build):
+def test_a_network_is_copied_after_a_pass_that_never_ended():
     """The kept map has a graph, which cannot be copied; a copy keeps its own maps."""
-    net = build("digits-cnn-bn", size=28, channels=1)
-    FeatureHighlighter().apply(net)
-    net.pooled(torch.rand(2, 1, 28, 28))
+    net, x = build("digits-cnn-bn", insert=PART, size=28, channels=1), torch.rand(2, 1, 28, 28)
+    net.pooled(x)
     twin = copy.deepcopy(net).eval()
     assert net.bottleneck.map is not None
     assert twin.bottleneck.map is None
-    x = torch.rand(2, 1, 28, 28)
     assert twin(x).equal(net.eval()(x))
-
-
-def test_a_network_without_maps_is_refused(build):
-    with pytest.raises(UserError, match="no stages"):
-        FeatureHighlighter().apply(build("digits-cnn", channels=1, size=28))

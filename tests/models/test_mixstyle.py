@@ -4,17 +4,12 @@ import copy
 
 import pytest
 import torch
+from networks import build
 from support import small_experiment
 
-from fedsim.common.errors import UserError
 from fedsim.data.augment import Normalization
 from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles, moved_style, style_of
 from fedsim.run.plan import resolve
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def test_numbers():
@@ -23,14 +18,10 @@ def test_numbers():
     torch.testing.assert_close(swapped[0].flatten(), torch.tensor([5.5, 8.5]), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("lam", "wanted"),
-    [
-        (0.25, [6.007158, 7.419053, 8.830947, 10.242842]),
-        (1.0, [1.0, 2.0, 3.0, 4.0]),
-        (0.0, [7.676211, 9.225404, 10.774596, 12.323789]),
-    ],
-)
+@pytest.mark.parametrize(("lam", "wanted"), [
+    (0.25, [6.007158, 7.419053, 8.830947, 10.242842]), (1.0, [1.0, 2.0, 3.0, 4.0]),
+    (0.0, [7.676211, 9.225404, 10.774596, 12.323789]),
+])  # fmt: skip
 def test_t1_of_fedccrl_colours_of_another_image(lam, wanted):
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 2, 2)
     other = torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0)
@@ -40,7 +31,6 @@ def test_t1_of_fedccrl_colours_of_another_image(lam, wanted):
 
 def test_t5_of_fedccrl_before_or_after_the_normalization_is_the_same():
     """Images and rows of [0, 1] mixed and then normalized, or both normalized and then mixed."""
-    torch.manual_seed(0)
     x, y, lam = torch.rand(5, 3, 8, 8), torch.rand(5, 3, 8, 8), torch.rand(5)
     normalize = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     after = normalize(moved_style(x, style_of(x), style_of(y), lam))
@@ -67,18 +57,17 @@ def test_when_the_layer_acts():
     x = torch.randn(8, 3, 5, 5)
     layer = MixStyleLayer(p=1.0, alpha=0.1, eps=1e-6).train()
     assert not torch.equal(layer(x), x)
-    assert layer(x[:1]) is x[:1] or torch.equal(layer(x[:1]), x[:1])
+    assert torch.equal(layer(x[:1]), x[:1])
     assert layer.eval()(x) is x
     assert MixStyleLayer(p=0.0, alpha=0.1, eps=1e-6).train()(x) is x
-    off = layer.train()
-    off.second_view = False
-    assert off(x) is x
+    layer.train().second_view = False
+    assert layer(x) is x
     acted = [not torch.equal(MixStyleLayer(0.5, 0.1, 1e-6).train()(x), x) for _ in range(200)]
     assert 70 < sum(acted) < 130
 
 
-def test_in_a_network(build):
-    plain, net = build("resnet18", size=32), build("resnet18", size=32)
+def test_in_a_network():
+    plain, net = build("resnet18"), build("resnet18")
     MixStyle(p=1.0, stages=(1, 2)).apply(net)
     assert list(net.state_dict()) == list(plain.state_dict())
     assert len(net.inserts) == 2
@@ -97,8 +86,3 @@ def test_the_highlighter_keeps_the_mixed_map():
     net.backbone.pool2.register_forward_pre_hook(lambda module, inputs: went_on.append(inputs[0]))
     net.pooled(torch.rand(8, 1, 28, 28))
     assert torch.equal(net.bottleneck.map, went_on[0])
-
-
-def test_networks_without_stages_are_refused(build):
-    with pytest.raises(UserError, match="none of the stages"):
-        MixStyle().apply(build("digits-cnn", channels=1, size=28))

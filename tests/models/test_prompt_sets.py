@@ -1,17 +1,17 @@
 """PLAN: the prompts of every client in all layers of both encoders, their aggregators, and the two stages."""
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_texts import IMAGES, NAMES, build
+from small_texts import IMAGES, NAMES, build, fitted
 from torch import nn
 
 from clients.terms.prompt_stages import PromptStages, divergence
 from fedsim.commands.contract import run_watched, small_plan
-from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts.prompt_sets import ROWS, Aggregator, PromptSets
 from fedsim.run.workspace import Workspace
@@ -22,11 +22,7 @@ from strategies.refine.own_rows import OwnRows
 
 def prompted(part=None, clients=3):
     """The tiny CLIP with the prompts of so many clients."""
-    net = build()
-    net.clients = clients
-    torch.manual_seed(0)
-    (part or PromptSets()).apply(net)
-    return net.eval()
+    return build(part or PromptSets(), clients=clients)
 
 
 def simple_aggregator(layers=1):
@@ -47,16 +43,17 @@ def test_aggregator_on_numbers(layers):
     rows = torch.tensor([[[[1.0, 3]], [[1.0, 3]]], [[[5.0, 3]], [[2.0, 8]]]])  # [K, D, n, d] = [2, 2, 1, 2]
     found = simple_aggregator(layers)(rows)
     assert torch.allclose(found, torch.tensor([[[0.0, 0]], [[-1.0, 1]]]), atol=1e-4)
+    made, drawn = Aggregator(8, 1, 2), torch.randn(4, 3, 2, 8)
+    assert torch.allclose(made(drawn), made(drawn.flip(0)), atol=1e-5)
 
 
 def test_aggregator_with_its_ffn_on_numbers():
     """One client (1, 3): x = LN(2, 6) = (-1, 1). W1 takes x_2 - x_1 = 2 and W2 adds it to x_1: (1, 1) -> LN (0, 0);
     with a second unit of 1 that is added to x_2: (1, 2) -> (-1, 1)."""
-    made = simple_aggregator()
+    made, rows = simple_aggregator(), torch.tensor([[[[1.0, 3]]]])
     first, _, second = made.mlp[0]
     first.weight.data[0] = torch.tensor([-1.0, 1])
     second.weight.data[0, 0] = 1.0
-    rows = torch.tensor([[[[1.0, 3]]]])
     assert torch.allclose(made(rows), torch.zeros(1, 1, 2), atol=1e-4)
     first.bias.data[1] = 1.0
     second.weight.data[1, 1] = 1.0
@@ -69,11 +66,6 @@ def test_numbers_of_values():
         with torch.device("meta"):
             assert sum(p.numel() for p in Aggregator(d, 12, 8).parameters()) == count
             assert sum(p.numel() for p in Aggregator(d, 1, 8).parameters()) == 8 * d * d + 7 * d + 4 * d
-
-
-def test_the_order_of_clients_has_no_effect():
-    made, rows = Aggregator(8, 1, 2), torch.randn(4, 3, 2, 8)
-    assert torch.allclose(made(rows), made(rows.flip(0)), atol=1e-5)
 
 
 def test_divergence_on_numbers():
@@ -144,8 +136,9 @@ def test_what_is_trained_in_each_stage():
     assert net.state_dict().keys() - net.frozen == {f"prompts.{name}" for name in net.prompts.state_dict()}
 
 
-def test_a_copy_has_prompts_of_its_own():
-    net = prompted()
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_copy_has_prompts_of_its_own(clients):
+    net = prompted(clients=clients)
     other = copy.deepcopy(net)
     with torch.no_grad():
         before = net(IMAGES)
@@ -155,31 +148,17 @@ def test_a_copy_has_prompts_of_its_own():
         assert not torch.allclose(other(IMAGES), before, atol=1e-3)
 
 
-def test_one_client_is_enough():
-    assert prompted(clients=1)(IMAGES).shape == (5, len(NAMES))
-
-
 @pytest.mark.parametrize("number", [1, 3])
 def test_the_loss_of_the_first_stage(tmp_path, number):
     """Round 1: the teacher is zero-shot CLIP. Round 3: the received aggregated prompts. By autograd on CE + KL."""
-    changes = ["train.iterations=1", "train.momentum=0", "train.rounds=3", "method.prompt_stages.c=0.5"]
+    changes = ["train.iterations=1", "train.momentum=0", "method.prompt_stages.c=0.5"]
     space = Workspace(small_plan("plan", tmp_path, changes))
-    names = [name for name, place in space.places.items() if place == "shared"]
-    start = {name: space.net.state_dict()[name].clone() for name in names}
-    client = space.client("rot15", "")
-    batches, of = [], client.data.batch
-    client.data.batch = lambda *given: batches.append(of(*given)) or batches[-1]
-    config = {"client": "rot15", "phase": "train", "round": number}
-    sent = client.fit([start[name].numpy() for name in names], config)[0]
-    sent = {name: array.copy() for name, array in zip(names, sent)}
-    net, head, batch = space.net.eval(), space.net.head, batches[0]
+    start, (batch,), sent = fitted(space, "rot15", number)
+    net, head = space.net.eval(), space.net.head
     net.load_state_dict(start, strict=False)
-    with torch.no_grad():
-        if number == 1:
-            with net.prompts.holding(None):
-                teacher = head.logits(net.features(batch.images), head.zero_shot)
-        else:
-            teacher = net(batch.images)  # in eval mode it has the aggregated prompts
+    with torch.no_grad(), net.prompts.holding(None) if number == 1 else nullcontext():
+        features = net.features(batch.images)  # in eval mode with the aggregated prompts, if any
+        teacher = head.logits(features, head.zero_shot) if number == 1 else head(features)
     net.prompts.training, net.prompts.client = True, 1
     logits = net(batch.images)
     loss = F.cross_entropy(logits, batch.labels)
@@ -188,12 +167,12 @@ def test_the_loss_of_the_first_stage(tmp_path, number):
     for name, gradient in zip(ROWS, gradients):
         assert gradient[1].abs().sum() > 0
         assert np.allclose(sent[name], start[name] - 0.05 * gradient, atol=1e-6)
-    assert all(np.array_equal(sent[name], start[name]) for name in names if name not in ROWS)
+    assert all(np.array_equal(sent[name], value) for name, value in start.items() if name not in ROWS)
 
 
 def test_stages_take_turns(tmp_path):
     """Prompts change in the rounds 1 and 3, aggregators in round 2; every row is that of its client."""
-    found = run_watched(small_plan("plan", tmp_path, ["train.iterations=2"]))
+    found = run_watched(small_plan("plan", tmp_path, ["train.iterations=1", "data.fraction=0.05"]))
     sent = {}
     for config, received, returned in found.training():
         start, end = (record_to_arrays(record["arrays"]) for record in (received, returned))
@@ -213,7 +192,7 @@ def test_stages_take_turns(tmp_path):
 @pytest.mark.parametrize("through", [False, True])
 def test_stages_take_turns_with_proximal_terms_and_weight_decay(through, tmp_path):
     """Gradients of 0, which a proximal term has where nothing moves, do not expose the other stage to the decay."""
-    changes = ["train.iterations=2", "train.weight_decay=0.01", "train.rounds=2",
+    changes = ["train.iterations=2", "train.weight_decay=0.01", "train.rounds=2", "data.fraction=0.05",
                f"method.prompt_sets.through={through}".lower()]  # fmt: skip
     for config, received, returned in run_watched(small_plan("plan+fedprox", tmp_path, changes)).training():
         start, end = (record_to_arrays(record["arrays"]) for record in (received, returned))
@@ -226,52 +205,16 @@ def test_a_round_that_failed_leaves_no_stage_behind(tmp_path, monkeypatch):
     """Clients share the network: after a failure in the stage of the prompts, another client trains aggregators."""
     space = Workspace(small_plan("plan", tmp_path, ["train.iterations=1"]))
     trained = [parameter.requires_grad for parameter in space.net.parameters()]
-    names = [name for name, place in space.places.items() if place == "shared"]
-    start = {name: space.net.state_dict()[name].numpy().copy() for name in names}
-    arrays = [start[name] for name in names]
-    failing, other = space.client("rot0", ""), space.client("rot15", "")
-    with monkeypatch.context() as patch:
-        patch.setattr(failing.data, "batch", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            failing.fit(arrays, {"client": "rot0", "phase": "train", "round": 1})
-    sent = other.fit(arrays, {"client": "rot15", "phase": "train", "round": 2})[0]
-    moved = {name for name, array in zip(names, sent) if not np.array_equal(array, start[name])}
+    monkeypatch.setattr(space.client("rot0", "").data, "batch", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fitted(space, "rot0")
+    start, _, sent = fitted(space, "rot15", 2)
+    moved = {name for name, array in sent.items() if not np.array_equal(array, start[name])}
     assert moved
     assert moved.isdisjoint(ROWS)
     assert [parameter.requires_grad for parameter in space.net.parameters()] == trained
 
 
-@pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan"])
-def test_joins_other_methods(pair, tmp_path):
-    changes = ["train.rounds=2", "train.iterations=3"]
-    both, alone = (run_watched(small_plan(name, tmp_path / name, changes)) for name in (pair, "plan"))
-    assert np.isfinite(both.rounds["target_loss"]).all()
-    changed = [name for name in alone.last if not np.array_equal(both.last[name], alone.last[name])]
-    assert changed
-
-
-def test_what_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(UserError, match="cannot both change that the texts"):
-        small_plan("plan+promptfl", tmp_path)
-    for name in ("prompt_stages", "own_rows"):
-        with pytest.raises(UserError, match=f"{name} acts only beside prompt_sets"):
-            build_recipe(Experiment(method={"name": "fedavg", "add": [name]}))
-    with pytest.raises(UserError, match="pooled on one client"):
-        small_plan("deepall+plan", tmp_path)
-    with pytest.raises(UserError, match="5 does not divide the encoder's width of 32"):
-        prompted(PromptSets(heads=5))
-    for trained in ("all", "norm"):
-        with pytest.raises(UserError, match=r"prompt_sets .* model.train = .* set model.train = 'head'"):
-            small_plan("plan", tmp_path, [f"model.train={trained}"])
-    with pytest.raises(UserError, match=r"prompt_stages .* not hold with feature_attention"):
-        small_plan("fedclip+plan", tmp_path)
-    with pytest.raises(UserError, match=r"set train.compile = 'off'"):
-        small_plan("plan", tmp_path, ["train.compile=default"])
-    with pytest.raises(UserError, match="moon makes a head of its own"):
-        small_plan("plan+moon", tmp_path).build_net()
-    net = build()
-    net.backbone = nn.Identity()
-    with pytest.raises(UserError, match="image encoder that is a transformer"):
-        PromptSets().apply(net)
+def test_what_it_brings():
     recipe = build_recipe(Experiment(method={"name": "fedavg", "add": ["prompt_sets"]}))
     assert (recipe.terms, recipe.refine) == ((PromptStages(),), (OwnRows(),))

@@ -1,30 +1,24 @@
 """The zero-shot adapter in a whole network: inference, its agreement with training, gradients."""
 
 import copy
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import build, make
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedsim.models import build_model
-from fedsim.models.infer import EvalMode, ZeroShotAdapter
+from fedsim.models.infer import ZeroShotAdapter
 from fedsim.models.norms import MixIG
-from fedsim.models.norms.mixig import MixIGLayer, draw_z, install_global, mixig_layers, switched
-from fedsim.settings import ModelSettings
+from fedsim.models.norms.mixig import draw_z, install_global, mixig_layers, switched
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def trained(build):
-    """A ResNet-18 with adapters; statistics and adapters are not the initial ones."""
-    net = build("resnet18", MixIG(adapter=True), size=64, bottleneck=16)
-    net.train()(torch.randn(8, 3, 64, 64))
+@functools.cache
+def trained_once():
+    net = build("resnet18", MixIG(adapter=True), bottleneck=16)
+    net.train()(torch.randn(8, 3, 36, 36))  # of which the last maps have 2 x 2 pixels
     for one in mixig_layers(net).values():
         one.norm.weight.data.uniform_(0.5, 1.5)
         if one.adapter is not None:
@@ -33,31 +27,31 @@ def trained(build):
     return net
 
 
-def test_forced_alpha(trained):
-    x = torch.randn(3, 3, 64, 64)
-    plain = EvalMode().begin(trained, tuple)(x)
-    for value in (0.0, 1.0):
-        for layer in mixig_layers(trained).values():
-            if layer.adapter is not None:
-                layer.adapter.fc2.weight.data.zero_()
-                layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, value]))
-        with torch.no_grad():
-            adapted = ZeroShotAdapter().begin(trained, tuple)(x)
-        if value == 0:
-            torch.testing.assert_close(adapted, plain, atol=1e-4, rtol=1e-4)
-        else:
-            by_instance = copy.deepcopy(trained)
-            for name, module in list(by_instance.named_modules()):
-                if isinstance(module, MixIGLayer) and isinstance(module.norm, nn.BatchNorm2d):
-                    parent, _, leaf = name.rpartition(".")
-                    norm = nn.InstanceNorm2d(module.norm.num_features, affine=True)
-                    norm.load_state_dict({"weight": module.norm.weight, "bias": module.norm.bias})
-                    setattr(by_instance.get_submodule(parent), leaf, norm)
-            torch.testing.assert_close(adapted, by_instance.eval()(x), atol=1e-3, rtol=1e-3)
+@pytest.fixture
+def trained():
+    """A ResNet-18 with adapters; statistics and adapters are not the initial ones."""
+    return copy.deepcopy(trained_once())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_forced_alpha(trained, alpha):
+    """0 is eval mode, and 1 is instance norm with the layer's affine parameters."""
+    x, expected = torch.randn(3, 3, 36, 36), copy.deepcopy(trained)
+    for path, layer in mixig_layers(trained).items():
+        if layer.adapter is not None:
+            layer.adapter.fc2.weight.data.zero_()
+            layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, alpha]))
+            norm = nn.InstanceNorm2d(layer.norm.num_features, affine=True)
+            norm.load_state_dict({"weight": layer.norm.weight, "bias": layer.norm.bias})
+            parent, _, leaf = path.rpartition(".")
+            setattr(expected.get_submodule(parent), leaf, norm if alpha else layer.norm)
+    with torch.no_grad():
+        adapted = ZeroShotAdapter().begin(trained, tuple)(x)
+        torch.testing.assert_close(adapted, expected.eval()(x), atol=1e-3, rtol=1e-3)
 
 
 def test_inference_is_per_image_and_deterministic(trained):
-    x = torch.randn(5, 3, 64, 64)
+    x = torch.randn(5, 3, 36, 36)
     rule = ZeroShotAdapter()
     predict = rule.begin(trained, tuple)
     with torch.inference_mode():
@@ -73,7 +67,7 @@ def test_inference_is_per_image_and_deterministic(trained):
 
 def test_training_and_inference_form_agree(trained):
     """With z = 0 and the installed statistics, pass 3 computes what inference computes."""
-    x = torch.randn(2, 3, 64, 64)
+    x = torch.randn(2, 3, 36, 36)
     layers = mixig_layers(trained)
     for layer in layers.values():
         layer.z = torch.zeros(2)
@@ -89,7 +83,7 @@ def test_gradients_reach_the_first_adapter_through_the_frozen_network(trained):
     for parameter in parameters:
         parameter.requires_grad_(True)
     with switched(mixig_layers(trained), "adapted"):
-        loss = trained.train()(torch.randn(4, 3, 64, 64)).logsumexp(1).sum()
+        loss = trained.train()(torch.randn(4, 3, 36, 36)).logsumexp(1).sum()
     first = layers["backbone.bn1"]
     inside = (first.alpha > 0) & (first.alpha < 1)
     assert inside.any()
@@ -98,28 +92,26 @@ def test_gradients_reach_the_first_adapter_through_the_frozen_network(trained):
     assert all(parameter.grad is None for parameter in trained.parameters())
 
 
-def test_spread_of_alpha_is_recorded(build):
+def test_spread_of_alpha_is_recorded():
     """Mean, standard deviation and range are over all images of an evaluation, which come in batches."""
     net = build("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28).eval()
     layers = {path: layer for path, layer in mixig_layers(net).items() if layer.adapter is not None}
-    rule = ZeroShotAdapter()
+    rule, images = ZeroShotAdapter(), torch.rand(12, 1, 28, 28)
     predict = rule.begin(net, tuple)
-    images, expected = torch.rand(12, 1, 28, 28), {path: [] for path in layers}
     for part in images.split(5):
         predict(part)
     with torch.no_grad(), switched(layers, "adapted"):
         net(images)
+    found = {(quantity, path): value for quantity, path, value in rule.details(net)}
     for path, layer in layers.items():
         alphas = layer.alpha.double()
-        expected[path] = [alphas.mean(), alphas.std(correction=0), alphas.min(), alphas.max()]
-    found = {(quantity, path): value for quantity, path, value in rule.details(net)}
-    for path, values in expected.items():
+        expected = [float(each) for each in (alphas.mean(), alphas.std(correction=0), alphas.min(), alphas.max())]
         names = ("alpha", "alpha_std", "alpha_min", "alpha_max")
-        assert [found[name, path] for name in names] == pytest.approx([float(value) for value in values], abs=1e-6)
+        assert [found[name, path] for name in names] == pytest.approx(expected, abs=1e-6)
         assert 0 < found["alpha_min", path] < found["alpha_max", path] < 1
 
 
-def test_an_adapter_at_its_bound_is_said_once(build, caplog):
+def test_an_adapter_at_its_bound_is_said_once(caplog):
     """There the clamp has no gradient, so the first evaluation that finds it warns once and names the layer."""
     net = build("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28).eval()
     path, layer = next((path, layer) for path, layer in mixig_layers(net).items() if layer.adapter is not None)
@@ -140,10 +132,11 @@ def test_no_hidden_unit_starts_dead(seed):
     """
     images = torch.tensor(load_digits().images[:128], dtype=torch.float32)[:, None] / 16
     images = F.interpolate(images, 28)
-    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 10, 1, 28, MixIG(adapter=True), seed).train()
+    net = make("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28, seed=seed).train()
+    for layer in mixig_layers(net).values():
+        layer.norm.momentum = 1.0
     with torch.no_grad():
-        for _ in range(30):
-            net(images)
+        net(images)
     layers = {path: layer for path, layer in mixig_layers(net.eval()).items() if layer.adapter is not None}
     seen = {}
     for path, layer in layers.items():
