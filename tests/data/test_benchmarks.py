@@ -4,104 +4,49 @@ import subprocess
 import sys
 
 import pytest
-from PIL import Image
+from image_trees import write_tree
 
 from fedsim.common.errors import UserError
-from fedsim.data import BENCHMARKS, benchmark, count_classes, resolve_domain
+from fedsim.data import BENCHMARKS, benchmark, count_classes
 from fedsim.data.benchmarks import unusable
 from fedsim.data.inspect import inspect
 from fedsim.settings import DataSettings
+
+CLASSES = {
+    "pacs": 7, "vlcs": 5, "office-home": 65, "domainnet": 345, "domainnet-mini": 126, "office-caltech-home": 8,
+    "camelyon17": 2, "fed-isic2019": 8, "table": 0, "hugging-face": 0, "masks": 1, "folder": 0,
+}  # fmt: skip
 
 
 def test_published_totals():
     totals = {"pacs": 9991, "vlcs": 10729, "office-home": 15588, "digits": 6000, "rotated-mnist": 6000}
     assert {name: sum(BENCHMARKS[name].counts.values()) for name in totals} == totals
+    columns = {"pacs": (1729, 1654, 1566, 1113, 1540, 943, 1446), "vlcs": (667, 2963, 1670, 559, 4870)}
+    for name, expected in columns.items():
+        assert tuple(map(sum, zip(*BENCHMARKS[name].class_counts.values()))) == expected
+    assert BENCHMARKS["pacs"].classes[3] == "guitar"
+    assert benchmark(DataSettings(dataset="rotated-mnist", variant="domainbed")).counts is None
 
 
-@pytest.mark.parametrize(
-    ("name", "columns"),
-    [
-        ("pacs", (1729, 1654, 1566, 1113, 1540, 943, 1446)),
-        ("vlcs", (667, 2963, 1670, 559, 4870)),
-    ],
-)
-def test_class_totals(name, columns):
-    assert tuple(map(sum, zip(*BENCHMARKS[name].class_counts.values()))) == columns
-
-
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "folder"])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_domains_and_classes_are_sorted_as_image_folder_sorts_them(name):
     found = BENCHMARKS[name]
     assert list(found.domains) == sorted(found.domains)
     assert list(found.classes) == sorted(found.classes)
-    assert len(set(found.classes)) == {
-        "pacs": 7,
-        "vlcs": 5,
-        "office-home": 65,
-        "domainnet": 345,
-        "domainnet-mini": 126,
-        "office-caltech-home": 8,
-        "camelyon17": 2,
-        "fed-isic2019": 8,
-        "table": 0,
-        "hugging-face": 0,
-        "masks": 1,
-    }.get(name, 10)
+    assert len(set(found.classes)) == CLASSES.get(name, 10)
     assert found.counts is None or set(found.counts) == set(found.domains)
+    assert not any(map(unusable, found.domains))
 
 
-def test_guitar_is_class_three():
-    assert BENCHMARKS["pacs"].classes[3] == "guitar"
-
-
-def test_subset_keeps_the_benchmarks_order_and_environment():
-    found = benchmark(DataSettings(dataset="pacs", domains=["sketch", "cartoon"]))
-    assert found.domains == ("cartoon", "sketch")
-    assert found.environment("sketch") == 3
-
-
-@pytest.mark.parametrize("name", ["Real World", "RealWorld", "Real_World", "real-world"])
-def test_office_home_spellings(name):
-    assert resolve_domain(BENCHMARKS["office-home"], name) == "Real_World"
-    assert benchmark(DataSettings(dataset="office-home", domains=[name, "Art"])).domains == ("Art", "Real_World")
-
-
-def test_unknown_names_get_the_nearest_one():
-    with pytest.raises(UserError, match="did you mean 'pacs'"):
-        benchmark(DataSettings(dataset="pcas"))
-    with pytest.raises(UserError, match="did you mean 'photo'"):
-        benchmark(DataSettings(dataset="pacs", domains=["foto"]))
-
-
-def test_domainbed_variant_has_no_fixed_counts():
-    assert benchmark(DataSettings(dataset="rotated-mnist", variant="domainbed")).counts is None
-
-
-def test_folder_is_discovered_from_disk(tree_settings):
-    found = benchmark(tree_settings())
-    assert found.domains == ("art", "photo", "sketch")
-    assert found.classes == ("cat", "dog")
-    assert found.channels == 3
-
-
-def test_a_site_with_one_domain_knows_the_others_from_the_settings(make_tree, tmp_path):
-    root = make_tree(domains=("photo",))
-    found = benchmark(DataSettings(dataset="folder", root=str(root), domains=["sketch", "photo", "art"]))
-    assert found.domains == ("art", "photo", "sketch")
-    assert found.environment("photo") == 1
-
-
-def test_folder_problems_are_one_line(tree_settings, tmp_path):
-    with pytest.raises(UserError, match="did you mean 'photo'"):
-        benchmark(tree_settings(domains=["art", "phot"]))
-    with pytest.raises(UserError, match=r"no folder .*absent with the images; .*needs data.domains and data.classes"):
-        benchmark(tree_settings(root=str(tmp_path / "absent")))
-    (tmp_path / "images" / "photo" / "bird").mkdir()
-    with pytest.raises(UserError, match=r"different class folders \(bird\)"):
-        benchmark(tree_settings())
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no domain folders"):
-        benchmark(tree_settings(root=str(tmp_path / "empty")))
+@pytest.mark.parametrize(("settings", "domains"), [
+    ({"dataset": "pacs", "domains": ["sketch", "cartoon"]}, ("cartoon", "sketch")),
+    *(({"dataset": "office-home", "domains": [name, "Art"]}, ("Art", "Real_World"))
+      for name in ("Real World", "RealWorld", "Real_World", "real-world")),
+])  # fmt: skip
+def test_a_subset_keeps_the_benchmarks_order_and_environment(settings, domains):
+    found = benchmark(DataSettings(**settings))
+    assert found.domains == domains
+    assert found.environment(domains[1]) == 3
 
 
 def test_listing_benchmarks_needs_no_torch():
@@ -110,51 +55,81 @@ def test_listing_benchmarks_needs_no_torch():
     assert done.stdout.strip() == "set()"
 
 
+# -------------------------------------------------------------------------------------------------------- own folders
+
+
+def test_a_site_with_one_domain_knows_the_others_from_the_settings(tmp_path):
+    root = write_tree(tmp_path, ["photo"], ["cat", "dog"], 1)
+    found = benchmark(DataSettings(dataset="folder", root=str(root)))
+    assert (found.domains, found.classes, found.channels) == (("photo",), ("cat", "dog"), 3)
+    found = benchmark(DataSettings(dataset="folder", root=str(root), domains=["sketch", "photo", "art"]))
+    assert found.domains == ("art", "photo", "sketch")
+    assert found.environment("photo") == 1
+
+
 def test_a_server_without_images_knows_a_folder_data_set_by_its_settings(tmp_path):
-    """The sites have the images, and their class folders are checked against the settings."""
-    settings = DataSettings(dataset="folder", root=str(tmp_path / "absent"), domains=["b", "a"], classes=["y", "x"])
-    assert benchmark(settings).domains == ("a", "b")
-    assert benchmark(settings).classes == ("x", "y")
-    for name in ("a", "b"):
-        for label in ("x", "z"):
-            (tmp_path / "site" / name / label).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"not data.classes \(z\)"):
-        benchmark(settings.model_copy(update={"root": str(tmp_path / "site")}))
+    data = {"dataset": "folder", "root": str(tmp_path / "absent"), "domains": ["b", "a"], "classes": ["y", "x"]}
+    found = benchmark(DataSettings(**data))
+    assert (found.domains, found.classes) == (("a", "b"), ("x", "y"))
 
 
 def test_named_classes_may_be_absent_from_a_domain(tmp_path):
-    """A class without a folder or with an empty folder has zero images; an unknown class and no image are errors."""
-    for name in ("a/cat/1.png", "a/dog/1.png", "b/dog/1.png", "b/dog/2.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    """A class without a folder or with an empty folder has zero images."""
+    write_tree(write_tree(tmp_path, ["a"], ["cat", "dog"], 1), ["b"], ["dog"], 2)
     (tmp_path / "b" / "elk").mkdir()
     data = DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "dog", "elk"])
-    assert benchmark(data).classes == ("cat", "dog", "elk")
     assert count_classes(data, "a") == (("cat", "dog", "elk"), (1, 1, 0))
     assert count_classes(data, "b") == (("cat", "dog", "elk"), (0, 2, 0))
-    with pytest.raises(UserError, match="different class folders"):
-        benchmark(DataSettings(dataset="folder", root=str(tmp_path)))
-    with pytest.raises(UserError, match=r"not data.classes \(dog\)"):
-        benchmark(DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "ant"]))
 
 
-@pytest.mark.parametrize("name", ["A/x", ".", "..", "average"])
+SPELLING = r"the classes 'Cat' and 'cat' differ in spelling only; make them equal"
+TREE = {"a": ["cat", "dog"], "b": ["cat", "dog"]}
+
+
+@pytest.mark.parametrize(("tree", "changes", "message"), [
+    (None, {"dataset": "pcas"}, "did you mean 'pacs'"),
+    (None, {"dataset": "pacs", "domains": ["foto"]}, "did you mean 'photo'"),
+    *((None, {"dataset": "office-home", "domains": names}, r"data.domains has '\w+' twice; write each name once")
+      for names in (["Art", "Art", "Clipart"], ["RealWorld", "Art", "Real World"])),
+    *((None, {"classes": names}, r"data.classes has '\w+' twice; write each name once")
+      for names in (["cat", "dog", "dog"], ["v\u00e9lo", "dog", "ve\u0301lo"])),
+    (None, {"root": "absent"}, r"no folder .*absent with the images; .*needs data.domains and data.classes"),
+    ({}, {}, "no domain folders"),
+    (TREE, {"domains": ["a", "bb"]}, "did you mean 'b'"),
+    ({**TREE, "c": ["bird", "cat", "dog"]}, {}, r"different class folders \(bird\)"),
+    (TREE, {"classes": ["cat", "ant"]}, r"not data.classes \(dog\)"),
+    ({"a": ["cat", "dog"], "b": ["Cat", "dog"]}, {"classes": ["cat", "Cat", "dog"]}, SPELLING),
+    ({"a": ["cat", "dog"], "A": ["cat", "dog"]}, {}, "the domains 'A' and 'a' differ in spelling only"),
+    *(({**TREE, name: ["cat", "dog"]}, {}, f"a domain cannot be called '{name}'")  # tables have a column of this name
+      for name in ("average", "Average")),
+])  # fmt: skip
+def test_settings_and_folders_that_cannot_be_meant(tmp_path, tree, changes, message):
+    for domain, names in (tree or {}).items():
+        write_tree(tmp_path / "data", [domain], names, 1)
+    (tmp_path / "data").mkdir(exist_ok=True)
+    data = {"dataset": "folder", **changes, "root": str(tmp_path / changes.get("root", "data"))}
+    with pytest.raises(UserError, match=message) as refused:
+        benchmark(DataSettings(**data))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_domain_is_not_refused_for_one_that_is_not_chosen(tmp_path):
+    write_tree(tmp_path, ["a", "A", "average", "b"], ["cat", "dog"], 1)
+    for domains in (("A", "a"), ("a", "b")):
+        assert benchmark(DataSettings(dataset="folder", root=str(tmp_path), domains=[*domains])).domains == domains
+
+
+@pytest.mark.parametrize("name", ["A/x", ".", "..", "average", "A x", "A\\x", "...", "..b"])
 def test_a_name_that_cannot_be_a_folder_is_refused_in_one_line(tmp_path, name):
     """The folder of a run with this target would be another one; the table is refused where it is inspected, too."""
     file = tmp_path / "mine.csv"
-    for one, fits in ((name, False), ("A x", True), ("A\\x", True), ("...", True), ("..b", True)):
-        file.write_text(f"path,label,domain\n1.png,cat,{one}\n2.png,dog,{one}\n3.png,cat,B\n4.png,dog,B\n")
-        data = DataSettings(dataset="table", root=str(file))
-        if fits:
-            assert one in benchmark(data).domains
-            continue
-        for read, argument in ((benchmark, data), (inspect, file)):
-            with pytest.raises(UserError, match=r"a domain cannot be called '.*; rename it") as caught:
-                read(argument)
-            assert repr(name) in str(caught.value)
-            assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_names_of_the_benchmarks_can_be_used(name):
-    assert not any(map(unusable, BENCHMARKS[name].domains))
+    file.write_text(f"path,label,domain\n1.png,cat,{name}\n2.png,dog,{name}\n3.png,cat,B\n4.png,dog,B\n")
+    data = DataSettings(dataset="table", root=str(file))
+    if name not in ("A/x", ".", "..", "average"):
+        assert name in benchmark(data).domains
+        return
+    for read, argument in ((benchmark, data), (inspect, file)):
+        with pytest.raises(UserError, match=r"a domain cannot be called '.*; rename it") as caught:
+            read(argument)
+        assert repr(name) in str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -9,23 +9,39 @@ from PIL import Image
 
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_target
-from fedsim.data.fingerprint import fingerprints, refuse_equal_domains
+from fedsim.data.fingerprint import difference, fingerprints, refuse_equal_domains
+from fedsim.results.provenance import provenance_notes
 from fedsim.settings import DataSettings
 
 SAID = r"the domains 'art' and 'copy' of .* have the same 8 images with the same labels; remove one"
 
 
-def test_a_copied_or_linked_domain_is_refused(tree_settings, tmp_path):
+@pytest.fixture
+def copied(tree_settings, tmp_path):
+    """Settings of three domains and a copy of one of them, and its folder."""
     data, copy = tree_settings(), tmp_path / "images" / "copy"
     assert len(fingerprints(data)) == 3
     shutil.copytree(tmp_path / "images" / "art", copy)
+    return data, copy
+
+
+def refused(data):
     with pytest.raises(UserError, match=SAID):
         fingerprints(data)
+    return True
+
+
+def test_a_copied_linked_or_renamed_domain_is_refused(copied):
+    data, copy = copied
+    assert refused(data)
     assert len(fingerprints(data.model_copy(update={"domains": ["copy", "photo"]}))) == 2
+    (copy / "cat" / "000.png").rename(copy / "cat" / "other.png")
+    assert refused(data)
+    (copy / "cat" / "other.png").rename(copy / "dog" / "other.png")  # another label
+    assert len(fingerprints(data)) == 4
     shutil.rmtree(copy)
-    copy.symlink_to(tmp_path / "images" / "art")
-    with pytest.raises(UserError, match=SAID):
-        fingerprints(data)
+    copy.symlink_to(copy.parent / "art")
+    assert refused(data)
 
 
 def as_table(root):
@@ -47,73 +63,78 @@ def as_hugging_face(root):
 
 @pytest.mark.parametrize("decoded", [False, True])
 @pytest.mark.parametrize("make", [as_table, as_hugging_face])
-def test_a_copy_is_found_under_any_names(tree_settings, tmp_path, make, decoded):
+def test_a_copy_is_found_under_any_names(copied, make, decoded):
     """The rows of a table name the domain's folder; those of a Hugging Face set have no names at all."""
-    data, root = tree_settings(), tmp_path / "images"
-    shutil.copytree(root / "art", root / "copy")
-    data = data.model_copy(update=make(root))
+    data, copy = copied
+    data = data.model_copy(update=make(copy.parent))
     if decoded:
         [load_target(data, domain) for domain in ("art", "copy", "photo")]
-    with pytest.raises(UserError, match=SAID):
-        fingerprints(data)
-    assert len(fingerprints(data.model_copy(update={"domains": ["art", "photo"]}))) == 2
-
-
-def test_the_same_labels_of_other_images_are_accepted(tree_settings, tmp_path):
-    data = tree_settings()
+    assert refused(data)
     for _ in range(2):  # the second time from the cache
-        assert len(fingerprints(data.model_copy(update=as_hugging_face(tmp_path / "images")))) == 3
-
-
-def test_a_renamed_copy_is_refused(tree_settings, tmp_path):
-    data, copy = tree_settings(), tmp_path / "images" / "copy"
-    shutil.copytree(tmp_path / "images" / "art", copy)
-    (copy / "cat" / "000.png").rename(copy / "cat" / "other.png")
-    with pytest.raises(UserError, match=SAID):
-        fingerprints(data)
-    (copy / "cat" / "other.png").rename(copy / "dog" / "other.png")  # another label
-    assert len(fingerprints(data)) == 4
+        assert len(fingerprints(data.model_copy(update={"domains": ["art", "photo"]}))) == 2
 
 
 def test_a_renamed_copy_with_its_masks_is_refused(tmp_path):
-    for index, name in enumerate(("0", "1", "2", "3", "b", "a")):
-        for part, mode in (("image", "RGB"), ("mask", "L")):
-            file = tmp_path / ("site2" if index > 3 else "site1") / part / f"{name}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.new(mode, (12, 12), 10 * index).save(file)
-    data = DataSettings(dataset="masks", root=str(tmp_path), cache=str(tmp_path / "cache"), image_size=12)
-    data = data.model_copy(update={"structures": {"disc": [0, 10, 20, 30, 40, 50]}})
+    def write(site, names, first=0):
+        for index, name in enumerate(names, first):
+            for part, mode in (("image", "RGB"), ("mask", "L")):
+                (tmp_path / site / part).mkdir(parents=True, exist_ok=True)
+                Image.new(mode, (12, 12), 10 * index).save(tmp_path / site / part / f"{name}.png")
+
+    write("site1", "0123")
+    write("site2", "ba", 4)
+    settings = {"root": str(tmp_path), "cache": str(tmp_path / "cache"), "image_size": 12}
+    data = DataSettings(dataset="masks", structures={"disc": [0, 10, 20, 30, 40, 50]}, **settings)
     assert len(fingerprints(data)) == 2
-    for number, name in enumerate(("c", "b", "d", "a")):  # in another order, too
-        for part in ("image", "mask"):
-            copy = tmp_path / "site3" / part / f"{name}.png"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(tmp_path / "site1" / part / f"{number}.png", copy)
+    write("site3", "cbda")  # in another order, too
     with pytest.raises(UserError, match=r"the domains 'site1' and 'site3' of .* have the same 4 images"):
         fingerprints(data)
-    Image.new("L", (12, 12), 40).save(copy)  # another mask
+    Image.new("L", (12, 12), 40).save(tmp_path / "site3" / "mask" / "a.png")  # another mask
     assert len(fingerprints(data)) == 3
 
 
-def test_what_an_earlier_version_has_decoded_is_compared_by_its_files(tree_settings, tmp_path):
-    data, copy = tree_settings(), tmp_path / "images" / "copy"
-    shutil.copytree(tmp_path / "images" / "art", copy)
+def test_what_an_earlier_version_has_decoded_is_compared_by_its_files(copied, tmp_path):
+    data, _ = copied
     load_target(data, "art")
     [manifest] = (tmp_path / "cache").rglob("manifest.json")
     table = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({key: value for key, value in table.items() if key != "nameless"}))
-    with pytest.raises(UserError, match=SAID):
-        fingerprints(data)
+    assert refused(data)
 
 
 def test_the_sites_of_a_deployment_are_compared(tree_settings):
     """Two sites of one domain may have the same folder, of which each takes its own part."""
-    found, own = benchmark(tree_settings()), {"images": 8, "content": "a" * 20}
-    refuse_equal_domains(found, {"art/0": own, "art/1": own, "photo": {"images": 8, "content": "b" * 20}})
+    found = benchmark(tree_settings())
+    own, other = ({"images": 8, "content": letter * 20} for letter in "ab")
+    refuse_equal_domains(found, {"art/0": own, "art/1": own, "photo": other})
     with pytest.raises(UserError, match=SAID):
-        refuse_equal_domains(found, {"art": own, "photo": {"images": 8, "content": "b" * 20}, "copy": own})
+        refuse_equal_domains(found, {"art": own, "photo": other, "copy": own})
 
 
 @pytest.mark.parametrize("dataset", ["digits", "digit-masks"])
 def test_domains_that_share_their_images_by_design_are_accepted(dataset):
     assert len({own["content"] for own in fingerprints(DataSettings(dataset=dataset)).values()}) == 1
+
+
+# ------------------------------------------------- the number of a domain among all, which seeds its split
+
+
+def test_a_new_folder_beside_the_chosen_domains_is_noticed(copied):
+    """What fingerprints of a run on the old splits differ in; older records without the number are valid."""
+    data, copy = copied
+    chosen = data.model_copy(update={"domains": ["art", "photo", "sketch"]})
+    shutil.rmtree(copy)
+    before = fingerprints(chosen)
+    assert [own["environment"] for own in before.values()] == [0, 1, 2]
+    older = {domain: {key: own[key] for key in ("images", "content")} for domain, own in before.items()}
+    assert difference(older, before) == difference(before, older) == difference(before, before) == ""
+    shutil.copytree(copy.parent / "photo" / "cat", copy.parent / "cartoon" / "cat")
+    shutil.copytree(copy.parent / "sketch" / "dog", copy.parent / "cartoon" / "dog")
+    assert "photo: it was domain 1 of all and is domain 2 now" in difference(before, fingerprints(chosen))
+
+
+def test_a_comparison_of_runs_with_other_splits_says_so():
+    runs = {name: {"data": {"photo": {"environment": number}}} for name, number in (("one", 0), ("two", 1))}
+    (said,) = provenance_notes(runs)
+    assert "number of photo among all domains, which seeds its split, 0 (one), 1 (two)" in said
+    assert provenance_notes({"one": runs["one"], "old": {"data": {"photo": {}}}}) == []

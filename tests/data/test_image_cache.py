@@ -1,8 +1,6 @@
 """The decode-once cache: content, rebuilding, several processes, damage and bad images."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,61 +21,70 @@ from fedsim.data.folders import list_domain
 from fedsim.data.pixels import decode
 
 
-def load(data, cache: Path, report=None):
-    listing = list_domain(data, benchmark(data), "photo")
-    return cached_images(listing, "folder", "photo", data.image_size, cache, report)
+@pytest.fixture
+def load(tree_settings, tmp_path):
+    """Function (settings) -> the cached images and labels of `photo`."""
+
+    def read(data=None, cache=tmp_path / "cache", report=None):
+        data = data or tree_settings()
+        listing = list_domain(data, benchmark(data), "photo")
+        return cached_images(listing, "folder", "photo", data.image_size, cache, report)
+
+    return read
 
 
-def entries(cache: Path) -> list[str]:
-    return sorted(path.name for path in (cache / "folder").iterdir())
+@pytest.fixture
+def photo(tmp_path):
+    """The folder of the domain."""
+    return tmp_path / "images" / "photo"
 
 
-def test_images_are_rgb_resized_like_torchvision(tree_settings, tmp_path):
+def entries(tmp_path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache" / "folder").iterdir())
+
+
+def test_images_are_rgb_resized_like_torchvision(load, photo):
     from torchvision.transforms import Resize
     from torchvision.transforms.functional import pil_to_tensor
 
-    data = tree_settings(image_size=8)
-    images, labels = load(data, tmp_path / "cache")
-    assert images.shape == (8, 3, 8, 8)
-    assert images.dtype == np.uint8
+    images, labels = load()
+    assert (images.shape, images.dtype) == ((8, 3, 8, 8), np.uint8)
     assert isinstance(images, np.memmap)
     assert not images.flags.writeable
     assert labels.tolist() == [0] * 4 + [1] * 4
-    with Image.open(tmp_path / "images" / "photo" / "dog" / "001.png") as image:
+    with Image.open(photo / "dog" / "001.png") as image:
         expected = pil_to_tensor(Resize((8, 8))(image.convert("RGB"))).numpy()
     assert (images[5] == expected).all()
 
 
 def test_sizes_are_those_of_the_files_upright(tree_settings, tmp_path):
     """They are 10 x 12 pixels; one image is rotated by its EXIF data, and one domain has square images."""
-    data = tree_settings(image_size=8)
-    folder = tmp_path / "images"
+    data, folder = tree_settings(), tmp_path / "images"
     turned = Image.new("RGB", (30, 20))
     exif = turned.getexif()
     exif[274] = 6  # a quarter turn
     turned.save(folder / "photo" / "cat" / "000.png", exif=exif)
     for file in (folder / "art").rglob("*.png"):
         Image.new("RGB", (9, 9)).save(file)
-    photo, art = load_client(data, "photo"), load_client(data, "art")
+    photo = load_client(data, "photo")
     assert photo.sizes.tolist() == [[30, 20]] + [[12, 10]] * 7
-    assert art.sizes is None
-    pooled = load_pooled(data, "sketch")
-    assert pooled.sizes.tolist() == [[1, 1]] * 8 + photo.sizes.tolist()
+    assert load_client(data, "art").sizes is None
+    assert load_pooled(data, "sketch").sizes.tolist() == [[1, 1]] * 8 + photo.sizes.tolist()
 
 
 def test_a_client_crops_with_its_images_aspect_ratios(tree_settings):
     """The augmentation gets the images with their original sizes; a user's own function gets no sizes."""
-    data = tree_settings(image_size=8, augment="ccst")
+    data = tree_settings(augment="ccst")
     client = load_client(data, "photo")
-    local = LocalData(client, make_transforms(data, 3), torch.device("cpu"))
-    positions = np.array([2, 0, 1])
-    torch.manual_seed(0)
-    ours = local.batch(positions).images
+    local, positions = LocalData(client, make_transforms(data, 3), torch.device("cpu")), np.array([2, 0, 1])
     raw, sizes = local.raw(positions), torch.from_numpy(client.sizes[client.train[positions]])
-    torch.manual_seed(0)
-    assert torch.equal(ours, AUGMENTATIONS["ccst"](raw, sizes))
-    torch.manual_seed(0)
-    assert not torch.equal(ours, AUGMENTATIONS["ccst"](raw))
+    made = []
+    for make in (lambda: local.batch(positions).images, lambda: AUGMENTATIONS["ccst"](raw, sizes),
+                 lambda: AUGMENTATIONS["ccst"](raw)):  # fmt: skip
+        torch.manual_seed(0)
+        made.append(make())
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
     own = Transforms(lambda images: images * 0, local.transforms.normalize)
     assert not LocalData(client, own, torch.device("cpu")).batch(positions).images.any()
 
@@ -88,20 +95,13 @@ def test_every_image_mode_becomes_three_channels(write_image, tmp_path, mode):
     assert decode(tmp_path / "image.png", 16).shape == (3, 16, 16)
 
 
-def test_real_sketches_have_three_channels(real_data):
-    path = next((real_data / "PACS" / "sketch" / "dog").iterdir())
-    assert decode(path, 32).shape == (3, 32, 32)
-
-
-def test_second_use_decodes_nothing(tree_settings, tmp_path, monkeypatch):
-    data = tree_settings()
+def test_second_use_decodes_nothing(load, tmp_path, monkeypatch):
     seen = []
-    first, _ = load(data, tmp_path / "cache", lambda done, total: seen.append((done, total)))
+    first, _ = load(report=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (8, 8)
     monkeypatch.setattr(cache_module, "decode_sized", None)
-    second, _ = load(data, tmp_path / "cache")
-    assert (first == second).all()
-    assert len(entries(tmp_path / "cache")) == 1
+    assert (first == load()[0]).all()
+    assert len(entries(tmp_path)) == 1
 
 
 def bitmaps(root: Path, seed: int) -> Path:
@@ -129,93 +129,64 @@ def test_files_with_equal_names_sizes_and_times_are_told_apart(tree_settings, tm
     assert seen[0][1]["art"] == seen[1][1]["art"]
 
 
-def test_rebuilt_when_source_or_size_changes(tree_settings, write_image, tmp_path):
-    data = tree_settings()
-    first, _ = load(data, tmp_path / "cache")
-    path = tmp_path / "images" / "photo" / "cat" / "000.png"
-    write_image(path, 999)
-    os.utime(path, ns=(1, 1))
-    changed, _ = load(data, tmp_path / "cache")
+def test_rebuilt_when_source_or_size_changes(load, photo, tree_settings, write_image, tmp_path):
+    first, _ = load()
+    write_image(photo / "cat" / "000.png", 999)
+    os.utime(photo / "cat" / "000.png", ns=(1, 1))
+    changed, _ = load()
     assert (first[0] != changed[0]).any()
     assert (first[1:] == changed[1:]).all()
-    assert load(tree_settings(image_size=9), tmp_path / "cache")[0].shape[-1] == 9
-    write_image(path.with_name("100.png"), 5)
-    assert len(load(data, tmp_path / "cache")[0]) == 9
-    assert len(entries(tmp_path / "cache")) == 4
+    assert load(tree_settings(image_size=9))[0].shape[-1] == 9
+    write_image(photo / "cat" / "100.png", 5)
+    assert len(load()[0]) == 9
+    assert len(entries(tmp_path)) == 4
 
 
-def test_two_processes_build_the_same_entry(tree_settings, make_tree, tmp_path):
-    make_tree(per_class=40)
-    code = (
-        "import sys, time; from fedsim.data import load_client; from fedsim.settings import DataSettings\n"
-        "import fedsim.data.cache\n"
-        "data = DataSettings(dataset='folder', root=sys.argv[1], cache=sys.argv[2], image_size=32)\n"
-        "time.sleep(max(0, float(sys.argv[3]) - time.time()))\n"
-        "print(int(load_client(data, 'photo').images.astype('int64').sum()))"
-    )
-    start = str(time.time() + 1.5)
-    command = [sys.executable, "-c", code, str(tmp_path / "images"), str(tmp_path / "cache"), start]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    sums = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert sums[0] == sums[1]
-    assert len(entries(tmp_path / "cache")) == 1
-
-
-def test_the_loser_of_a_race_discards_its_own(tree_settings, tmp_path, monkeypatch):
-    data = tree_settings()
+def test_the_loser_of_a_race_discards_its_own(load, tmp_path, monkeypatch):
     write = cache_module._write_images
 
-    def slow(listing, manifest, path, report, planes):
+    def slow(*given):
         monkeypatch.setattr(cache_module, "_write_images", write)
-        load(data, tmp_path / "cache")  # another process finishes while this one still decodes
-        return write(listing, manifest, path, report, planes)
+        load()  # another process finishes while this one still decodes
+        return write(*given)
 
     monkeypatch.setattr(cache_module, "_write_images", slow)
-    images, _ = load(data, tmp_path / "cache")
-    assert len(images) == 8
-    assert len(entries(tmp_path / "cache")) == 1
+    assert len(load()[0]) == 8
+    assert len(entries(tmp_path)) == 1
 
 
-def test_corrupt_image_is_named_and_nothing_is_left(tree_settings, tmp_path):
-    data = tree_settings()
-    path = tmp_path / "images" / "photo" / "dog" / "002.png"
-    path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(UserError, match=r"cannot read the image .*photo/dog/002.png"):
-        load(data, tmp_path / "cache")
-    path.write_text("no image")
-    with pytest.raises(UserError, match=r"cannot read the image .*photo/dog/002.png") as error:
-        load(data, tmp_path / "cache")
-    assert "\n" not in str(error.value)
-    assert entries(tmp_path / "cache") == []
+def test_corrupt_image_is_named_and_nothing_is_left(load, photo, tree_settings, tmp_path):
+    data, path = tree_settings(), photo / "dog" / "002.png"
+    for content in (path.read_bytes()[:60], b"no image"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"cannot read the image .*photo/dog/002.png") as error:
+            load(data)
+        assert "\n" not in str(error.value)
+    assert entries(tmp_path) == []
 
 
-def test_damaged_entry_is_rebuilt(tree_settings, tmp_path):
-    data = tree_settings()
-    first = np.array(load(data, tmp_path / "cache")[0])
+def test_damaged_entry_is_rebuilt(load, tmp_path):
+    first = np.array(load()[0])
     [entry] = (tmp_path / "cache" / "folder").iterdir()
-    for damage in ("truncate", "delete", "manifest"):
-        if damage == "truncate":
-            (entry / "images.npy").write_bytes((entry / "images.npy").read_bytes()[:200])
-        elif damage == "delete":
-            (entry / "labels.npy").unlink()
-        else:
-            (entry / "manifest.json").write_text("{")
-        assert (load(data, tmp_path / "cache")[0] == first).all()
-        assert entries(tmp_path / "cache") == [entry.name]
+    for damage in (
+        lambda: (entry / "images.npy").write_bytes((entry / "images.npy").read_bytes()[:200]),
+        (entry / "labels.npy").unlink,
+        lambda: (entry / "manifest.json").write_text("{"),
+    ):
+        damage()
+        assert (load()[0] == first).all()
+        assert entries(tmp_path) == [entry.name]
 
 
-def test_old_leftovers_are_removed_and_young_ones_kept(tree_settings, tmp_path):
-    folder = tmp_path / "cache" / "folder"
-    for name in (".tmp-old", ".tmp-young"):
-        (folder / name).mkdir(parents=True)
-    two_days_ago = time.time() - 2 * cache_module.DAY
-    os.utime(folder / ".tmp-old", (two_days_ago, two_days_ago))
-    load(tree_settings(), tmp_path / "cache")
-    assert [name for name in entries(tmp_path / "cache") if name.startswith(".tmp")] == [".tmp-young"]
+def test_old_leftovers_are_removed_and_young_ones_kept(load, tmp_path):
+    for name, age in ((".tmp-old", 2 * cache_module.DAY), (".tmp-young", 0)):
+        (tmp_path / "cache" / "folder" / name).mkdir(parents=True)
+        os.utime(tmp_path / "cache" / "folder" / name, (time.time() - age,) * 2)
+    load()
+    assert [name for name in entries(tmp_path) if name.startswith(".tmp")] == [".tmp-young"]
 
 
-def test_cache_that_cannot_be_written(tree_settings, tmp_path):
+def test_cache_that_cannot_be_written(load, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write the image cache .*FEDSIM_CACHE"):
-        load(tree_settings(), tmp_path / "file")
+        load(cache=tmp_path / "file")

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
-from fedsim.data.inspect import draw_grid, inspect
+from fedsim.data.inspect import inspect
 
 
 @pytest.fixture
@@ -56,51 +56,40 @@ def test_what_is_there_and_what_is_wrong(tree):
         assert words in text
 
 
-def test_grid_has_a_cell_per_domain_and_class(tree, tmp_path):
-    file = draw_grid(inspect(tree), tmp_path / "pictures" / "grid.png")
+def test_the_verb_prints_names_as_they_are_and_draws_a_cell_per_domain_and_class(tree, tmp_path):
+    file = tmp_path / "pictures" / "grid.png"
+    result = CliRunner().invoke(app, ["datasets", str(tree), "--grid", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "[bold]" in result.output
+    assert "Zürich" in result.output
     with Image.open(file) as image:
         assert image.width > image.height > 100
         assert len(set(image.convert("RGB").getdata())) > 10
 
 
-def test_the_verb_prints_names_as_they_are(tree, tmp_path):
-    result = CliRunner().invoke(app, ["datasets", str(tree), "--grid", str(tmp_path / "g.png")])
-    assert result.exit_code == 0, result.output
-    assert "[bold]" in result.output
-    assert "Zürich" in result.output
-    assert (tmp_path / "g.png").is_file()
-
-
 def test_a_table_is_inspected_too(tree):
+    """Columns with other names are named as for a run."""
     rows = [(f"[bold]/{name}/{index}.png", name, "one") for name in ("cat", "dog") for index in range(3)]
-    pd.DataFrame(rows, columns=["path", "label", "domain"]).to_csv(tree / "t.csv", index=False)
+    table = pd.DataFrame(rows, columns=["path", "label", "domain"])
+    table.to_csv(tree / "t.csv", index=False)
     found = inspect(tree / "t.csv")
-    assert found.counts.to_numpy().tolist() == [[3, 3]]
-    assert found.problems == []
-
-
-def test_columns_with_other_names_are_named_as_for_a_run(tree):
-    rows = [(f"Zürich/{name}/{index}.png", name, "one") for name in ("cat", "dog") for index in range(2)]
-    pd.DataFrame(rows, columns=["file", "label", "site"]).to_csv(tree / "t.csv", index=False)
+    assert (found.counts.to_numpy().tolist(), found.problems) == ([[3, 3]], [])
+    table.rename(columns={"path": "file", "domain": "site"}).to_csv(tree / "t.csv", index=False)
     words = ["datasets", str(tree / "t.csv")]
-    refused = CliRunner().invoke(app, words).exception
-    assert "name it with data.columns." in str(refused)
+    assert "name it with data.columns." in str(CliRunner().invoke(app, words).exception)
     words += ["--set", "data.columns.path=file", "--set", "data.columns.domain=site"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
     assert "no problem was found" in shown.output
 
 
-@pytest.mark.parametrize(
-    ("path", "override", "said"),
-    [
-        ("t.csv", "data.image_size=64", "an inspection reads only data.classes, data.columns and data.domains"),
-        ("t.csv", "train.lr=1", "an inspection reads only"),
-        ("t.csv", "data.columns.paht=file", "no column 'paht'; did you mean 'path'"),
-        (".", "data.columns.path=file", "is a folder, which has no columns"),
-        ("nowhere", "data.domains=['one']", "are for a folder or table, and there is none at 'nowhere'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "override", "said"), [
+    ("t.csv", "data.image_size=64", "an inspection reads only data.classes, data.columns and data.domains"),
+    ("t.csv", "train.lr=1", "an inspection reads only"),
+    ("t.csv", "data.columns.paht=file", "no column 'paht'; did you mean 'path'"),
+    (".", "data.columns.path=file", "is a folder, which has no columns"),
+    ("nowhere", "data.domains=['one']", "are for a folder or table, and there is none at 'nowhere'"),
+])  # fmt: skip
 def test_settings_without_effect_on_the_inspection_are_refused(tree, path, override, said):
     (tree / "t.csv").write_text("path,label,domain\n")
     place = "nowhere" if path == "nowhere" else str(tree / path)
@@ -109,23 +98,17 @@ def test_settings_without_effect_on_the_inspection_are_refused(tree, path, overr
     assert said in str(result.exception)
 
 
-def test_nothing_to_inspect_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="no domain folders"):
-        inspect(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "form"),
-    [(["a/image/1.png", "a/mask/1.png", "b/samples.csv"], "masks"), (["dataset_info.json"], "hugging-face")],
-)
-def test_other_forms_are_named(files, form, tmp_path):
-    """They are not inspected, and the message says how they are read."""
+@pytest.mark.parametrize(("files", "said"), [
+    ([], "no domain folders"),
+    (["a/image/1.png", "a/mask/1.png", "b/samples.csv"], "looks like data for data.dataset = 'masks'"),
+    (["dataset_info.json"], "looks like data for data.dataset = 'hugging-face'"),
+])  # fmt: skip
+def test_other_forms_are_not_inspected_and_named(files, said, tmp_path):
     for name in files:
-        file = tmp_path / "data" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"")
-    with pytest.raises(UserError, match=f"looks like data for data.dataset = '{form}'"):
-        inspect(tmp_path / "data")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match=said):
+        inspect(tmp_path)
 
 
 def test_what_is_done_with_unusual_files(tmp_path):

@@ -13,16 +13,16 @@ from fedsim.settings import DataSettings
 DIGITS = DataSettings(dataset="digits", image_size=8)
 
 
+def digits(**changes):
+    return DIGITS.model_copy(update=changes)
+
+
 def test_client_names_in_sorted_order_without_the_target():
     pacs = DataSettings(dataset="pacs", domains=["sketch", "photo", "cartoon"])
     assert client_names(pacs, "photo") == ["cartoon", "sketch"]
     shared = DataSettings(dataset="pacs", clients_per_domain=2, domains=["sketch", "photo"])
     assert client_names(shared, "photo") == ["sketch/0", "sketch/1"]
     assert [domain_of(name) for name in ("sketch/0", "sketch")] == ["sketch", "sketch"]
-    with pytest.raises(UserError, match="did you mean 'photo'"):
-        client_names(pacs, "phto")
-    with pytest.raises(UserError, match="only domain"):
-        client_names(DataSettings(dataset="pacs", domains=["photo"]), "photo")
 
 
 @pytest.mark.parametrize("target", ["art_painting", "cartoon", "photo", "sketch"])
@@ -45,8 +45,10 @@ def test_loading_a_client_needs_no_other_domain(tree_settings, tmp_path):
     for other in ("art", "sketch"):
         shutil.rmtree(tmp_path / "images" / other)
     assert sorted(path.name.split("-")[0] for path in (tmp_path / "cache" / "folder").iterdir()) == ["photo"]
-    alone = load_client(data, "photo")
-    assert (alone.train == whole.train).all()
+    own = load_client(data, "photo")
+    assert (own.train == whole.train).all()
+    assert own.classes == ("cat", "dog")
+    assert own.class_counts().sum() == own.examples == 7
 
 
 def test_no_target_image_reaches_a_client_or_the_pool(tree_settings):
@@ -64,16 +66,13 @@ def test_client_split_is_domainbeds_and_stable_under_domain_subsets():
     train, validation = random_split(1000, 0.1, seed_hash(0, 0))  # the first domain's: all show the same images
     assert (own.train == train).all()
     assert (own.validation == validation).all()
-    subset = load_client(DIGITS.model_copy(update={"domains": ["rot30", "rot75"]}), "rot30")
-    assert (subset.train == own.train).all()
-    assert own.examples == 900
-    assert own.class_counts().sum() == 900
-    other = load_client(DIGITS.model_copy(update={"split_seed": 1}), "rot30")
-    assert (other.train != own.train).any()
+    assert (load_client(digits(domains=["rot30", "rot75"]), "rot30").train == own.train).all()
+    assert own.examples == own.class_counts().sum() == 900
+    assert (load_client(digits(split_seed=1), "rot30").train != own.train).any()
 
 
 def test_stratified_split_and_fraction():
-    data = DIGITS.model_copy(update={"split": "stratified", "fraction": 0.2})
+    data = digits(split="stratified", fraction=0.2)
     own = load_client(data, "rot0")
     assert own.class_counts().tolist() == [18] * 10
     assert len(own.validation) == 20
@@ -85,7 +84,7 @@ def test_stratified_split_and_fraction():
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_clients_of_a_domain_share_it_without_overlap(partition):
-    data = DIGITS.model_copy(update={"clients_per_domain": 5, "partition": partition})
+    data = digits(clients_per_domain=5, partition=partition)
     parts = [load_client(data, client) for client in client_names(data, "rot75")[:5]]
     every = np.concatenate([np.concatenate([part.train, part.validation]) for part in parts])
     assert sorted(every) == list(range(1000))
@@ -93,24 +92,24 @@ def test_clients_of_a_domain_share_it_without_overlap(partition):
     assert min(len(part.validation) for part in parts) >= 1
 
 
-def test_wrong_client_names(tree_settings):
-    with pytest.raises(UserError, match="the client is called 'rot0'"):
-        load_client(DIGITS, "rot0/1")
-    shared = DIGITS.model_copy(update={"clients_per_domain": 2})
-    for client in ("rot0", "rot0/2", "rot0/x"):
-        with pytest.raises(UserError, match="rot0/0 to rot0/1"):
-            load_client(shared, client)
-    with pytest.raises(UserError, match="too few for 500 clients"):
-        load_client(DIGITS.model_copy(update={"clients_per_domain": 500}), "rot0/0")
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: client_names(DataSettings(dataset="pacs"), "phto"), "did you mean 'photo'"),
+    (lambda: client_names(DataSettings(dataset="pacs", domains=["photo"]), "photo"), "only domain"),
+    (lambda: load_client(DIGITS, "rot0/1"), "the client is called 'rot0'"),
+    *((lambda name=name: load_client(digits(clients_per_domain=2), name), "rot0/0 to rot0/1")
+      for name in ("rot0", "rot0/2", "rot0/x")),
+    (lambda: load_client(digits(clients_per_domain=500), "rot0/0"), "too few for 500 clients"),
+])  # fmt: skip
+def test_wrong_names_and_numbers(call, said):
+    with pytest.raises(UserError, match=said):
+        call()
 
 
-def test_target_indices_all_or_in():
+def test_target_indices_all_or_in(tree_settings):
+    """By the number of the domain, where each has its own images."""
     assert load_target(DIGITS, "rot75")[2].tolist() == list(range(797))
-    data = DIGITS.model_copy(update={"test_split": "in", "holdout": 0.2})
+    data = digits(test_split="in", holdout=0.2)
     assert (load_target(data, "rot75")[2] == random_split(797, 0.2, seed_hash(0, 0))[0]).all()
-
-
-def test_target_indices_in_of_a_domain_of_its_own_images(tree_settings):
     data = tree_settings(test_split="in", holdout=0.3)
     assert (load_target(data, "photo")[2] == random_split(8, 0.3, seed_hash(0, 1))[0]).all()
 
@@ -129,9 +128,3 @@ def test_pooled_holds_every_clients_split(tree_settings, clients):
         own = [part for part in parts if domain_of(part.client) == domain]
         assert (pooled.images[mine] == np.concatenate([part.images[part.validation] for part in own])).all()
         assert (pooled.labels[mine] == np.concatenate([part.labels[part.validation] for part in own])).all()
-
-
-def test_class_folders_of_a_site_give_its_classes(tree_settings):
-    own = load_client(tree_settings(), "photo")
-    assert own.classes == ("cat", "dog")
-    assert own.class_counts().sum() == own.examples == 7

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedsim.common.errors import UserError
-from fedsim.data import check_partitions, client_names, load_client, load_pooled
+from fedsim.data import benchmark, check_partitions, client_names, load_client, load_pooled
+from fedsim.data.mixing import _shares
 from fedsim.data.splits import dirichlet_deal
 from fedsim.results.published import setting
 from fedsim.run.plan import resolve
@@ -66,9 +67,6 @@ def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, 
 
 def test_an_image_that_domains_share_validates_nowhere_else():
     """The domains of digits have the same images: every client that has an image uses it for the same purpose."""
-    from fedsim.data.benchmarks import benchmark
-    from fedsim.data.mixing import _shares
-
     data = DIGITS.model_copy(update={"mix": 0.4, "clients_per_domain": 2})
     labels = np.arange(1000) % 10
     roles = {"train": set(), "validation": set()}

@@ -8,6 +8,7 @@ import pytest
 from image_trees import write_tree
 
 from fedsim.common.errors import UserError
+from fedsim.data import cache, load_client
 from fedsim.data.shared_images import MOST_SHARED, shared_images
 from fedsim.results import compare, read_runs
 from fedsim.results.report import write_report
@@ -33,11 +34,10 @@ def copy(tree, count, to="art", label="dog"):
 
 
 def run(tree, target="photo"):
-    data = {"dataset": "folder", "root": str(tree), "cache": str(tree.parent / "cache"), "image_size": 16}
-    train = {"rounds": 1, "batch_size": 8}
     place = {"target": target, "threads": 1, "output": str(tree.parent / "out"), "device": "cpu", "processes": 1}
-    model = {"backbone": "digits-cnn-bn", "weights": "none"}
-    return launch(from_table({"name": "own", "data": data, "model": model, "train": train, "run": place}))
+    model, train = {"backbone": "digits-cnn-bn", "weights": "none"}, {"rounds": 1, "batch_size": 8}
+    table = {"name": "own", "data": settings(tree).model_dump(), "model": model, "train": train, "run": place}
+    return launch(from_table(table))
 
 
 def test_copies_are_counted_by_their_bytes(tree):
@@ -50,12 +50,12 @@ def test_copies_are_counted_by_their_bytes(tree):
     assert found.text() == "3 of the 30 images of photo (10.0 %) are also in art (3), sketch (2), byte for byte"
     assert shared_images(settings(tree, domains=["photo", "sketch"]), "photo").shared == 2
     assert shared_images(settings(tree), "sketch").sources == {"art": 2, "photo": 2}
+    rotations = shared_images(DataSettings(dataset="digits"), "rot0")  # which have no files of their own
+    assert (rotations.shared, rotations.text(), rotations.record()) == (0, "", {})
 
 
 def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
     """After the images are decoded no file is read for them. An entry of an earlier version gets them once."""
-    from fedsim.data import cache, load_client
-
     copy(tree, 2)
     for domain in ("art", "photo", "sketch"):
         load_client(settings(tree), domain)
@@ -72,30 +72,19 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
     assert shared_images(settings(tree), "photo").shared == 2
 
 
-def test_many_copies_are_refused_and_nothing_is_left(tree):
-    """The message has the numbers and the share that is allowed."""
+def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, caplog):
+    """The message has the numbers and the share that is allowed, and nothing is left; two sources may share images."""
     assert MOST_SHARED == 0.1
     copy(tree, 4)
     with pytest.raises(UserError, match=r"4 of the 30 images of photo \(13.3 %\) are also in art \(4\).*At most 10%"):
         run(tree)
     assert not list((tree.parent / "out").iterdir())
-    assert (run(tree, "sketch") / "summary.csv").is_file()  # two source domains may share images
-
-
-def test_few_copies_are_said_in_run_table_and_report(tree, caplog):
-    """The records keep the numbers; the table's notes and the report have them too."""
-    copy(tree, 3)
+    assert shared_images(settings(tree), "sketch").shared == 0
+    next((tree / "art" / "dog").glob("copy-*")).unlink()
     with caplog.at_level("WARNING", logger="fedsim"):
         folder = run(tree)
     assert any("3 of the 30 images of photo (10.0 %)" in record.getMessage() for record in caplog.records)
     assert json.loads((folder / "environment.json").read_text())["shared_images"]["shared"] == 3
     said = "source domains have the same files: 3 of 30 images of photo (in art 3)"
-    runs = read_runs(tree.parent / "out")
-    assert any(said in note for note in compare(runs).notes)
+    assert any(said in note for note in compare(read_runs(tree.parent / "out")).notes)
     assert said in write_report(tree.parent / "out").read_text()
-
-
-def test_rotations_of_the_same_images_are_not_counted():
-    """They have no files of their own."""
-    found = shared_images(DataSettings(dataset="digits"), "rot0")
-    assert (found.shared, found.text(), found.record()) == (0, "", {})

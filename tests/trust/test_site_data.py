@@ -26,6 +26,7 @@ def test_what_a_site_says_about_its_data():
     assert fingerprint(DIGITS, "rot15") == fingerprints(DIGITS)["rot15"]
     site, _ = read_site(7, {**SAID, **GOOD})
     assert site.data == {"images": 5, "content": "0123456789abcdef0123"}
+    assert read_site(7, {**SAID, **GOOD, "data-environment": 3})[0].data["environment"] == 3
     assert read_site(7, SAID)[0].data == {}
     check_site(site, 2, "")
     for examples, counts in ((6, [2, 3]), (5, [2, 4])):
@@ -42,6 +43,8 @@ def test_what_a_site_says_about_its_data():
         {"data-images": True, "data-content": GOOD["data-content"]},
         {"data-images": 5, "data-content": "0" * 10_000},
         {**GOOD, "data-nameless": "<script>"},
+        {**GOOD, "data-environment": "3"},
+        {**GOOD, "data-environment": True},
     ],
 )
 def test_nonsense_about_data_is_refused(wrong):
