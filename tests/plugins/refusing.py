@@ -14,17 +14,17 @@ VICTIM, REASON = "rot15", "its sum is negative"
 
 
 @dataclass(frozen=True)
-class Sums(Bank):
-    """One number of each client; `merge` refuses that of the victim."""
+class Before(Bank):
+    """One number of each client, collected before training; `merge` refuses that of the victim."""
 
     name: ClassVar[str] = "sums"
+    when: ClassVar[str] = "before"
 
     def accept(self, client, arrays, server):
-        """Accept everything."""
         return ""
 
     def hand_out(self, bank, client, server):
-        """Nothing."""
+        return None
 
     def merge(self, bank, entries, server):
         """The newest ones; the part's state must not count a merge that was refused."""
@@ -35,33 +35,24 @@ class Sums(Bank):
 
 
 @dataclass(frozen=True)
-class Before(Sums):
-    """Collected before training."""
-
-    when: ClassVar[str] = "before"
-
-
-@dataclass(frozen=True)
-class After(Sums):
+class After(Before):
     """Collected after training."""
 
     when: ClassVar[str] = "after"
 
 
 @dataclass(frozen=True)
-class Compared(Sums):
-    """Sent with the models; the comparison of norms refuses the victim's."""
+class Compared(Before):
+    """Sent with the models; the comparison of norms refuses the victim's, because a mean needs a positive number."""
 
     when: ClassVar[str] = "round"
 
     def compared(self, arrays):
-        """A mean needs a positive number."""
         if arrays["v"][0] < 0:
             raise RefusedUpdateError(VICTIM, REASON)
         return arrays
 
     def merge(self, bank, entries, server):
-        """The newest ones."""
         return {**bank, **entries}
 
 
@@ -74,15 +65,14 @@ class ComparedBefore(Compared):
 
 @dataclass(frozen=True)
 class Sum(Term):
-    """Contributes -1 on the victim, 1 elsewhere."""
+    """Contributes -1 on the victim, 1 elsewhere, when it is asked for."""
 
     bank: ClassVar[str] = "sums"
 
     def begin(self, round):
-        """Nothing in the steps."""
+        return None
 
     def collect(self, round):
-        """The number, when it is asked for."""
         return {"v": np.float32([-1 if round.client == VICTIM else 1])}
 
 
@@ -91,7 +81,6 @@ class SentSum(Sum):
     """The same with the trained model."""
 
     def end(self, round):
-        """Send the number."""
         round.send("sums", {"v": torch.tensor([-1.0 if round.client == VICTIM else 1.0])})
 
 
@@ -100,13 +89,12 @@ class Answer(Unlabelled):
     """The unseen domain's client answers with one number."""
 
     def answer(self, round):
-        """Send it."""
         round.send("answer", {"v": torch.ones(1)})
 
 
 @dataclass(frozen=True)
 class Look(Visit):
-    """A visit whose answer `take` refuses."""
+    """A visit whose answer `take` refuses, after the part's state was changed."""
 
     phase: ClassVar[str] = "look"
     moment: ClassVar[str] = "model"
@@ -114,20 +102,11 @@ class Look(Visit):
     bank: ClassVar[str] = "answer"
 
     def ask(self, model, server):
-        """Send the model."""
         return {"arrays": {**server.previous, **model}}
 
     def take(self, records, model, server):
-        """Refuse it, after the part's state was changed."""
         server.state["taken"] = 1
         raise RefusedUpdateError(server.experiment.run.target, REASON)
-
-
-before = Recipe(banks=(Before(),), terms=(Sum(),))
-after = Recipe(banks=(After(),), terms=(Sum(),))
-compared = Recipe(banks=(Compared(),), terms=(SentSum(),))
-compared_before = Recipe(banks=(ComparedBefore(),), terms=(Sum(),))
-visit = Recipe(visits=(Look(),), unlabelled=Answer())
 
 
 @dataclass(frozen=True)
@@ -137,7 +116,12 @@ class Needing(Term):
     needs: ClassVar[tuple[str, ...]] = ("no_such_number",)
 
     def begin(self, round):
-        """Nothing in the steps."""
+        return None
 
 
+before = Recipe(banks=(Before(),), terms=(Sum(),))
+after = Recipe(banks=(After(),), terms=(Sum(),))
+compared = Recipe(banks=(Compared(),), terms=(SentSum(),))
+compared_before = Recipe(banks=(ComparedBefore(),), terms=(Sum(),))
+visit = Recipe(visits=(Look(),), unlabelled=Answer())
 needing = Recipe(terms=(Needing(),))

@@ -1,24 +1,27 @@
 """A row from outside is checked slot by slot: what a recipe cannot hold is one line, and a list counts as a tuple."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 from support import small_experiment
 
 from clients.objective.consistent_views import ConsistentViews
-from clients.parts import Term
+from clients.parts import Term, Unlabelled
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.terms.proximal import Proximal
 from fedsim.commands.contract import findings
 from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
 from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.methods.variants import method_label
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import Experiment
+from strategies.parts import Bank, Visit
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
 
 
@@ -46,21 +49,18 @@ def row(monkeypatch):
     return lambda **slots: monkeypatch.setitem(methods.METHODS, "mine", Recipe(**slots, paper="a test"))
 
 
-@pytest.mark.parametrize(
-    ("slots", "said"),
-    [
-        ({"terms": (Loose(),)}, "terms: Loose is not a frozen dataclass; write @dataclass(frozen=True)"),
-        ({"terms": (Plain(),)}, "terms: Plain is not a frozen dataclass"),
-        ({"terms": (WithList(),)}, "WithList.layers is a list"),
-        ({"terms": Proximal()}, "terms takes a tuple of parts, and the row has Proximal(); write (Proximal(),)"),
-        ({"terms": None}, "terms takes a tuple of parts"),
-        ({"client": ConsistentViews}, "client has the class ConsistentViews where a part is needed"),
-        ({"terms": (GeneralizationGap(),)}, "terms has GeneralizationGap(), which does not fit; it is for reports"),
-        ({"client": Proximal()}, "client has Proximal(), which does not fit; it is for terms"),
-        ({"client": None}, "client has NoneType"),
-        ({"norm": "ibn"}, "norm has str, which does not fit; it is no part"),
-    ],
-)
+@pytest.mark.parametrize(("slots", "said"), [
+    ({"terms": (Loose(),)}, "terms: Loose is not a frozen dataclass; write @dataclass(frozen=True)"),
+    ({"terms": (Plain(),)}, "terms: Plain is not a frozen dataclass"),
+    ({"terms": (WithList(),)}, "WithList.layers is a list"),
+    ({"terms": Proximal()}, "terms takes a tuple of parts, and the row has Proximal(); write (Proximal(),)"),
+    ({"terms": None}, "terms takes a tuple of parts"),
+    ({"client": ConsistentViews}, "client has the class ConsistentViews where a part is needed"),
+    ({"terms": (GeneralizationGap(),)}, "terms has GeneralizationGap(), which does not fit; it is for reports"),
+    ({"client": Proximal()}, "client has Proximal(), which does not fit; it is for terms"),
+    ({"client": None}, "client has NoneType"),
+    ({"norm": "ibn"}, "norm has str, which does not fit; it is no part"),
+])  # fmt: skip
 def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):
     """In a run and in `fedsim check-method`; earlier these were unexpected errors, or worked in some combinations."""
     row(**slots)
@@ -81,13 +81,68 @@ def test_a_list_is_a_tuple(row):
     assert method_label(small_experiment("out", "mine+fedbn")) == "mine+fedbn"
 
 
-def test_every_row_is_as_it_was():
-    """The check changes nothing in a row that fits."""
+def test_the_check_changes_nothing_in_a_row_that_fits():
     assert all(find_row(name) == recipe for name, recipe in METHODS.items())
 
 
 def test_a_part_that_is_added_is_checked_too():
-    """The same reasons."""
     for name, said in (("Loose", "not a frozen dataclass"), ("WithList", r"WithList\.layers is a list")):
         with pytest.raises(UserError, match=said):
             build_recipe(Experiment(method={"name": "fedavg", "add": [f"{__name__}:{name}"]}))
+
+
+# ------------------------------------- two parts never write one record, of which the later would replace the first
+
+
+@dataclass(frozen=True)
+class Sum(Term):
+    """Contributes a sum."""
+
+    bank: ClassVar[str] = "sum"
+
+
+@dataclass(frozen=True)
+class OtherSum(Sum):
+    """Contributes another sum."""
+
+
+def bank(record: str, title: str = "A") -> Bank:
+    """A bank with that record, of a class with that name."""
+    return type(title, (Bank,), {"name": record, "when": "round"})()
+
+
+@dataclass(frozen=True)
+class Look(Visit):
+    """A visit."""
+
+    phase: ClassVar[str] = "look"
+
+
+@dataclass(frozen=True)
+class LookAgain(Look):
+    """Another visit of the same phase."""
+
+
+@dataclass(frozen=True)
+class Back(Unlabelled):
+    """An answer."""
+
+
+@pytest.mark.parametrize(("slots", "said"), [
+    ({"banks": (bank("sum", "A"), bank("sum", "B")), "terms": (Sum(),)}, "a and b are banks of one name, 'sum'"),
+    ({"banks": (bank("sum"),), "terms": (Sum(), OtherSum())}, "sum and other_sum contribute to one name"),
+    *(({"banks": (bank(name),)}, f"{name!r}, which is another") for name in ("arrays", "metrics", "state")),
+    ({"banks": (type("A", (Bank,), {})(),)}, "has no `name`"),
+    ({"visits": (Look(), LookAgain()), "unlabelled": Back()}, "two visits are called 'look'"),
+])  # fmt: skip
+def test_one_record_has_one_writer(slots, said):
+    with pytest.raises(UserError) as error:
+        check_recipe(Recipe(**slots), "mine")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_and_its_copy_are_not_combined():
+    """The page's own SCAFFOLD and fedsim's have different parts, but the record of one name."""
+    with pytest.raises(UserError, match="'control'; rename"):
+        find_recipe("scaffold:scaffold+fedlesam-s")

@@ -1,0 +1,58 @@
+"""Inference rules that look at several images at once do not depend on `run.evaluate_batch_size`."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from untrained_run import untrained_run
+
+import fedsim
+from fedsim.data import load_target
+from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.run.target import TargetEvaluator
+from fedsim.run.workspace import Workspace
+
+DATA = {"domains": ["rot0", "rot45"], "fraction": 0.2, "split": "stratified"}  # 160 images of rot45
+
+
+def model_of(folder, rule, size):
+    method = {"name": "fedavg", "infer": rule, rule: {"batch": 32}}
+    run = {"target": "rot45", "threads": 1, "device": "cpu", "evaluate_batch_size": size}
+    return fedsim.load(untrained_run(folder / str(size), method, data=DATA, run=run), "last")
+
+
+@pytest.mark.parametrize("rule", ["tsmo_bn", "random_alpha", "recompute"])
+def test_evaluation_batches_change_nothing(tmp_path, rule):
+    """256 is a multiple of the 32 images that the rule takes at once, 100 is not, and 16 is less than they are."""
+    losses = []
+    for size in (256, 100, 16):
+        model = model_of(tmp_path, rule, size)
+        space = Workspace(model.plan)
+        score = TargetEvaluator(space)({name: space.net.state_dict()[name].numpy() for name in space.travelling}, {})
+        losses.append(score.loss)
+        measures, _ = evaluate_arrays(model, "rot45", *load_target(model.experiment.data, "rot45"))
+        assert measures["accuracy"][0] == pytest.approx(score.value, abs=1e-12)
+    assert losses == pytest.approx(losses[:1] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["tsmo_bn", "recompute"])
+def test_files_of_a_folder_come_in_a_random_order_and_in_the_order_of_the_table(tmp_path, rule, monkeypatch):
+    """A folder lists its images class by class; batches of one class would have the statistics of one class."""
+    model = model_of(tmp_path, rule, 16)
+    images, labels, indices = load_target(model.experiment.data, "rot45")
+    for index in indices[:80]:
+        file = tmp_path / "tree" / "scan" / str(labels[index]) / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[index][0]).save(file)
+    files = sorted((tmp_path / "tree").rglob("*.png"))
+    _, own = evaluate_arrays(model, "rot45", images, labels, np.array([int(file.stem) for file in files]))
+    own = own.set_index("image").loc[[f"rot45[{file.stem}]" for file in files]]
+    seen, prepare = [], model.prepare
+    monkeypatch.setattr(model, "prepare", lambda part: seen.extend(part) or prepare(part))
+    for table in (evaluate(model, labelled_images(tmp_path / "tree", model.classes))[1], predict(model, files)):
+        assert table["image"].tolist() == [str(file) for file in files]
+        pd.testing.assert_series_equal(table["probability"], own["probability"].reset_index(drop=True), rtol=1e-4)
+    classes = [file.parent.name for file in seen[: len(files)]]
+    assert sum(one != other for one, other in itertools.pairwise(classes)) > len(files) / 2
