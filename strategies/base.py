@@ -158,10 +158,12 @@ class FedDG(FedAvg):
         if self.target_site:
             replies = self.target_site.others(replies)
         found = self.exchange.sift(check_validation, replies, "validation refused")
-        if self._taken_back():
-            return None
+        gone = self._taken_back()
         if self.target_site:
-            self.target_site.take()
+            self.target_site.take(used=not gone)
+        if gone:
+            self.exchange.settle_silent(*found)
+            return None
         for client, columns in self.exchange.settle(*self._plausible(*found)).items():
             self.log.row(client).update(columns)
         return None

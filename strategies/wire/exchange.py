@@ -13,6 +13,7 @@ from strategies.server_round import Arrays, RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import Sent
+from strategies.wire.patience import LOST
 from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
@@ -197,6 +198,12 @@ class Exchange:
             if client not in results:
                 self.fail(client, *failures.get(client, silent))
         return {client: results[client] for client in self._asked if client in results}
+
+    def settle_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
+        """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
+        lost = tuple(f"error {code}:" for code in LOST)
+        said = {client: own for client, own in failures.items() if not own[0].startswith(lost)}
+        self.settle({**results, **said}, failures)
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""

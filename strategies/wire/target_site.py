@@ -87,9 +87,10 @@ class TargetSite:
             elif reply.has_error() or reply.metadata.src_node_id == asked.dst_node_id:
                 self._genuine.append(reply)
 
-    def take(self) -> None:
-        """Keep the score of our message's reply. A failure is handled as `run.on_client_failure`."""
-        if self._sent is not None:
+    def take(self, used: bool = True) -> None:
+        """Keep the score of our message's reply, unless its model is not used. A failure is handled as
+        `run.on_client_failure`."""
+        if self._sent is not None and (used or not self._genuine):
             self._read(self._genuine[0] if self._genuine else None)
         self._sent = None
 

@@ -227,6 +227,20 @@ def test_a_model_that_no_site_can_use_is_taken_back(tmp_path):
         run_small(short(tmp_path / "stop", run={}), tamper=nan_validation())
 
 
+def test_who_is_silent_about_a_model_that_is_taken_back_has_failed(tmp_path):
+    """Not who cannot use it."""
+
+    def unheard(message, reply):
+        config = message.content["config"]
+        if (config["phase"], config["round"], config["client"]) == ("evaluate", 2, VICTIM):
+            reply.metadata.__dict__["_reply_to_message_id"] = "of no message"
+        return nan_validation(OTHERS)(message, reply)
+
+    status = rows_of(run_small(short(tmp_path), tamper=unheard)[0]).loc[2, "status"]
+    assert status[VICTIM].endswith("; no reply within 3600 s")
+    assert all(status[name].startswith("not used: ") and "no reply" not in status[name] for name in OTHERS)
+
+
 def outlying(message, reply):
     """The victim's update is much larger than the others', and no site can use the model."""
     return nan_validation()(message, tamper(floats(lambda array: array * 30))(message, reply))
