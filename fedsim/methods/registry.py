@@ -57,17 +57,20 @@ def _is_own_part(kind: object, module: str) -> bool:
     )
 
 
+_latest: list[tuple[tuple[Recipe, ...], dict[str, dict[str, type]]]] = []  # what `parts_by_slot` found for which rows
+
+
 def parts_by_slot() -> dict[str, dict[str, type]]:
-    """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS."""
-    kinds = dict.fromkeys(shipped_parts())
-    kinds |= dict.fromkeys(type(part) for recipe in METHODS.values() for _, part in recipe.pairs)
-    return _by_slot(tuple(kinds))
+    """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS.
 
-
-@functools.cache
-def _by_slot(kinds: tuple[type, ...]) -> dict[str, dict[str, type]]:
-    """`parts_by_slot` for these classes; cached, because a run resolves settings several times."""
-    return {slot: {part_name(kind): kind for kind in kinds if slot in slots_of(kind)} for slot in SLOTS}
+    It is found anew only when a row has changed, because the plan of a run asks for it some thirty times.
+    """
+    rows = tuple(METHODS.values())
+    if not _latest or _latest[0][0] != rows:  # equal objects are compared by their identity, which is quick
+        kinds = dict.fromkeys(shipped_parts()) | dict.fromkeys(type(part) for row in rows for _, part in row.pairs)
+        by_slot = {slot: {part_name(kind): kind for kind in kinds if slot in slots_of(kind)} for slot in SLOTS}
+        _latest[:] = [(rows, by_slot)]
+    return _latest[0][1]
 
 
 def one_line(kind: type) -> str:
