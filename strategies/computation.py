@@ -50,7 +50,9 @@ class Computation:
 
         A model that is not finite is dropped with all changes of its round, those of banks `before` training too.
         """
-        saved = self.state.saved_parts()
+        # Banks alone change a part's state between the begin of a round and this moment. A copy costs time: 0.45 s for
+        # FedAdam's moments of a ResNet-50.
+        saved = self.state.saved_parts() if self.parts.recipe.banks else self._before[0]
         while updates:
             try:
                 server, fused = self.parts.compute(updates)
