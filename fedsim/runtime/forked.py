@@ -8,6 +8,7 @@ that hides a model or an update: it is drawn anew each time, and differs from ru
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
@@ -24,6 +25,7 @@ from fedsim.run.plan import Plan
 from fedsim.run.processes import reason_of_machine, reason_of_settings
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.runtime.inline import InlineGrid
+from fedsim.settings import RunSettings
 
 logger = logging.getLogger("fedsim")
 
@@ -44,7 +46,8 @@ class ForkedGrid(InlineGrid, RunCallback):
         self._plan, self._say = plan, say
         self._processes: list[ForkedProcess] = []
         self._process_of: dict[int, ForkedProcess] = {}
-        wanted = plan.experiment.run.processes
+        run, wanted = plan.experiment.run, plan.experiment.run.processes
+        self._limited = wanted > 1 and run.timeout != RunSettings().timeout
         self._undecided = wanted == 0
         if wanted > 1:
             self._divide(min(wanted, nodes), [])
@@ -111,19 +114,23 @@ class ForkedGrid(InlineGrid, RunCallback):
         return [replies[message.metadata.message_id] for message in messages]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Deliver messages, few ahead of their replies, and pass on the replies as they come."""
+        """Deliver messages, few ahead of their replies, and pass on the replies as they come.
+
+        Processes that are not done after a `run.timeout` that was set are ended; others take their place when needed.
+        """
         if not self._processes:
             yield from super().send_and_receive(messages, timeout=timeout)
             return
-        yield from self._exchange(self._stamped(messages))
+        yield from self._exchange(self._stamped(messages), timeout if self._limited else None)
 
     def _stamped(self, messages: Iterable[Message]) -> Iterator[Message]:
         for message in messages:
             stamp(message, f"m{next(self._ids)}")
             yield message
 
-    def _exchange(self, source: Iterator[Message]) -> Iterator[Message]:
+    def _exchange(self, source: Iterator[Message], seconds: float | None = None) -> Iterator[Message]:
         open_messages, most = 0, AHEAD * len(self._processes)
+        deadline = None if seconds is None else time.monotonic() + seconds
         try:
             while True:
                 while open_messages < most and (message := next(source, None)) is not None:
@@ -136,7 +143,10 @@ class ForkedGrid(InlineGrid, RunCallback):
                 busy: dict[Foreign, ForkedProcess] = {
                     process.pipe: process for process in self._processes if process.waiting
                 }
-                for pipe in wait(list(busy)):
+                ready = wait(list(busy), None if deadline is None else max(deadline - time.monotonic(), 0.0))
+                if not ready:
+                    return
+                for pipe in ready:
                     reply = busy[pipe].receive()
                     busy[pipe].send_next()
                     if reply is not None:

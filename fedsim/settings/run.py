@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fedsim.settings.effect import Only
+from fedsim.settings.effect import Above, Only
 from fedsim.settings.sections import Settings, folder_name
 
 
@@ -95,8 +95,11 @@ class RunSettings(Settings):
         description="a site is refused when it reports more than this many times the median number of examples of the "
         "other sites; 0: every number is accepted",
     )
-    timeout: float = Field(
-        3600.0, gt=0, description="seconds to wait for the replies of one phase; runtime inline waits for all of them"
+    timeout: Annotated[float, Only(runtime=("ray", "flower", "deployment")), Only(processes=Above(1))] = Field(
+        3600.0,
+        gt=0,
+        description="seconds to wait for the replies of one phase; with the inline runtime it holds only where it is "
+        "set and run.processes is above 1, because a process that is late can be ended",
     )
     ray_address: Annotated[str, Only(runtime="ray")] = Field(
         "", description="address of an existing Ray cluster; empty: a local cluster is started"

@@ -59,6 +59,15 @@ def test_the_same_setting_with_an_effect_is_accepted(settings):
     assert (kept.data, kept.model) == (experiment.data, experiment.model)
 
 
+@pytest.mark.parametrize(("run", "said"), [({}, 1), ({"processes": 2}, 0), ({"runtime": "ray"}, 0)])
+def test_a_time_limit_that_nothing_holds_is_said(run, said):
+    """In one process nobody can end a client that hangs."""
+    remarks = no_effect_remarks(Experiment(run={"timeout": 60.0, **run}), Recipe(), {})
+    assert [text.startswith("run.timeout has no effect here, only with run.runtime =") for text in remarks] == [
+        True
+    ] * said
+
+
 def test_what_a_sweep_over_the_other_setting_has_is_said():
     """One and four clients per domain with the same partition are a usual sweep, which is not refused."""
     data = {"partition": "dirichlet", "alpha": 0.1}

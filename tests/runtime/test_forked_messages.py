@@ -2,14 +2,18 @@
 
 import errno
 import os
+import time
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from support import small_experiment
 
 from fedsim.common.errors import NotForkedError
 from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run.local_privacy import perturbed
+from fedsim.run.plan import resolve
+from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
@@ -82,3 +86,25 @@ def test_a_model_that_was_put_back_is_sent_again(two_processes):
     assert list(answer(process, record)) == [0, 0, 0]
     Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))
     assert list(answer(process, record)) == [1, 1, 1]
+
+
+def hanging(message, context):
+    """A client app of which one node never answers."""
+    time.sleep(60 if context.node_id == 3 else 0)
+    return Message(RecordDict(), reply_to=message)
+
+
+def test_a_process_that_is_late_is_ended(tmp_path):
+    """Where a time limit was set; the process is forked again when its client is asked again."""
+    experiment = small_experiment(tmp_path, run={"processes": 2, "timeout": 0.3})
+    grid = ForkedGrid(hanging, resolve(experiment), 2)
+
+    def replies(*nodes):
+        messages = [Message(RecordDict(), node, "train") for node in nodes]
+        return [reply.metadata.src_node_id for reply in grid.send_and_receive(messages, timeout=0.3)]
+
+    assert replies(2, 3) == [2]
+    assert grid.pids()[1] == 0 < grid.pids()[0]
+    assert replies(3) == []
+    assert replies(2) == [2]
+    grid.close()
