@@ -39,9 +39,9 @@ def small_experiment(output: Path | str, method: dict | str = "fedavg", **sectio
 
 
 def tiny_experiment(output: Path | str, method: dict | str = "fedavg", rounds: int = 2, **sections: dict) -> Experiment:
-    """The small experiment on half of the images with one step a round; a run takes a tenth of a second."""
+    """The small experiment on half of the images with one small step a round; a run takes a tenth of a second."""
     data, train = {"fraction": 0.05, **sections.pop("data", {})}, {"iterations": 1, **sections.pop("train", {})}
-    return small_experiment(output, method, data=data, train={"rounds": rounds, **train}, **sections)
+    return small_experiment(output, method, data=data, train={"rounds": rounds, "batch_size": 8, **train}, **sections)
 
 
 class Interrupt(RunCallback):

@@ -13,24 +13,19 @@ def saved(tmp_path):
     return tmp_path / "arrays.safetensors"
 
 
-def test_a_link_made_again_leaves_nothing_else(saved):
-    """A resumed run creates the link to its best model again, perhaps to the same file."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_link_made_again_leaves_nothing_else(saved, killed):
+    """A resumed run creates the link to its best model again, perhaps to the same file. Under the temporary name there
+    may be an incomplete file of a killed writer, or a second name of the old file."""
     best = saved.with_name("best.safetensors")
     for _ in range(2):
+        if killed:
+            unfinished(saved).write_bytes(b"cut")
+            unfinished(best).write_bytes(b"cut")
+            write_arrays(saved, {"w": np.zeros(2)})
         link_file(saved, best)
         assert {file.name for file in saved.parent.iterdir()} == {saved.name, best.name}
-    assert best.read_bytes() == saved.read_bytes()
-
-
-def test_what_a_killed_writer_left_is_taken_over(saved):
-    """Under the temporary name there may be an incomplete file, or a second name of the old file."""
-    unfinished(saved).write_bytes(b"cut")
-    write_arrays(saved, {"w": np.zeros(2)})
-    best = saved.with_name("best.safetensors")
-    unfinished(best).write_bytes(b"cut")
-    link_file(saved, best)
-    assert {file.name for file in saved.parent.iterdir()} == {saved.name, best.name}
-    assert best.read_bytes() == saved.read_bytes()
+        assert best.read_bytes() == saved.read_bytes()
 
 
 def test_models_are_as_readable_as_the_records(tmp_path):
@@ -38,5 +33,4 @@ def test_models_are_as_readable_as_the_records(tmp_path):
     atomic_write(tmp_path / "summary.csv", "a\n")
     write_arrays(tmp_path / "best.safetensors", {"w": np.zeros(2, np.float32)})
     (tmp_path / "rounds.csv").write_text("a\n")
-    modes = {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
-    assert modes == {file_mode()}
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {file_mode()}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support import run_small, small_experiment
+from support import run_small, tiny_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.run import claim as module
@@ -33,25 +33,18 @@ def holder(tmp_path):
         process.kill()
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(holder, tmp_path, monkeypatch):
-    """The message names the folder and the process; SIGKILL is enough to free the folder."""
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
-    with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused, claim(tmp_path / "run"):
-        pass
-    assert "\n" not in str(refused.value)
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
-    assert (tmp_path / "run" / ".lock").exists()
-    with claim(tmp_path / "run"):
-        assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
-    assert not list((tmp_path / "run").iterdir())
-
-
-def test_waits_for_a_process_that_is_about_to_end(holder, tmp_path):
+def test_a_second_process_is_refused_or_waits_until_the_first_is_killed(holder, tmp_path, monkeypatch):
     """The workers of a killed sweep need some time to end; within that time a new process waits."""
-    subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "PATIENCE_SECONDS", 0.1)
+        with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused, claim(tmp_path / "run"):
+            pass
+    assert "\n" not in str(refused.value)
+    subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -9 {holder.pid}"])
     with claim(tmp_path / "run"):
         assert holder.wait(timeout=10) == -signal.SIGKILL
+        assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):
@@ -67,10 +60,9 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
         assert not list(below.iterdir())
 
 
-def test_a_run_claims_its_folder(tmp_path, monkeypatch):
-    """While another process holds the folder, the run is refused and writes nothing; afterwards it runs."""
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
-    experiment = small_experiment(tmp_path, train={"rounds": 1})
+def test_a_run_claims_its_folder_before_it_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
+    experiment = tiny_experiment(tmp_path, rounds=1)
     folder = run_folder(experiment)
     with claim(folder):
         with pytest.raises(UserError, match="is being written by another process"):

@@ -11,51 +11,46 @@ from fedsim.common.errors import UserError
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 
-DOMAINS = ("art", "cartoon", "photo", "sketch")
 RUN = {"target": "sketch"}
 OTHERS = {  # the rule that selects the round, and a domain that no client has
     "run.select_on": {"run": {**RUN, "select_on": "local"}},
     "run.validation_domain": {"run": {**RUN, "validation_domain": "photo"}},
-    "train.lr": {"train": {"rounds": 2, "lr": 0.5}},
+    "train.lr": {"train": {"rounds": 2, "iterations": 1, "lr": 0.5}},
 }
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    """asked(output, **sections) is a short run on a tree of four domains of 24 images each."""
-    root = write_tree(tmp_path_factory.mktemp("tree"), DOMAINS, ("cat", "dog"), 12)
-    data = {"dataset": "folder", "root": str(root), "domains": list(DOMAINS), "fraction": 1, "image_size": 28}
+def folders(tmp_path_factory):
+    """asked(state, **sections): a short run on a tree of four domains of 24 images each, finished or stopped before."""
+    place = tmp_path_factory.mktemp("conflicts")
+    root = write_tree(place / "tree", ("art", "cartoon", "photo", "sketch"), ("cat", "dog"), 12)
+    data = {"dataset": "folder", "root": str(root), "domains": [], "fraction": 1, "image_size": 28}
 
-    def make(output, **sections):
-        return small_experiment(output, **{"data": data, "run": RUN, "train": {"rounds": 2}, **sections})
+    def asked(state, **sections):
+        given = {"data": data, "run": RUN, "train": {"rounds": 2, "iterations": 1}, **sections}
+        return small_experiment(place / state, **given)
 
-    return make
-
-
-@pytest.mark.parametrize("key", OTHERS)
-@pytest.mark.parametrize("call", [launch, run_one], ids=["launch", "run"])
-def test_a_finished_run_is_not_the_result_of_other_settings(key, call, asked, tmp_path):
-    """Neither for `fedsim run` nor for `launch`, which `flwr run` and programs use."""
-    launch(asked(tmp_path))
-    close_workspaces()
-    with pytest.raises(UserError, match=f"holds a run with other settings \\({key}\\)"):
-        call(asked(tmp_path, **OTHERS[key]))
-
-
-@pytest.mark.parametrize("key", OTHERS)
-def test_an_unfinished_run_is_not_continued_with_other_settings(key, asked, tmp_path):
-    """With another domain held out, the model would have been trained on the domain that selects its round."""
+    launch(asked("finished"))
     with pytest.raises(KeyboardInterrupt):
-        run_small(asked(tmp_path), Interrupt(1))
+        run_small(asked("stopped"), Interrupt(1))
+    return asked
+
+
+@pytest.fixture(autouse=True)
+def _new_process():
     close_workspaces()
+
+
+@pytest.mark.parametrize("key", OTHERS)
+@pytest.mark.parametrize(("state", "call"), [("finished", launch), ("finished", run_one), ("stopped", launch)])
+def test_a_run_with_other_settings_is_neither_the_result_nor_continued(key, state, call, folders):
+    """Neither for `fedsim run` nor for `launch`, which `flwr run` and programs use. With another domain held out, the
+    model would have been trained on the domain that selects its round."""
     with pytest.raises(UserError, match=f"holds a run with other settings \\({key}\\)"):
-        launch(asked(tmp_path, **OTHERS[key]))
+        call(folders(state, **OTHERS[key]))
 
 
-def test_a_finished_run_is_said(asked, tmp_path, caplog):
-    """Nothing runs, and a program that asked for it learns why."""
-    folder = launch(asked(tmp_path))
-    close_workspaces()
+def test_a_finished_run_is_said(folders, caplog):
     with caplog.at_level(logging.INFO, "fedsim"):
-        assert launch(asked(tmp_path)) == folder
+        folder = launch(folders("finished"))
     assert f"already finished: {folder}" in caplog.text

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support import Interrupt, run_small, small_experiment
+from support import Interrupt, run_small, tiny_experiment
 
 from fedsim.results import compare, read_runs
 from fedsim.results.environment import earlier_environments
@@ -26,33 +26,21 @@ def test_environments_and_their_rounds():
     assert earlier_environments({**B, **second}, A, -1) == {}  # begun again
 
 
-@pytest.fixture
-def resumed(tmp_path, monkeypatch):
-    """A run whose first two rounds were computed on another version and stopped at failures."""
-    actual = session.environment
-    monkeypatch.setattr(session, "environment", lambda: actual() | {"python": "3.9.0"})
-    with pytest.raises(KeyboardInterrupt):
-        run_small(small_experiment(tmp_path), Interrupt(2))
-    monkeypatch.setattr(session, "environment", actual)
-    folder, _ = run_small(small_experiment(tmp_path, run={"on_client_failure": "continue"}))
-    return folder
-
-
-def test_a_resumed_run_records_both(resumed):
-    record = json.loads((resumed / "environment.json").read_text())
+def test_a_resumed_run_records_both_and_a_table_says_it(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        actual = session.environment
+        patch.setattr(session, "environment", lambda: actual() | {"python": "3.9.0"})
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tiny_experiment(tmp_path, rounds=3), Interrupt(2))
+    record = json.loads(next(tmp_path.rglob("environment.json")).read_text())
+    assert not {"earlier", "from_round"} & record.keys()
+    folder, _ = run_small(tiny_experiment(tmp_path, rounds=3, run={"on_client_failure": "continue"}))
+    record = json.loads((folder / "environment.json").read_text())
     (first,) = record["earlier"]
     assert (first["python"], first["from_round"], first["on_client_failure"]) == ("3.9.0", 0, "stop")
     assert (record["from_round"], record["on_client_failure"]) == (3, "continue")
     assert record["python"] != "3.9.0"
     assert "recipe" not in first
-
-
-def test_a_table_says_it(resumed):
-    notes = " ".join(compare(read_runs(resumed.parents[2])).notes)
+    notes = " ".join(compare(read_runs(folder.parents[2])).notes)
     assert "Python 3.9.0 (fedavg/rot45/seed0 from round 0)" in notes
     assert "(fedavg/rot45/seed0 from round 3)" in notes
-
-
-def test_an_unbroken_run_records_one(tmp_path):
-    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}))
-    assert not {"earlier", "from_round"} & json.loads((folder / "environment.json").read_text()).keys()

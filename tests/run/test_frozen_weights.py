@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import Interrupt, run_small, small_experiment
+from support import Interrupt, run_small, tiny_experiment
 
 import fedsim
 from fedsim.commands.contract import small_plan
@@ -16,8 +16,8 @@ from fedsim.models.texts import Texts
 from fedsim.results import compare, read_runs
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.frozen import frozen_content, frozen_record
-from fedsim.run.plan import Plan, resolve
-from fedsim.run.workspace import Workspace, close_workspaces, workspace
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace, close_workspaces
 from fedsim.settings import ModelSettings
 from fedsim.settings.paths import with_absolute_weights
 
@@ -33,8 +33,7 @@ def write_weights(file, seed):
 
 def linear_probe(folder):
     """An experiment that trains the head on top of the backbone in that folder's weights file."""
-    model = {"weights": str(folder / "own.pth"), "train": "head"}
-    return small_experiment(folder / "outputs", model=model, train={"rounds": 2})
+    return tiny_experiment(folder / "outputs", model={"weights": str(folder / "own.pth"), "train": "head"})
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_run_of_an_earlier_version_goes_on(stopped):
 
 
 def test_without_frozen_weights_nothing_is_recorded(tmp_path):
-    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}))
+    folder, _ = run_small(tiny_experiment(tmp_path, rounds=1))
     assert "frozen" not in json.loads((folder / "environment.json").read_text())
 
 
@@ -119,25 +118,9 @@ def test_a_site_reads_the_names_of_classes_of_the_server(tmp_path):
     assert contents["backbone.w"][1] == contents["head.w"][1] == ""
 
 
-def test_the_network_of_a_message_is_built_with_the_threads_of_the_run(tmp_path, monkeypatch):
-    """Flower's engine or a cluster may have started the process with others."""
-    before, seen = torch.get_num_threads(), []
-    build_net = Plan.build_net
-    monkeypatch.setattr(Plan, "build_net", lambda plan: seen.append(torch.get_num_threads()) or build_net(plan))
-    close_workspaces()
-    torch.set_num_threads(2)
-    try:
-        workspace(resolve(small_experiment(tmp_path)).experiment.toml())
-    finally:
-        torch.set_num_threads(before)
-        close_workspaces()
-    assert seen == [1]
-
-
 def trained_whole(folder, method="fedavg"):
     """An experiment that begins with that file, of which no tensor is frozen."""
-    model = {"weights": str(folder / "own.pth")}
-    return small_experiment(folder / "outputs", method, model=model, train={"rounds": 1})
+    return tiny_experiment(folder / "outputs", method, 1, model={"weights": str(folder / "own.pth")})
 
 
 def test_another_file_of_initial_weights_is_another_run(tmp_path):
@@ -177,17 +160,17 @@ def test_a_site_begins_with_the_personal_tensors_of_the_server(tmp_path):
     assert contents["fedavg", 1] == contents["fedavg", 2] == ""
     assert len(contents["fedbn", 1]) == 20
     assert contents["fedbn", 1] != contents["fedbn", 2]
-    assert Workspace(resolve(small_experiment(tmp_path, "fedbn"))).frozen_content == ""
+    assert Workspace(resolve(tiny_experiment(tmp_path, "fedbn"))).frozen_content == ""
 
 
 def test_the_runtime_flower_names_the_file_by_its_whole_path(tmp_path, monkeypatch):
     """Its processes have another working folder. The run is still the same one."""
     monkeypatch.chdir(tmp_path)
     write_weights(tmp_path / "own.pth", 1)
-    given = small_experiment("outputs", model={"weights": "own.pth"})
+    given = tiny_experiment("outputs", model={"weights": "own.pth"})
     sent = with_absolute_weights(given)
     assert sent.model.weights == str(tmp_path / "own.pth")
-    assert with_absolute_weights(small_experiment("outputs")).model.weights == "none"
+    assert with_absolute_weights(tiny_experiment("outputs")).model.weights == "none"
     plan = resolve(sent)
     plan.folder.mkdir(parents=True)
     (plan.folder / "experiment.toml").write_text(plan.experiment.toml())

@@ -1,7 +1,7 @@
 """Which clients each forked process gets: all processes have about the same work."""
 
 import pytest
-from support import small_experiment
+from support import tiny_experiment
 
 import fedsim.runtime.forked
 from fedsim.client_app import app
@@ -21,51 +21,50 @@ def test_the_longest_work_is_shared_first():
     assert abs(sums[0] - sums[1]) <= 2
 
 
-def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path):
+@pytest.fixture
+def divided(monkeypatch, tmp_path):
+    """divided(rows_of, clients per domain): the names of each process's clients after a first round whose rows are
+    rows_of(names), on two cores."""
     monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path)}))
-    grid = ForkedGrid(app, plan, len(plan.clients), str)
-    rows = [{"client": name, "train_seconds": seconds} for name, seconds in zip(plan.clients, (1.0, 2.0, 4.0))]
-    try:
-        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows)
-        assert grid.lanes() == [4, 2]  # the third client alone; the first and the second
-    finally:
-        grid.close()
-
-
-def divided(monkeypatch, tmp_path, rows_of, **data):
-    """(names of each process's clients) after a first round whose rows are `rows_of(names)`, on two cores."""
-    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    plan = resolve(small_experiment(tmp_path, data=data, train={"rounds": 11}, run={"output": str(tmp_path)}))
-    grid = ForkedGrid(app, plan, len(plan.clients), str)
     monkeypatch.setattr(fedsim.runtime.forked.ForkedProcess, "start", lambda process: None)
-    grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows_of(plan.clients))
-    places = dict(zip(grid.node_ids, plan.clients))
-    return [[places[node] for node in process.contexts] for process in grid._processes]
+
+    def divide(rows_of, many=1):
+        plan = resolve(tiny_experiment(tmp_path, rounds=11, data={"clients_per_domain": many, "fraction": 0.1}))
+        grid = ForkedGrid(app, plan, len(plan.clients), str)
+        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows_of(plan.clients))
+        places = dict(zip(grid.node_ids, plan.clients))
+        return [[places[node] for node in process.contexts] for process in grid._processes]
+
+    return divide
 
 
 def trained(name, seconds):
     return {"round": 1, "client": name, "domain": name.split("/")[0], "status": "ok", "train_seconds": seconds}
 
 
+def test_clients_are_divided_by_the_seconds_of_the_first_round(divided):
+    found = divided(lambda names: [trained(name, seconds) for name, seconds in zip(names, (1.0, 2.0, 4.0))])
+    assert found == [["rot30"], ["rot0", "rot15"]]
+
+
 @pytest.mark.parametrize("drawn", [0, 3, 20])
-def test_clients_that_were_not_drawn_count_as_the_others(monkeypatch, tmp_path, drawn):
+def test_clients_that_were_not_drawn_count_as_the_others(divided, drawn):
     """Of 30 clients that train about as long, 3 were drawn in the first round: both processes get 14 to 16."""
 
     def rows_of(names):
         return [trained(name, 1.0 + 0.01 * place) for place, name in enumerate(names[7 : 7 + drawn])]
 
-    first, second = divided(monkeypatch, tmp_path, rows_of, clients_per_domain=10)
+    first, second = divided(rows_of, 10)
     assert len(first) + len(second) == 30
     assert abs(len(first) - len(second)) <= 2
 
 
-def test_clients_are_divided_by_the_means_of_their_domains_where_rows_are_merged(monkeypatch, tmp_path):
+def test_clients_are_divided_by_the_means_of_their_domains_where_rows_are_merged(divided):
     """In the first domain each of the three clients trains ten times as long: one process gets two of them alone."""
 
     def rows_of(names):
         return client_rows([trained(name, 1.0 if name.startswith("rot0/") else 0.1) for name in names], "domains")
 
-    first, second = divided(monkeypatch, tmp_path, rows_of, clients_per_domain=3)
+    first, second = divided(rows_of, 3)
     assert first == ["rot0/0", "rot0/2"]
     assert len(second) == 7
