@@ -16,32 +16,29 @@ def ray_cluster() -> Iterator[object]:
     from fedsim.runtime.cluster import import_ray
 
     ray = import_ray()
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield ray
-    ray.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield ray
+        ray.shutdown()
+
+
+def ray_grid(clients: int, **words: object) -> Iterator[object]:
+    from fedsim.runtime.ray import RayGrid
+
+    workers = {"workers": words.pop("workers")} if "workers" in words else {}
+    grid = RayGrid(clients, RunSettings(threads=1, device="cpu", **workers), **words)
+    yield grid
+    grid.close()
 
 
 @pytest.fixture(scope="module")
 def grid(ray_cluster: object) -> Iterator[object]:
     """Three clients of the real app on two workers."""
-    from fedsim.runtime.ray import RayGrid
-
-    grid = RayGrid(3, RunSettings(threads=1, device="cpu"))
-    yield grid
-    grid.close()
+    yield from ray_grid(3)
 
 
 @pytest.fixture(scope="module")
 def probes(ray_cluster: object) -> Iterator[object]:
     """Three clients of the probe app on one worker, which is replaced after each test that kills it."""
-    from fedsim.runtime.ray import RayGrid
-
-    grid = RayGrid(3, RunSettings(threads=1, device="cpu", workers=1), app="probe_app:app")
-    yield grid
-    grid.close()
+    yield from ray_grid(3, workers=1, app="probe_app:app")

@@ -16,17 +16,15 @@ answered = 0
 def probe(message: Message, context: Context) -> Message:
     """Reply with the process id, the number of messages that the process has answered, and the received arrays."""
     global answered
-    config = message.content.config_records["config"]
-    if config["order"] == "die":
+    order, *words = message.content.config_records["config"]["order"].split(" ", 1)
+    once = Path(words[0]) if words else None  # a file that marks the first time
+    if order == "die" and not (once and once.exists()):
+        if once:
+            once.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    if config["order"].startswith("die once "):
-        note = Path(config["order"].removeprefix("die once "))
-        if not note.exists():
-            note.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    if config["order"] == "raise":
+    if order == "raise":
         raise RuntimeError("told to raise")
-    if config["order"] == "sleep":
+    if order == "sleep":
         time.sleep(60)
     answered += 1
     where = ConfigRecord({"pid": os.getpid(), "answered": answered, "client": context.node_config["partition-id"]})

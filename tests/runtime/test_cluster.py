@@ -12,16 +12,17 @@ from fedsim.settings import RunSettings
 
 
 @pytest.fixture
-def machines(monkeypatch):
-    """Pretend that Ray has these machines."""
+def planned(monkeypatch):
+    """planned(settings, resources): the workers for five clients, as if Ray had these machines and one that is off."""
 
-    def pretend(*resources):
+    def plan(settings, *resources):
         nodes = [{"Alive": True, "Resources": each} for each in resources]
         nodes.append({"Alive": False, "Resources": {"CPU": 100.0}})
         monkeypatch.setattr(cluster, "import_ray", lambda: SimpleNamespace(nodes=lambda: nodes))
         monkeypatch.setattr(os, "cpu_count", lambda: 8)
+        return cluster.plan_workers(RunSettings(**settings), clients=5)
 
-    return pretend
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,8 @@ def machines(monkeypatch):
         ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0),
     ],
 )
-def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus):
-    """There are as many workers as fit, at most one per client; they share the GPUs."""
-    machines(*resources)
-    plan = cluster.plan_workers(RunSettings(**settings), clients=5)
+def test_workers_fill_the_cluster(planned, settings, resources, workers, gpus):
+    plan = planned(settings, *resources)
     assert (plan.workers, plan.gpus) == (workers, gpus)
 
 
@@ -56,15 +55,12 @@ def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus):
         ({"gpus_per_worker": 0.5}, "has room for 0 workers"),
     ],
 )
-def test_what_does_not_fit_is_said(machines, settings, said):
-    """Before anything starts, one line says what to do."""
-    machines({"CPU": 8.0})
+def test_what_does_not_fit_is_said_before_anything_starts(planned, settings, said):
     with pytest.raises(UserError, match=said):
-        cluster.plan_workers(RunSettings(**settings), clients=5)
+        planned(settings, {"CPU": 8.0})
 
 
 def test_without_ray_the_user_is_told_what_to_install(monkeypatch):
-    """The message is not the traceback of an import."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install .feddg-sim\[ray\]"):
         cluster.import_ray()

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import pytest
@@ -18,6 +18,7 @@ import fedsim.runtime.forked
 from fedsim.client_app import app
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.methods.recipe import Recipe
+from fedsim.methods.table import METHODS
 from fedsim.models.infer import EvalMode
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
@@ -26,8 +27,9 @@ from fedsim.run.serve import serve
 from fedsim.run.target import TargetEvaluator
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.launch import launch
+from strategies.visits.target_training import TargetTraining
+from strategies.weights.by_examples import ByExamples
 
-METHODS = {"fada": {"name": "fada", "adversarial_target": {"sample": 16}}}
 TWO = r"run\.processes = 2: "
 ONE = "clients go on in one process: "
 
@@ -46,7 +48,7 @@ def one_thread():
 def run_in(processes, folder, method="fedavg", rounds=2, **run):
     """A run in so many processes; four batches of the unseen domain's images."""
     own = {"processes": processes, "evaluate_batch_size": 16, **run}
-    return tiny_experiment(folder / str(processes), METHODS.get(method, method), rounds, run=own)
+    return tiny_experiment(folder / str(processes), method, rounds, run=own)
 
 
 @pytest.fixture(scope="module")
@@ -86,25 +88,23 @@ class Centred(EvalMode):
         return predict
 
 
-centred = Recipe(infer=Centred(), paper="own", discloses="nothing")
+OWN = {
+    "centred": Recipe(infer=Centred()),
+    "visiting": replace(METHODS["fada"], weights=ByExamples(), visits=(TargetTraining(),)),
+}
 
 
 # Server banks, personal tensors, visits. COPA predicts with a bank, and in one process. A rule that derives from one
 # that may be shared may not be itself.
 @pytest.mark.parametrize(
     ("method", "shared"),
-    [
-        ("fedavg", True),
-        ("scaffold", True),
-        ("fedbn", None),
-        ("fada", None),
-        ("copa", False),
-        (f"{__name__}:centred", False),
-    ],
+    [("fedavg", True), ("scaffold", True), ("fedbn", None), ("visiting", None), ("copa", False), ("centred", False)],
 )
 def test_two_processes_give_the_numbers_of_one_and_share_the_batches_of_the_unseen_domain(
     one, tmp_path, monkeypatch, method, shared
 ):
+    if method in OWN:
+        monkeypatch.setitem(METHODS, method, OWN[method])
     alone, here, whole = one(method), [], TargetEvaluator.__call__
     monkeypatch.setattr(TargetEvaluator, "__call__", lambda *given: here.append(1) or whole(*given))
     same_records(alone, launch(run_in(2, tmp_path, method)))

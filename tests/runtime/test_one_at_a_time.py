@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 from flwr.app import Error, Message, RecordDict
-from support import small_experiment
+from support import tiny_experiment
 
 from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run import workspace
@@ -50,9 +50,8 @@ def test_messages_are_made_when_they_are_sent_and_replies_are_not_kept():
 def test_a_client_keeps_no_tensors_of_a_message(tmp_path, method, side_by_side):
     """It would keep them until it is drawn again; what it must keep is in its store."""
     close_workspaces()
-    plain = {"momentum": 0.0} if method == "scaffold" else {}
-    train = {"rounds": 2, "side_by_side": side_by_side, **plain}
-    launch(small_experiment(tmp_path, method, train=train, run={"processes": 1, "target": "rot45"}))
+    train = {"side_by_side": side_by_side} | ({"momentum": 0.0} if method == "scaffold" else {})
+    launch(tiny_experiment(tmp_path, method, train=train, run={"processes": 1}))
     clients = [client for space in workspace._open.values() for client in space.clients.values()]
     assert len(clients) == 3
     assert not any(client.records or client.outbox for client in clients)

@@ -5,7 +5,7 @@ import signal
 
 import pandas as pd
 import pytest
-from support import numbers, run_small, small_experiment
+from support import numbers, run_small, tiny_experiment
 
 import fedsim.runtime.ray
 from fedsim.results.callbacks import RunCallback
@@ -27,11 +27,6 @@ class Killer(RunCallback):
             os.kill(self.killed, signal.SIGKILL)
 
 
-def sections(settings, output):
-    """The settings with an output folder."""
-    return {**settings, "run": {**settings.get("run", {}), "output": str(output)}}
-
-
 MASKS = {  # segmentation
     "data": {"dataset": "digit-masks", "domains": ["inverted", "noise", "shaded", "textured"], "fraction": 0.04},
     "model": {"backbone": "unet-small"},
@@ -44,10 +39,7 @@ SETTINGS = {"fada": {}, "elcfs": MASKS}  # FADA's server visits the unseen domai
 @pytest.mark.parametrize("method", SETTINGS)
 def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
     """With one thread per worker the rounds are equal bit for bit; the documentation promises 1e-4."""
-    inline, ray = (
-        small_experiment(tmp_path / name, method, train={"rounds": 2}, **sections(SETTINGS[method], tmp_path / name))
-        for name in ("inline", "ray")
-    )
+    inline, ray = (tiny_experiment(tmp_path / name, method, **SETTINGS[method]) for name in ("inline", "ray"))
     inline, ray = run_small(inline)[0], serve(grid, resolve(ray))
     for file in ("rounds.csv", "clients.csv"):
         pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)
@@ -55,9 +47,9 @@ def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
 
 def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
     """Its clients continue in a new process, which reads their personal batch norm from files."""
-    inline, _ = run_small(small_experiment(tmp_path / "inline", "fedbn"))
+    inline, _ = run_small(tiny_experiment(tmp_path / "inline", "fedbn"))
     killer = Killer(grid)
-    ray = serve(grid, resolve(small_experiment(tmp_path / "ray", "fedbn")), [killer])
+    ray = serve(grid, resolve(tiny_experiment(tmp_path / "ray", "fedbn")), [killer])
     assert killer.killed
     assert killer.killed not in [pid for pid, _ in grid.workers()]
     pd.testing.assert_frame_equal(numbers(ray / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
@@ -70,10 +62,9 @@ def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, met
     puts = []
     original = grid._ray.put
     monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))
-    serve(grid, resolve(small_experiment(tmp_path, method, train={"rounds": 3})))
-    assert len(puts) == 1 + 3  # the initial model and one per round
+    serve(grid, resolve(tiny_experiment(tmp_path, method, 2)))
+    assert len(puts) == 1 + 2  # the initial model and one per round
 
 
 def test_clients_stick_to_workers(grid):
-    """Client k belongs to worker k mod n."""
     assert [nodes for _, nodes in grid.workers()] == [[2, 4], [3]]

@@ -33,7 +33,7 @@ def test_sweep_on_a_cluster(ray_cluster, tmp_path, capsys):
 
 
 def test_outputs_must_be_shared(tmp_path):
-    """A machine that does not see the run's folder reports it, and does not write records into a folder of its own."""
+    """A machine that does not see the run's folder does not write records into a folder of its own."""
     kind, reason, _ = cell_task(0, "", str(tmp_path / "not-here"), str(tmp_path), {}, None)
     assert kind == "failed"
     assert "storage that all machines share" in reason
@@ -41,7 +41,6 @@ def test_outputs_must_be_shared(tmp_path):
 
 
 def test_what_no_machine_carries_is_said(ray_cluster, tmp_path):
-    """The error is one line that names options of the sweep."""
     cells = plan_cells("digits", AXES, [*SMALL, f"run.output={tmp_path}"], "")
     with (
         pytest.raises(UserError, match=r"has room for 0 cells of 99 CPUs.*--cores-per-cell"),
@@ -51,7 +50,6 @@ def test_what_no_machine_carries_is_said(ray_cluster, tmp_path):
 
 
 def test_jobs_limit_the_tasks(ray_cluster, tmp_path):
-    """Not more cells run at a time than --jobs says."""
     cells = plan_cells("digits", AXES, [*SMALL, f"run.output={tmp_path}"], "")
     with RayPool(cells, Budget(jobs=1, ray="auto")) as pool:
         assert pool.width == 1

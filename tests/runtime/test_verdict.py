@@ -27,12 +27,10 @@ def test_a_server_app_that_died_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("state", ["pending", "starting"])
 def test_a_run_that_begins_is_waited_for(state, tmp_path):
-    """It is waited for, however long Flower takes to start it."""
     assert verdict(Control(state), "7", tmp_path, patience=0.0) is False
 
 
-def test_a_run_that_failed_says_why(tmp_path):
-    """The message contains Flower's details without their first words."""
+def test_a_run_that_failed_says_why_in_flowers_details(tmp_path):
     with pytest.raises(ClientFailedError, match=r"^the reason$"):
         verdict(Control("finished:failed"), "7", tmp_path, patience=0.0)
 
