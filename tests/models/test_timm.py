@@ -9,6 +9,8 @@ from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
 from fedsim.models.norms.placement import NormThenAct, batch_norm_paths, plain_batch_norm, replace
 from fedsim.models.norms.xan import XANLayer
+from fedsim.run.plan import resolve
+from fedsim.settings.experiment import read_experiment
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 timm = pytest.importorskip("timm")
@@ -103,3 +105,8 @@ def test_convnext_with_batch_norm():
     net = outline("timm:convnext_atto", XAN(), size=64, options={"norm_layer": "batchnorm2d"})
     assert len(batch_norm_paths(net)) == 1 + 12 + 3 + 1  # stem, blocks, between the stages, head
     assert sum(isinstance(module, XANLayer) for module in net.modules()) == 17
+
+
+def test_images_may_take_the_size_of_the_weights():
+    asked = read_experiment("digits", ["data.image_size=0", "model.backbone=timm:tf_efficientnet_lite2"])
+    assert resolve(asked).experiment.data.image_size == 260
