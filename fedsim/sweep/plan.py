@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 from rich.table import Table
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+OF_NETWORK: Any = {"data": True, "model": True, "method": True, "parts": True, "train": {"dp_clip"}}  # and its checks
+
+
+class Readers(NamedTuple):
+    """data_of: fingerprints of the data. misfit_of: why the network cannot have the parts, or an empty text."""
+
+    data_of: "DataOf"
+    misfit_of: Callable[["Plan"], str]
 
 
 @dataclass
@@ -80,11 +89,11 @@ def plan_cells(
     axes: Axes,
     overrides: Sequence[str],
     preset: str,
-    data_of: "DataOf | None" = None,
+    shared: Readers | None = None,
 ) -> list[Cell]:
     """Every cell once, with its settings resolved and checked; cells with a summary are marked finished.
 
-    data_of: the result of `fingerprint_reader`, for several plans that share their data
+    shared: the result of `readers`, for several plans that share their data and networks
 
     A cell is marked failed, with the reason, when its parts do not fit together (`a+b`) or do not fit its network. So
     it is when the preset replaces a part of its method, or when its folder holds a run with other settings or data. The
@@ -98,7 +107,7 @@ def plan_cells(
     label = check_axes(axes, overrides, preset)
     targets = unseen_domains(base.data) if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
-    data_of, misfit_of = data_of or fingerprint_reader(), misfit_reader()
+    shared = shared or readers()
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
         words = [
             *overrides,
@@ -108,7 +117,7 @@ def plan_cells(
             f"run.seed={seed}",
             f"run.label={json.dumps(label_of(values, label), ensure_ascii=False)}",
         ]
-        cell = _plan_cell(read_experiment(config, words, preset), data_of, misfit_of)
+        cell = _plan_cell(read_experiment(config, words, preset), shared)
         other = cells.setdefault(cell.folder, cell).experiment
         # Cells with the same folder have the same recipe; all their other settings must be equal too.
         if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
@@ -116,7 +125,7 @@ def plan_cells(
     return list(cells.values())
 
 
-def _plan_cell(experiment: Experiment, data_of: "DataOf", misfit_of: Callable[["Plan"], str]) -> Cell:
+def _plan_cell(experiment: Experiment, shared: Readers) -> Cell:
     """The cell of an experiment: waiting, finished, or failed with the reason."""
     from fedsim.run import admission
     from fedsim.run.plan import complete, folder_of, resolve
@@ -130,17 +139,27 @@ def _plan_cell(experiment: Experiment, data_of: "DataOf", misfit_of: Callable[["
         experiment = complete(experiment)
         return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))
     try:
-        if admission.earlier(plan, data_of):
+        if admission.earlier(plan, shared.data_of):
             return Cell(experiment, plan.folder, "finished")
     except UserError as error:
         return Cell(experiment, plan.folder, "failed", reason=str(error))
-    misfit = misfit_of(plan)
+    misfit = shared.misfit_of(plan)
     return Cell(experiment, plan.folder, "failed" if misfit else "waiting", reason=misfit)
 
 
-def misfit_reader() -> Callable[["Plan"], str]:
-    """A function plan -> why its network cannot have its parts, or an empty text; once for all targets and seeds."""
-    return _once(lambda own: _reason(own.refuse_misfits), lambda own: own.experiment.model_dump_json(exclude={"run"}))
+def readers() -> Readers:
+    """What is read and built once for all cells that are planned with it."""
+    from fedsim.run.conflicts import local_fingerprints, server_fingerprints
+
+    local = _once(local_fingerprints, lambda experiment: experiment.data.model_dump_json())
+    return Readers(
+        data_of=lambda experiment, recipe: (local(experiment), server_fingerprints(experiment, recipe)),
+        misfit_of=_once(_misfit, lambda plan: plan.experiment.model_dump_json(include=OF_NETWORK)),
+    )
+
+
+def _misfit(plan: "Plan") -> str:
+    return _reason(plan.refuse_misfits)
 
 
 def _reason(check: Callable[[], object]) -> str:
@@ -186,14 +205,6 @@ def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
 
     missing = _once(lacks, DataSettings.model_dump_json)
     return [(cell, missing(cell.experiment.data)) for cell in waiting]
-
-
-def fingerprint_reader() -> "DataOf":
-    """`data_here`, which reads the same data only once for all cells."""
-    from fedsim.run.conflicts import local_fingerprints, server_fingerprints
-
-    local = _once(local_fingerprints, lambda experiment: experiment.data.model_dump_json())
-    return lambda experiment, recipe: (local(experiment), server_fingerprints(experiment, recipe))
 
 
 def dry_table(cells: Sequence[Cell], width: int) -> Table:

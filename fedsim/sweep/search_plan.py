@@ -21,7 +21,7 @@ from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.settings.experiment import Experiment, overlap, parse_override, read_experiment
 from fedsim.sweep.axes import OPTIONS, Axes
-from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
+from fedsim.sweep.plan import Cell, plan_cells, readers
 from fedsim.sweep.search import Knob, first_alike, points, ranking, read_space, score
 
 NOT_RUN = "not run"
@@ -134,11 +134,11 @@ def plan_search(config: str, search: Search, overrides: Sequence[str], preset: s
     method = search.method or read_experiment(config, overrides, preset).method_name
     search = replace(search, method=method)
     _refuse_overridden(knobs, overrides)
-    data_of = fingerprint_reader()
+    shared = readers()
 
     def cells_of(point: dict[str, str]) -> list[Cell]:
         axes = Axes([method], search.targets, search.seeds, [f"{key}={text}" for key, text in point.items()])
-        return plan_cells(config, axes, overrides, preset, data_of)
+        return plan_cells(config, axes, overrides, preset, shared)
 
     target = cells_of({})[0].experiment.run.target
     words = [*overrides, f"method.name={method}", f"run.target={json.dumps(target, ensure_ascii=False)}"]

@@ -7,7 +7,7 @@ Each block of a table has one data set and one backbone, and is a separate exper
 
 import contextlib
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fedsim.methods.variants import method_label
 from fedsim.settings import DataSettings, Settings
 from fedsim.settings.experiment import Experiment, config_folders, known_tables, parse_override, read_experiment
 from fedsim.sweep.axes import SHARED, Axes
-from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
+from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
 
 COPY = "table.toml"  # the copy of the table's file in its folder of results
 
@@ -184,19 +184,19 @@ def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str
         if not any(_targets(block, [name], overrides) for block in table.blocks):
             raise UserError(f"--targets {name}: no block of the table has this domain")
     targets_of = {block.name: _targets(block, choice.targets, overrides) for block in table.blocks}
-    data_of, planned = fingerprint_reader(), []
+    shared, planned = readers(), []
     for block in table.blocks:
         for row in block.rows:
             if targets_of[block.name] and (not choice.methods or {row.method, row.printed} & set(choice.methods)):
                 axes = Axes([row.method], targets_of[block.name], choice.seeds or table.seeds)
                 words = [*row_words(block, row, overrides), f"name={block.name}", f"run.output={output}"]
-                planned.append(PlannedRow(block, row, _plan_row(block, axes, words, data_of)))
+                planned.append(PlannedRow(block, row, _plan_row(block, axes, words, shared)))
     return planned
 
 
-def _plan_row(block: Block, axes: Axes, words: Sequence[str], data_of: Callable) -> list[Cell]:
+def _plan_row(block: Block, axes: Axes, words: Sequence[str], shared: Readers) -> list[Cell]:
     try:
-        return plan_cells(block.config, axes, words, block.preset, data_of)
+        return plan_cells(block.config, axes, words, block.preset, shared)
     except UserError as error:
         raise UserError(f"block {block.name!r} of the table: {error}") from None
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.run import workspace
-from fedsim.run.plan import resolve
+from fedsim.run.plan import Plan, resolve
 from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget
@@ -114,6 +114,14 @@ def test_a_refused_combination_does_not_stop_a_sweep():
     ]  # fmt: skip
     with pytest.raises(UserError, match="fedaavg"):
         planned("fedavg fedaavg")
+
+
+def test_each_network_is_tried_once(monkeypatch):
+    """Whatever the targets and the settings of training are."""
+    tried = []
+    monkeypatch.setattr(Plan, "refuse_misfits", tried.append)
+    assert len(planned("fedavg fedbn", "rot0 rot15", ["train.lr=0.1,0.2"])) == 8
+    assert [plan.experiment.method_name for plan in tried] == ["fedavg", "fedbn"]
 
 
 def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp_path):
