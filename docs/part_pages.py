@@ -12,6 +12,7 @@ from fedsim.methods.part_settings import toml_value
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.parts.part import part_name
+from fedsim.settings.effect import Only, conditions, in_words
 
 
 def write_part_pages(folder: Path) -> None:
@@ -38,7 +39,7 @@ def part_section(kind: type, part: object = None, heading: str = "") -> list[str
     """A part's heading, its docstring, those of its layers, and its settings: the values of `part`, or the defaults."""
     name = part_name(kind)
     lines = [f"## {heading or name}", "", f"`{kind.__module__.replace('.', '/')}.py`", ""]
-    texts = field_texts(kind)
+    texts, needs = field_texts(kind), conditions(kind)
     lines += [to_markdown(inspect.getdoc(kind) or "", without=texts), ""]
     for layer in layers_of(kind):
         lines += [f"**`{layer.__name__}`**", "", to_markdown(inspect.getdoc(layer) or ""), ""]
@@ -47,10 +48,18 @@ def part_section(kind: type, part: object = None, heading: str = "") -> list[str
         shown = {field.name: field.default if part is None else getattr(part, field.name) for field in fields}
         lines += [f"| setting | {'default' if part is None else 'value in this row'} | meaning |", "|---|---|---|"]
         lines += [
-            f"| `method.{name}.{key}` | `{toml_value(value)}` | {in_cell(texts[key])} |" for key, value in shown.items()
+            f"| `method.{name}.{key}` | `{toml_value(value)}` | {in_cell(explained(texts[key], needs.get(key, ())))} |"
+            for key, value in shown.items()
         ]
         lines.append("")
     return lines
+
+
+def explained(text: str, needs: tuple[Only, ...]) -> str:
+    """What a setting means, and where it has an effect if not everywhere."""
+    return (
+        "; ".join(filter(None, (text.rstrip("."), f"it has an effect only with {in_words(needs)}"))) if needs else text
+    )
 
 
 def in_cell(text: str) -> str:

@@ -267,11 +267,12 @@ def check_method(
 def new_method(
     name: Annotated[str, typer.Argument(help="name of the module and of the method in it")],
     folder: Annotated[Path, typer.Option(help="folder of the two files")] = Path(),
+    slot: Annotated[str, typer.Option(help="slot of the part: terms, objective, update, fuse, banks, ...")] = "terms",
 ) -> None:
-    """Write a commented module with a part and a row, and a test that passes; both are ready to edit."""
+    """Write a commented module with a part for a slot and a row, and a test that passes; both are ready to edit."""
     from fedsim.commands.methods import start_method
 
-    start_method(name, folder)
+    start_method(name, folder, slot)
 
 
 @app.command()

@@ -159,11 +159,11 @@ def _show_property(mark: str, color: str, words: str, reason: str) -> None:
     console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
 
 
-def start_method(name: str, folder: Path) -> None:
+def start_method(name: str, folder: Path, slot: str = "terms") -> None:
     """Write the files of a new method and print what to do with them."""
     from fedsim.commands.new_method import write_method
 
-    for file in write_method(name, folder):
+    for file in write_method(name, folder, slot):
         console.print(str(file), soft_wrap=True)
     console.print(
         f"edit them in this folder; then: pytest test_{name}.py, fedsim check-method {name}:{name}, "

@@ -24,7 +24,7 @@ class TrainSettings(Settings):
     )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
-    momentum: Annotated[float, Only(optimizer="sgd")] = Field(0.0, ge=0, lt=1)
+    momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
         "constant",

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import run_small, small_experiment
+from support import numbers, run_small, small_experiment
 
 from fedsim.commands.contract import PROPERTIES, findings
 from fedsim.commands.methods import show_findings, start_method
+from fedsim.commands.new_method import EXAMPLES
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import build_recipe
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.recipe import Recipe
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import load
 from strategies.parts import SERVER, ServerRound
@@ -155,6 +157,22 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=said):
             start_method(name, Path())
+    with pytest.raises(UserError, match="no example for 'fuze'; did you mean 'fuse'"):
+        start_method("another", Path(), "fuze")
+
+
+@pytest.mark.parametrize("slot", sorted(file.stem for file in EXAMPLES.glob("*.txt")))
+def test_the_example_of_every_slot_trains(slot, tmp_path, monkeypatch):
+    """It fills that slot and trains; the test that is written beside it is Python."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    start_method(f"own_{slot}", Path(), slot)
+    compile(Path(f"test_own_{slot}.py").read_text(), "test", "exec")
+    row = find_recipe(f"own_{slot}:own_{slot}")
+    assert getattr(row, slot) != getattr(Recipe(), slot)
+    folder, _ = run_small(small_experiment("runs", f"own_{slot}:own_{slot}", **{**FEW, "train": {"rounds": 1}}))
+    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1])
+    del sys.modules[f"own_{slot}"]
 
 
 def test_check_method_prints_a_line_per_property(capsys):

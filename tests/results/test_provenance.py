@@ -18,9 +18,12 @@ from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import read_experiment
 
-PHOTO = {"images": 1670, "content": "aa"}
-OTHER = {"images": 1670, "content": "bb"}
-SKETCH = {"images": 3929, "content": "cc"}
+PHOTO = {"photo": {"images": 1670, "content": "aa"}}
+OTHER = {"photo": {"images": 1669, "content": "bb"}}
+SKETCH = {"sketch": {"images": 3929, "content": "cc"}}
+SEED_1, CSAC, ON_SKETCH = {"seed": 1}, {"method": "csac"}, {"target": "sketch"}  # what the second of two runs is
+FOLDER = {"dataset": "folder"}
+IMAGES = r"different images under the name 'photo' \(1,6(70|69) in .*, 1,6(70|69) in "
 ALIGN = "parts.semantic_calibration.align"
 
 
@@ -31,10 +34,10 @@ def recorded(root, experiment, environment=None):
     return folder
 
 
-def two_runs(root, first, second, method="csac", seed=0, **sections):
-    """Two runs on disk with these environments; the second is of another method, or of another seed."""
+def two_runs(root, first, second, method="fedavg", target="photo", seed=0, **sections):
+    """FedAvg's run on photo with seed 0, and another one, with these environments."""
     recorded(root, pacs_experiment("fedavg", "photo", 0, **sections), first)
-    recorded(root, pacs_experiment(method, "photo", seed, **sections), second)
+    recorded(root, pacs_experiment(method, target, seed, **sections), second)
     return read_runs(root / "pacs")
 
 
@@ -47,55 +50,48 @@ def calibration(align):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "more"),
+    ("first", "second", "other", "said"),
     [
-        ({"data": {"photo": PHOTO}}, {"data": {"photo": {"images": 1669, "content": "bb"}}}, {}),
-        ({"server_data": {"photo": PHOTO}}, {"server_data": {"photo": OTHER}}, {}),
+        ({"data": PHOTO}, {"data": OTHER}, CSAC, IMAGES),
+        ({"server_data": PHOTO}, {"server_data": OTHER}, CSAC, IMAGES),
         # A fingerprint is of all images of a domain, whatever images a seed draws from them.
-        ({"data": {"photo": PHOTO}}, {"data": {"photo": OTHER}}, {"method": "fedavg", "seed": 1}),
-        (
-            {"data": {"photo": PHOTO}},
-            {"data": {"photo": OTHER}},
-            {"method": "fedavg", "seed": 1, "data": {"split_seed": 7}},
-        ),
+        ({"data": PHOTO}, {"data": OTHER}, SEED_1, IMAGES),
+        ({"data": PHOTO}, {"data": OTHER}, SEED_1 | {"data": {"split_seed": 7}}, IMAGES),
+        ({"data": PHOTO}, {"data": PHOTO | SKETCH}, CSAC, ""),
+        ({"data": PHOTO}, {"data": {}}, CSAC, ""),
+        ({"data": PHOTO}, {}, CSAC, ""),
+        # Where the settings name no domains, all folders in the data root are clients; of a deployment only the domains
+        # are recorded whose sites have answered.
+        ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER}, "seed1 did not have .*: sketch"),
+        ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER, "run": {"runtime": "deployment"}}, ""),
+        # A default that changed between versions gives another recipe under the same name; a new field does not.
+        (recipe(mu=0.1), recipe(mu=0.1, new=3), SEED_1, ""),
+        (recipe(mu=0.1), recipe(mu=0.2), SEED_1, r"fedavg was not the same recipe .*proximal\.mu \(0\.1 \| 0\.2\)"),
+        (recipe(), {"recipe": {"terms.proximal": {}, "fuse.krum": {}}}, SEED_1, r"fuse\.krum \(not in both\)"),
+        (recipe(mu=0.1), recipe(mu=0.2), CSAC, ""),
+        # Another weights file at the same path gives other frozen tensors; drawn weights and other seeds may differ.
+        ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH, "fedavg had other frozen weights in fedavg/.* in .*'imagenet'"),
+        ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH | SEED_1, ""),
+        ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH | {"model": {"weights": "none"}}, ""),
     ],
 )
-def test_runs_on_other_images_under_the_same_name_are_not_compared(tmp_path, first, second, more):
-    with pytest.raises(UserError, match="different images under the name 'photo'") as caught:
-        compare(two_runs(tmp_path, first, second, **more))
-    assert "1,670 in " in str(caught.value)
+def test_what_runs_must_have_in_common(tmp_path, first, second, other, said):
+    runs = two_runs(tmp_path, first, second, **other)
+    if not said:
+        comparison = compare(runs)
+        assert len(comparison.methods) == 1 + (other == CSAC)
+        assert not notes_of(comparison, "Not the same")
+        return
+    with pytest.raises(UserError, match=said) as caught:
+        compare(runs)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("second", [{"data": {"photo": PHOTO, "sketch": SKETCH}}, {"data": {}}, {}])
-def test_the_same_images_or_an_older_record_are_compared_without_a_word(tmp_path, second):
-    comparison = compare(two_runs(tmp_path, {"data": {"photo": PHOTO}}, second))
-    assert len(comparison.methods) == 2
-    assert not notes_of(comparison, "Not the same")
-
-
 def test_a_reader_from_outside_may_draw_the_images_by_the_seed(tmp_path):
-    runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, {"data": {"photo": OTHER}}, seed=1)
+    runs = two_runs(tmp_path, {"data": PHOTO}, {"data": OTHER}, "csac", seed=1)
     mine = {"dataset": "mine:data", "image_size": 224}
     runs.experiments = {run: one.replace(data=mine) for run, one in runs.experiments.items()}
     assert len(compare(runs).methods) == 2
-
-
-@pytest.mark.parametrize("runtime", ["inline", "deployment"])
-def test_a_folder_that_came_between_two_seeds_is_another_federation(tmp_path, runtime):
-    """Where the settings name no domains, all folders in the data root are clients.
-
-    The record of a deployment has only the domains whose sites have answered.
-    """
-    first = {"photo": PHOTO, "sketch": SKETCH}
-    came = first | {"text": {"images": 3, "content": "dd"}}
-    own = {"data": {"dataset": "folder"}, "run": {"runtime": runtime}}
-    runs = two_runs(tmp_path, {"data": first}, {"data": came}, "fedavg", seed=1, **own)
-    if runtime == "deployment":
-        assert len(compare(runs).methods) == 1
-        return
-    with pytest.raises(UserError, match=r"seed1 did not have the domains of .*seed0 \(new in data.root: text\)"):
-        compare(runs)
 
 
 @pytest.mark.parametrize("dataset", ["digits", "digit-masks"])
@@ -108,7 +104,7 @@ def test_fingerprints_of_drawn_images_are_the_same_for_every_seed(dataset):
 def test_threads_versions_and_revisions_that_differ_are_said(tmp_path):
     first = {"threads": 1, "packages": {"torch": "2.12.0", "ray": "2.1"}, "git_commit": "a" * 40, "python": "3.11.7"}
     second = {"threads": 2, "packages": {"torch": "2.13.0", "ray": "2.2"}, "git_commit": "a" * 40, "git_dirty": True}
-    (note,) = notes_of(compare(two_runs(tmp_path, first, second)), "Not the same")
+    (note,) = notes_of(compare(two_runs(tmp_path, first, second, "csac")), "Not the same")
     for text in (
         "threads 2 (csac/photo/seed0), 1 (fedavg/photo/seed0)",
         "torch 2.13.0 (csac/photo/seed0), 2.12.0 (fedavg/photo/seed0)",
@@ -135,46 +131,11 @@ def test_a_real_run_records_what_is_compared_and_another_recipe_is_not_continued
 
 
 def test_a_damaged_record_is_one_line_and_names_the_file(tmp_path):
-    runs = two_runs(tmp_path, {}, {})
+    runs = two_runs(tmp_path, {}, {}, "csac")
     (tmp_path / "pacs" / "csac" / "photo" / "seed0" / "environment.json").write_text('{"threads": ')
     with pytest.raises(UserError, match=r"csac/photo/seed0/environment\.json: ") as caught:
         compare(runs)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        (recipe(mu=0.1), recipe(mu=0.1, new=3), ""),
-        (recipe(mu=0.1), recipe(mu=0.2), r"fedavg was not the same recipe .*: terms\.proximal\.mu \(0\.1 \| 0\.2\)"),
-        (recipe(), {"recipe": {"terms.proximal": {}, "fuse.krum": {}}}, r"fuse\.krum \(not in both\)"),
-    ],
-)
-def test_one_row_has_one_recipe(tmp_path, first, second, said):
-    """A default that changed between versions gives another recipe under the same name; a new field does not."""
-    runs = two_runs(tmp_path, first, second, "fedavg", seed=1)
-    if not said:
-        assert len(compare(runs).methods) == 1
-        return
-    with pytest.raises(UserError, match=said):
-        compare(runs)
-    apart = two_runs(tmp_path / "apart", first, second)
-    assert len(compare(apart).methods) == 2
-
-
-@pytest.mark.parametrize(
-    ("seed", "weights", "refused"), [(0, "imagenet", True), (1, "imagenet", False), (0, "none", False)]
-)
-def test_one_row_and_seed_have_one_set_of_frozen_weights(tmp_path, seed, weights, refused):
-    """Another weights file at the same path gives other frozen tensors; drawn weights and other seeds may differ."""
-    for target, own, content in (("photo", 0, "aa"), ("sketch", seed, "bb")):
-        recorded(tmp_path, pacs_experiment("fedavg", target, own, model={"weights": weights}), {"frozen": content})
-    runs = read_runs(tmp_path / "pacs")
-    if not refused:
-        assert compare(runs)
-        return
-    with pytest.raises(UserError, match=r"fedavg had other frozen weights in fedavg/photo/seed0 than in .*'imagenet'"):
-        compare(runs)
 
 
 def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
