@@ -48,8 +48,7 @@ class Ditto(Companion):
         def step(batch: Batch) -> None:
             with apart(randomness, round.device), round.autocast():
                 logits = net(batch.images)
-            personal_loss = round.task.loss(logits, batch.labels)
-            personal_loss = personal_loss + proximal(parameters, reference, self.lam)
+            personal_loss = round.task.loss(logits, batch.labels) + proximal(parameters, reference, self.lam)
             round.tally("personal_train_loss", descend(optimizer, personal_loss))
             for function in after_step:
                 function()

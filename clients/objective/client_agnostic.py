@@ -138,8 +138,7 @@ class ClientAgnostic(Objective):
             with trainable(adapters):
                 with round.autocast(), switched(layers, "adapted"):
                     logits = net(batch.images)
-                loss = F.cross_entropy(logits.float(), batch.labels)
-                loss = descend(optimizer, loss)  # the main network's parameters get no gradients
+                loss = descend(optimizer, F.cross_entropy(logits.float(), batch.labels))  # no gradient in the network
             round.tally("adapter_loss", loss)
 
         return step

@@ -110,9 +110,8 @@ def add_mirrored(batch: Batch) -> None:
     """Every image a second time, mirrored, in all that loss and terms see; `raw` and `prepare` do not change."""
     batch.images = torch.cat([batch.images, batch.images.flip(-1)])
     batch.labels = batch.labels.repeat(2)
-    if batch.augmented is not None:
+    if batch.augmented is not None and batch.positions is not None:
         batch.augmented = torch.cat([batch.augmented, batch.augmented.flip(-1)])
-    if batch.positions is not None:
         batch.positions = np.tile(batch.positions, 2)
 
 

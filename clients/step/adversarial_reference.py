@@ -154,13 +154,11 @@ class AdversarialReference(Step):
             with round.autocast(), torch.set_grad_enabled(self.gen != "frozen"):
                 generated = players.generator(z, code)  # one draw of noise serves all three parts
             round.tally("discriminator_loss", share * self._train_discriminator(round, players, batch, generated, code))
-            ce_loss, loss = self._train_network(round, players, batch, code, share)
-            round.tally("ce_loss", share * ce_loss)
+            loss = self._train_network(round, players, batch, code, share)
             if self.gen != "frozen":
                 with round.autocast():
                     scores = players.discriminator(generated, code)
-                g_loss = descend(players.g_optimizer, generator_loss(scores, self.gen))
-                round.tally("generator_loss", share * g_loss)
+                round.tally("generator_loss", share * descend(players.g_optimizer, generator_loss(scores, self.gen)))
             return loss
 
         return step
@@ -182,9 +180,7 @@ class AdversarialReference(Step):
         players.longest = torch.maximum(players.longest, players.won)
         return loss.detach()
 
-    def _train_network(
-        self, round: LocalRound, players: Players, batch: Batch, code: Tensor, share: float
-    ) -> tuple[Tensor, Tensor]:
+    def _train_network(self, round: LocalRound, players: Players, batch: Batch, code: Tensor, share: float) -> Tensor:
         round.forward(batch)
         ce_loss = smoothed_cross_entropy(batch.logits.float(), batch.labels, self.smooth)
         loss = self.lambda1 * ce_loss
@@ -193,7 +189,9 @@ class AdversarialReference(Step):
                 adversarial = feature_loss(players.discriminator(batch.features, code))
             loss = loss + self.lambda0 * adversarial
             round.tally("feature_loss", share * adversarial)
-        return ce_loss.detach(), round.apply_gradients(round.with_terms(batch, loss))
+        loss = round.apply_gradients(round.with_terms(batch, loss))
+        round.tally("ce_loss", share * ce_loss)
+        return loss
 
     def _players(self, round: LocalRound) -> Players:
         """G as received and D as stored. In the first round G is the same on all clients, and D is the client's own."""
@@ -218,8 +216,7 @@ class AdversarialReference(Step):
 def features_are_nonnegative(round: LocalRound) -> bool:
     """Whether the network's features end in a ReLU: the outputs of linear layers have both signs.
 
-    The run's initial network shows it on a few images of noise, which are the same for all clients. All of them, and
-    a resumed run, so have the same answer.
+    The run's initial network shows it on a few images of noise, the same for all clients and for a resumed run.
     """
 
     def look() -> bool:

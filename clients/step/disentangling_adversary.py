@@ -104,9 +104,7 @@ class DisentanglingAdversary(Step):
         if kept := round.store.get(MOMENTS):
             restore_optimizer(own, kept)
         round.scratch[NETWORKS], round.scratch[MOMENTS] = aux, own
-        bank = {
-            name: torch.tensor(value, device=round.device) for name, value in round.records.get(FEATURES, {}).items()
-        }
+        bank = round.tensors(FEATURES, "disentangling_adversary") if FEATURES in round.records else {}
         generator = round.generator("target-features")
 
         def step(batch: Batch) -> Tensor:

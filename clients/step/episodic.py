@@ -177,18 +177,15 @@ class EpisodicStep(Step):
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
         """A function of raw images [B, C, H, W] that returns m_test versions of them with amplitudes of other
         clients."""
-        banks = [
-            (client, array)
-            for client, array in sorted(round.record(self.bank, "episodic_step").items())
-            if client != round.client
-        ]
+        record = round.record(self.bank, "episodic_step")
+        banks = [record[client] for client in sorted(record) if client != round.client]
         if not banks:
             return lambda raw: [raw]
         height, width = round.data.images.shape[-2:]
         b = frequency.half_width(self.L_w, height, width)
-        whole = torch.cat([torch.tensor(array) for _, array in banks]).to(round.device)
+        whole = torch.cat([torch.tensor(array) for array in banks]).to(round.device)
         windows = frequency.window_of(whole, b) if self.spectrum == "full" else whole
-        sizes = torch.tensor([len(array) for _, array in banks])
+        sizes = torch.tensor([len(array) for array in banks])
         starts = sizes.cumsum(0) - sizes
         generator = round.generator("frequency")
         count = len(banks) if self.m_test == "all" else min(self.m_test, len(banks))
