@@ -1,10 +1,11 @@
 """What runs rest on beside their settings: other images are refused, other threads and versions are said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from invented import pacs_experiment, write_run
-from made_up_runs import notes_of
+from made_up_runs import notes_of, table_of_runs
 from support import run_small, small_experiment
 
 from fedsim.common.errors import UserError
@@ -35,10 +36,14 @@ def recorded(root, experiment, environment=None):
 
 
 def two_runs(root, first, second, method="fedavg", target="photo", seed=0, **sections):
-    """FedAvg's run on photo with seed 0, and another one, with these environments."""
-    recorded(root, pacs_experiment("fedavg", "photo", 0, **sections), first)
-    recorded(root, pacs_experiment(method, target, seed, **sections), second)
-    return read_runs(root / "pacs")
+    """FedAvg's run on photo with seed 0, and another one, of which these environments alone are on disk."""
+    accuracies = {"fedavg": {"photo": {0: 0.5}}}
+    accuracies.setdefault(method, {}).setdefault(target, {})[seed] = 0.6
+    own = {name: lambda *run, name=name: pacs_experiment(name, *run, **sections) for name in accuracies}
+    runs = replace(table_of_runs(accuracies, own), folder=root)
+    for run, environment in zip(runs.experiments, (first, second)):
+        Recorder(root / run).write_environment(environment)
+    return runs
 
 
 def recipe(**fields):
@@ -106,9 +111,9 @@ def test_threads_versions_and_revisions_that_differ_are_said(tmp_path):
     second = {"threads": 2, "packages": {"torch": "2.13.0", "ray": "2.2"}, "git_commit": "a" * 40, "git_dirty": True}
     (note,) = notes_of(compare(two_runs(tmp_path, first, second, "csac")), "Not the same")
     for text in (
-        "threads 2 (csac/photo/seed0), 1 (fedavg/photo/seed0)",
-        "torch 2.13.0 (csac/photo/seed0), 2.12.0 (fedavg/photo/seed0)",
-        "revision of fedsim aaaaaaa with changes (csac/photo/seed0), aaaaaaa (fedavg/photo/seed0)",
+        "threads 1 (fedavg/photo/seed0), 2 (csac/photo/seed0)",
+        "torch 2.12.0 (fedavg/photo/seed0), 2.13.0 (csac/photo/seed0)",
+        "revision of fedsim aaaaaaa (fedavg/photo/seed0), aaaaaaa with changes (csac/photo/seed0)",
     ):
         assert text in note
     assert "ray" not in note  # it moves messages and computes nothing
@@ -132,7 +137,7 @@ def test_a_real_run_records_what_is_compared_and_another_recipe_is_not_continued
 
 def test_a_damaged_record_is_one_line_and_names_the_file(tmp_path):
     runs = two_runs(tmp_path, {}, {}, "csac")
-    (tmp_path / "pacs" / "csac" / "photo" / "seed0" / "environment.json").write_text('{"threads": ')
+    (tmp_path / "csac" / "photo" / "seed0" / "environment.json").write_text('{"threads": ')
     with pytest.raises(UserError, match=r"csac/photo/seed0/environment\.json: ") as caught:
         compare(runs)
     assert "\n" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 import base64
 import shlex
+import shutil
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -52,6 +53,8 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_complete_and_fetches_nothing(own_grid):
+    for folder in own_grid.glob("*/sketch"):
+        shutil.rmtree(folder)
     report = write_report(own_grid, {"csac": {"discloses": "feature statistics <per layer>", "paper": "CSAC"}})
     assert report == own_grid / "report.html"
     page = Page(report)
@@ -70,12 +73,11 @@ def test_the_page_is_complete_and_fetches_nothing(own_grid):
         "No published number of CSAC beside fedavg, csac", "arrays up", "prefers-color-scheme", "aria-sort",
     ):  # fmt: skip
         assert part in text, part
-    assert text.count("fedsim run ") == 8
+    assert text.count("fedsim run ") == 4
 
 
-def test_one_run_and_many_experiments(tmp_path, unrendered):
-    run = write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
-    Page(write_report(run))
+def test_every_experiment_has_a_section(tmp_path, unrendered):
+    write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
     write_run(tmp_path, pacs_experiment(name="p<x>", train={"rounds": 1, "lr": 0.5}))
     write_run(tmp_path, pacs_experiment("csac", "sketch", train={"rounds": 1}), finish=False)
     page = Page(write_report(tmp_path))

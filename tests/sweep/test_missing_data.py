@@ -27,7 +27,15 @@ def test_missing_data_are_refused_before_anything_starts(start, tmp_path, monkey
     """A dry run says it and goes on: a user may plan without data, but must not be told that all is ready."""
     monkeypatch.setattr(start, lambda *_: pytest.fail("it was started"))
     missing = str(tmp_path / "nowhere")
-    words = [*STARTS[start], "--set", f"data.root={missing}", "--output", str(tmp_path / "out")]
+    words = [
+        *STARTS[start],
+        "--set",
+        f"data.root={missing}",
+        "--set",
+        "model.backbone=digits-cnn",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, UserError)
     assert missing in str(result.exception)
