@@ -142,11 +142,9 @@ def test_domainnet(tmp_path, monkeypatch):
     """Classes are the folders' names; the published lists give the splits."""
     monkeypatch.setitem(BENCHMARKS, "domainnet", replace(BENCHMARKS["domainnet"], counts=None))
     root = tmp_path / "data" / "DomainNet"
-    content = Image.new("RGB", (8, 8))
-    for domain in ("clipart", "real"):
-        for index in range(345):
-            (root / domain / f"thing_{index:03d}").mkdir(parents=True)
-            content.save(root / domain / f"thing_{index:03d}" / f"{domain}_{index:03d}_000001.png", compress_level=0)
+    for index in range(345):
+        (root / "real" / f"thing_{index:03d}").mkdir(parents=True)
+        image(root / "clipart" / f"thing_{index:03d}" / f"clipart_{index:03d}_000001.png", index, 4)
     names = [f"clipart/thing_{index:03d}/clipart_{index:03d}_000001.png {index}\n" for index in range(345)]
     (root / "clipart_train.txt").write_text("".join(names[:300]))
     (root / "clipart_test.txt").write_text("".join(names[300:]))
@@ -175,10 +173,6 @@ def test_digits_dg(tmp_path, settings):
     (tmp_path / "data" / "digits_dg" / "syn" / "val").rename(tmp_path / "wal")
     with pytest.raises(UserError, match=r"no folder .*val; unpack the archive again"):
         load_target(data, "syn")
-
-
-def test_office_caltech_10(settings):
-    assert labels(settings("office-caltech-10"), "dslr") == [3] * 10
 
 
 def test_office_caltech_home(tmp_path, monkeypatch):

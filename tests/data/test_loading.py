@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, client_names, domain_of, load_client, load_pooled, load_target
+from fedsim.data import client_names, domain_of, load_client, load_pooled, load_target
 from fedsim.data.splits import random_split, seed_hash
 from fedsim.settings import DataSettings
 
@@ -23,20 +23,6 @@ def test_client_names_in_sorted_order_without_the_target():
     shared = DataSettings(dataset="pacs", clients_per_domain=2, domains=["sketch", "photo"])
     assert client_names(shared, "photo") == ["sketch/0", "sketch/1"]
     assert [domain_of(name) for name in ("sketch/0", "sketch")] == ["sketch", "sketch"]
-
-
-@pytest.mark.parametrize("target", ["art_painting", "cartoon", "photo", "sketch"])
-def test_real_pacs_split_sizes_and_weights(real_data, tmp_path, target):
-    data = DataSettings(dataset="pacs", root=str(real_data), image_size=8)
-    counts = benchmark(data).counts
-    expected = {"art_painting": (204, 1844), "cartoon": (234, 2110), "photo": (167, 1503), "sketch": (392, 3537)}
-    for client in client_names(data, target):
-        environment = benchmark(data).environment(client)
-        train, validation = random_split(counts[client], 0.1, seed_hash(0, environment))
-        assert (len(validation), len(train)) == expected[client]
-    if target == "photo":
-        sizes = np.array([expected[client][1] for client in client_names(data, target)])
-        assert np.round(sizes / sizes.sum(), 5).tolist() == [0.24616, 0.28167, 0.47217]
 
 
 def test_loading_a_client_needs_no_other_domain(tree_settings, tmp_path):

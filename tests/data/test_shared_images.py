@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from image_trees import write_tree
+from matplotlib.figure import Figure
 
 from fedsim.common.errors import UserError
 from fedsim.data import cache, load_client
@@ -72,7 +73,7 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
     assert shared_images(settings(tree), "photo").shared == 2
 
 
-def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, caplog):
+def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, caplog, monkeypatch):
     """The message has the numbers and the share that is allowed, and nothing is left; two sources may share images."""
     assert MOST_SHARED == 0.1
     copy(tree, 4)
@@ -87,4 +88,5 @@ def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, 
     assert json.loads((folder / "environment.json").read_text())["shared_images"]["shared"] == 3
     said = "source domains have the same files: 3 of 30 images of photo (in art 3)"
     assert any(said in note for note in compare(read_runs(tree.parent / "out")).notes)
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     assert said in write_report(tree.parent / "out").read_text()

@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
+from image_trees import write_tree
 from PIL import Image
 from typer.testing import CliRunner
 from untrained_run import untrained_run
@@ -22,36 +22,27 @@ CLASSES = ("cat", "dog", "elk")
 DOMAINS = ("art", "photo", "sketch")
 
 
-def images(root):
-    """root/domain/class/<n>.png: two images of every class in every domain; returns their places."""
-    places = [f"{domain}/{label}/{number}.png" for domain in DOMAINS for label in CLASSES for number in range(2)]
-    for seed, place in enumerate(places):
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(seed).integers(0, 256, (9, 7, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / place)
-    return places
-
-
 def folder(root):
-    images(root)
+    write_tree(root, DOMAINS, CLASSES, 2)
     return {"dataset": "folder", "root": str(root)}
 
 
+def rows(root):
+    """The images of the tree as columns of a table."""
+    files = sorted(write_tree(root, DOMAINS, CLASSES, 2).rglob("*.png"))
+    parts = {"domain": [file.parts[-3] for file in files], "label": [file.parts[-2] for file in files]}
+    return {"path": [str(file.relative_to(root)) for file in files], **parts}
+
+
 def table(root):
-    rows = [{"path": place, "domain": place.split("/")[0], "label": place.split("/")[1]} for place in images(root)]
-    pd.DataFrame(rows).to_csv(root / "mine.csv", index=False)
+    pd.DataFrame(rows(root)).to_csv(root / "mine.csv", index=False)
     return {"dataset": "table", "root": str(root / "mine.csv")}
 
 
 def hugging_face(root):
-    datasets = pytest.importorskip("datasets")
-    places = images(root)
-    rows = {
-        "image": [str(root / place) for place in places],
-        "domain": [place.split("/")[0] for place in places],
-        "label": [place.split("/")[1] for place in places],
-    }
-    datasets.Dataset.from_dict(rows).save_to_disk(root / "saved")
+    columns = rows(root)
+    columns["image"] = [str(root / path) for path in columns.pop("path")]
+    pytest.importorskip("datasets").Dataset.from_dict(columns).save_to_disk(root / "saved")
     return {"dataset": "hugging-face", "root": str(root / "saved")}
 
 

@@ -4,6 +4,7 @@ import copy
 import functools
 
 import torch
+from safetensors.torch import save_file
 
 from fedsim.models import Net, build_model
 from fedsim.settings import ModelSettings
@@ -40,3 +41,9 @@ def shapes(net: Net, *batch: int) -> list[tuple]:
     with torch.no_grad():
         features = net.eval().features(torch.rand(batch, device=next(net.parameters()).device))
         return [*found, tuple(features.shape), tuple(net.head(features).shape)]
+
+
+def saved(file, state) -> str:
+    """The path of a file with this state."""
+    save_file({name: value.contiguous() for name, value in state.items()}, file)
+    return str(file)

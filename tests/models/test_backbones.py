@@ -34,7 +34,7 @@ def test_reference_sizes(backbone, settings, trainable, layers, channels, entrie
     *(("alexnet", size, [(384, a), (256, a), (256, b)]) for size, a, b in ((28, 2, 1), (62, 4, 2), (63, 3, 1))),
     ("alexnet", 224, [(384, 13), (256, 13), (256, 6)]),
     *(("densenet121", size, [(512, a), (1024, b), (1024, c)])
-      for size, a, b, c in ((31, 4, 2, 1), (33, 4, 2, 1), (64, 8, 4, 2))),
+      for size, a, b, c in ((31, 4, 2, 1), (64, 8, 4, 2))),
     ("resnet50", 28, [(512, 4), (1024, 2), (2048, 1)]),
     ("vit-b-32", 32, []),
 ])  # fmt: skip
@@ -83,13 +83,6 @@ def test_the_seed_alone_says_the_initial_weights():
     mixed = make("digits-cnn-bn", XAN())
     assert torch.equal(mixed.head.weight, first.head.weight)
     assert torch.equal(mixed.backbone.conv2.weight, first.backbone.conv2.weight)
-
-
-def test_channels_last_gives_the_same():
-    net, x = build("digits-cnn-bn", XAN(), size=28), torch.randn(4, 3, 28, 28)
-    expected = net(x)
-    last = net.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))
-    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bottleneck_stands_between_backbone_and_head():

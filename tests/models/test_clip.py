@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from networks import saved
 from support import small_experiment
 from torch import nn
 
@@ -72,9 +72,8 @@ def test_untrained_it_is_zero_shot_clip():
 
 
 def test_weights_of_a_file_go_into_both_encoders(tmp_path):
-    other, file = own_clip(seed=7), tmp_path / "w.safetensors"
-    save_file({name: value.contiguous() for name, value in other.state_dict().items()}, file)
-    net = build(weights=str(file))
+    other = own_clip(seed=7)
+    net = build(weights=saved(tmp_path / "w.safetensors", other.state_dict()))
     assert is_zero_shot(net, other)
     assert not is_zero_shot(net, own_clip())
 

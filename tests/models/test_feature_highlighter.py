@@ -44,16 +44,6 @@ def test_two_samples_of_one_class():
     torch.testing.assert_close(alone(means), torch.cat([means, means], dim=1))
 
 
-def test_weights_sum_to_one_and_do_not_depend_on_the_scale():
-    """T3, without a bias; the sum is seen on a map whose channel 0 is 1 everywhere."""
-    highlighter, x = Highlighter(4), torch.randn(3, 4, 5, 5)
-    x[:, 0] = 1
-    torch.testing.assert_close(attended(highlighter, x)[:, 4], torch.ones(3))
-    with torch.no_grad():
-        highlighter.project.bias.zero_()
-    torch.testing.assert_close(attended(highlighter, 5 * x), 5 * attended(highlighter, x), atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize(("backbone", "added", "width"), [
     ("resnet18", 46_170, 1024), ("resnet50", 184_410, 4096), ("densenet121", 92_250, 2048),
     ("digits-cnn-bn", 1_890, 70),

@@ -22,9 +22,7 @@ from fedsim.models.infer import (
     ZeroShotAdapter,
     accuracy_and_loss,
 )
-from fedsim.models.infer.alpha import mix_by
 from fedsim.models.infer.ensemble import mean_probabilities
-from fedsim.models.infer.iabn import instance_aware
 from fedsim.models.infer.statistics import RuledNorm
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import tensor_kinds
@@ -82,62 +80,47 @@ def test_what_rules_look_at():
     assert EvalMode().pass_size(100) == 100
 
 
-# -------------------------------------------------------------------------------------------------------------- TsmoBN
+# -------------------------------------------------------------------------------------------------------------- numbers
 
 
-@pytest.mark.parametrize(("rule", "values", "expected"), [
-    (TsmoBN(init="global"), [2.0, 2.0], [0.2, 0.38]), (TsmoBN(), [2.0, 3.0], [2.0, 2.1]),
-    (TsmoBN(tau=0.0), [2.0, 5.0], [2.0, 5.0]),
+def around(mean, *offsets):
+    """One map of one channel."""
+    return torch.tensor([mean + offset for offset in offsets]).view(1, 1, 1, -1)
+
+
+FOUR = (1.5**0.5, 1.5**0.5, -(1.5**0.5), -(1.5**0.5))  # unbiased variance 2, and biased 1.5
+
+
+@pytest.mark.parametrize(("rule", "own", "maps", "mu", "variance"), [
+    (FixedAlpha(alpha=0.5), (0, 9), [around(4.0, -1, 1)], 2, 4),  # deviations are mixed: (1 + 3) / 2
+    (FixedAlpha(alpha=1.0), (0, 9), [around(4.0, -1, 1)], 4, 1),
+    (IABN(k=1), (0, 1), [around(0.8, *FOUR)], 0.3, 1.183503),  # 2 - sqrt(2/3)
+    (IABN(k=100), (0, 1), [around(0.8, *FOUR)], 0, 1), (IABN(k=0), (0, 1), [around(-0.8, *FOUR)], -0.8, 2),
+    (MixNorm(views=1, m=0.4), (0, 4), [around(2.0, -1, 1)], 0.8, 0.4 * 1 + 0.6 * 4),
+    (TsmoBN(init="global"), (0, 1), [around(2.0, -1, 1)], 0.2, 1),
+    (TsmoBN(init="global"), (0, 1), [around(2.0, -1, 1)] * 2, 0.38, 1),
+    (TsmoBN(), (0, 4), [around(2.0, -1, 1)], 2, 1),
+    (TsmoBN(), (0, 4), [around(2.0, -1, 1), around(3.0, -1, 1)], 2.1, 1),
+    (TsmoBN(tau=0.0), (0, 4), [around(2.0, -1, 1), around(5.0, -2, 2)], 5, 4),
 ])  # fmt: skip
-def test_tsmobn_tracks(rule, values, expected):
-    """Batches of four images, each with the mean of this batch and the variance 1, on statistics 0 and 1."""
-    tracker, bn = rule._tracker(), norm_of(0.0, 1.0)
-    found = [tracker(torch.full((4, 1), value), torch.ones(4, 1), bn, 9)[0].item() for value in values]
-    assert found == pytest.approx(expected)
-
-
-def test_tsmobn_with_tau_0_is_batch_norm_of_the_current_batch(net, digits):
-    is_close(predictions(TsmoBN(tau=0.0), net, digits), copy.deepcopy(net).train()(digits))
-
-
-def test_tsmobn_starts_anew_in_every_evaluation(net):
-    images, rule = torch.rand(10, 1, 28, 28), TsmoBN(batch=4)
-    assert torch.equal(predictions(rule, net, images), predictions(rule, net, images))
+def test_statistics_on_numbers(rule, own, maps, mu, variance):
+    """By which the last of these maps is normalized, with the layer's weight 2 and bias 1."""
+    net = nn.Sequential(norm_of(*map(float, own)))
+    nn.init.constant_(net[0].weight, 2)
+    nn.init.constant_(net[0].bias, 1)
     predict = rule.begin(net, tuple)
-    assert not torch.equal(predict(images), predict(images))  # within one evaluation it goes on tracking
+    found = [predict(each) for each in maps][-1]
+    is_close(found, 2 * (maps[-1] - mu) / math.sqrt(variance) + 1)
 
 
-# ---------------------------------------------------------------------------------------------------- IABN and MixNorm
-
-
-@pytest.mark.parametrize(("mean", "k", "expected"), [
-    (0.8, 1, (0.3, 1.183503)), (0.8, 100, (0.0, 1.0)), (-0.8, 0, (-0.8, 2.0)),
-])  # fmt: skip
-def test_iabn_numbers(mean, k, expected):
-    """Instance variance 2 over four positions, global mean 0 and variance 1; with k = 1 it is 2 - sqrt(2/3)."""
-    one, zero = torch.ones(1), torch.zeros(1)
-    found = instance_aware(zero + mean, one * 2, zero, one, positions=4, k=k)
-    assert [value.item() for value in found] == pytest.approx(expected, abs=1e-6)
-
-
-def test_iabn_with_k_0_is_instance_norm_with_unbiased_variance(trained_bn, images):
-    layer = IABN(k=0).begin(nn.Sequential(trained_bn), tuple)[0]
-    variance, mean = torch.var_mean(images, dim=(2, 3), keepdim=True)
-    weight, bias = (value.view(1, 4, 1, 1) for value in (trained_bn.weight, trained_bn.bias))
-    is_close(layer(images), (images - mean) / torch.sqrt(variance + trained_bn.eps) * weight + bias)
-
-
-def test_mixnorm_numbers(monkeypatch):
-    """Variances are mixed: of one view (1, 3) by 0.4 with 4, and of the views (0, 2) and (2, 4) by 0.05 with 1."""
-    x = torch.tensor([1.0, 3.0]).view(1, 1, 1, 2)
-    found = MixNorm(views=1, m=0.4).begin(nn.Sequential(norm_of(0.0, 4.0)), tuple)(x)
-    is_close(found, (x - 0.8) / math.sqrt(0.4 * 1 + 0.6 * 4))
+def test_statistics_of_several_views(monkeypatch):
+    """(0, 2) and (2, 4) have the mean 2 and the variance 2, which count 0.05 beside 0 and 1."""
     monkeypatch.setattr(MixNorm, "make_views", lambda self, images, draws: torch.cat([images, images + 2]))
-    found = MixNorm(views=2).begin(nn.Sequential(norm_of(0.0, 1.0)), tuple)(x - 1)
-    is_close(found, (x - 1 - 0.1) / math.sqrt(0.05 * (1 + 1) + 0.95))
+    x = around(1.0, -1, 1)
+    is_close(MixNorm(views=2).begin(nn.Sequential(norm_of(0.0, 1.0)), tuple)(x), (x - 0.1) / math.sqrt(0.05 * 2 + 0.95))
 
 
-def test_mixnorm_views():
+def test_views():
     images = torch.rand(3, 2, 20, 30)
     views = MixNorm(views=5).make_views(images).view(5, 3, 2, 20, 30)
     assert torch.equal(views[0], images)
@@ -145,25 +128,13 @@ def test_mixnorm_views():
     assert torch.equal(MixNorm(views=5).make_views(images[1:2]).view(5, 2, 20, 30), views[:, 1])
 
 
-# ------------------------------------------------------------------------------------------------------------ alpha
-
-
-def test_alpha_mixes_standard_deviations():
-    """(6 - 2) / 2; by variances it would be 1.788854."""
-    mean, std = mix_by(0.5, torch.tensor([[4.0]]), torch.tensor([[1.0]]), norm_of(0.0, 9.0))
-    assert ((6 - mean) / std).item() == pytest.approx(2.0)
-
-
-def test_alpha_1_is_instance_norm(net, digits):
-    expected = copy.deepcopy(net).eval()
-    for module in list(expected.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                norm = nn.InstanceNorm2d(child.num_features, eps=child.eps, affine=True)
-                norm.load_state_dict({"weight": child.weight, "bias": child.bias})
-                setattr(module, name, norm)
-    with torch.no_grad():
-        is_close(predictions(FixedAlpha(alpha=1.0), net, digits), expected(digits))
+def test_tsmobn_starts_anew_in_every_evaluation(net, digits):
+    """With tau 0 it is batch norm of the current batch."""
+    is_close(predictions(TsmoBN(tau=0.0), net, digits), copy.deepcopy(net).train()(digits))
+    images, rule = torch.rand(10, 1, 28, 28), TsmoBN(batch=4)
+    assert torch.equal(predictions(rule, net, images), predictions(rule, net, images))
+    predict = rule.begin(net, tuple)
+    assert not torch.equal(predict(images), predict(images))  # within one evaluation it goes on tracking
 
 
 @pytest.mark.parametrize("bounds", [{"low": 0.6, "high": 0.4}, {"low": -0.1}, {"high": 1.1}])
@@ -191,9 +162,6 @@ def test_random_alpha_draws_for_the_layers_in_turn():
     is_close(found, x, 1e-5)
 
 
-# --------------------------------------------------------------------------------------------------------- one pixel
-
-
 def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
     """On a 1 x 1 map tau = 0 is the batch norm of the current batch; MixNorm's are over its views; others stay plain.
 
@@ -210,9 +178,6 @@ def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
     # All views of a single pixel are the pixel: mean 3, variance 0; m = 0.5 gives mean 2 and variance 2.
     is_close(MixNorm(m=0.5, views=2).begin(net, [])(single), torch.full((1, 1, 1, 1), 2**-0.5))
     is_close(MixNorm(m=0.5, views=1).begin(net, [])(single), torch.ones(1, 1, 1, 1))
-
-
-# ----------------------------------------------------------------------------------------------- which method, measures
 
 
 @pytest.mark.parametrize("rule", ["fixed_alpha", "random_alpha", "iabn", "mix_norm", "tsmo_bn", "ensemble_of_local_bn"])
@@ -239,9 +204,6 @@ def test_accuracy_and_loss():
     assert (accuracy, count) == (pytest.approx(2 / 3), 3)
     assert loss == pytest.approx((2 * math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3)
     assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])
-
-
-# ------------------------------------------------------------------------------------ ensemble of clients' batch norm
 
 
 def test_ensemble_averages_probabilities_not_logits():

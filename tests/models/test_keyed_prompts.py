@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_texts import IMAGES, NAMES, build, fitted, simple_texts
+from small_texts import NAMES, build, fitted, simple_texts
 
 from clients.parts import Batch
 from clients.terms.guiding_head import GuidingHead
@@ -13,7 +13,6 @@ from fedsim.commands.contract import small_plan
 from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts import keyed_prompts
 from fedsim.models.inserts.keyed_prompts import KeyedPromptHead, KeyedPrompts, key_weights
-from fedsim.models.inserts.learned_prompts import PromptHead
 from fedsim.run.workspace import Workspace
 from fedsim.settings.experiment import Experiment
 
@@ -55,17 +54,6 @@ def test_logits_of_unknown_images_on_numbers(monkeypatch, at_once):
     assert torch.allclose(head(f), expected, atol=1e-5)  # no client is chosen
     head.key = head.keys[0]
     assert torch.allclose(head.eval()(f), expected, atol=1e-5)  # validation during the training of a client
-
-
-def test_keys_of_zero_are_promptfl():
-    net = build(KeyedPrompts(), clients=3)
-    net.head.keys.zero_()
-    plain = PromptHead(build().head.texts(), net.head.context.detach().clone())
-    with torch.no_grad():
-        features = net.features(IMAGES)
-        assert torch.allclose(net(IMAGES), plain(features), atol=1e-5)
-        net.head.train().key = net.head.keys[1]
-        assert torch.allclose(net.head(features), plain(features), atol=1e-5)
 
 
 def test_the_loss_of_the_query_on_numbers():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import build, outline
+from networks import outline
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
@@ -14,7 +14,6 @@ from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.dson import DSONLayer
 from fedsim.models.norms.ibn import IBNLayer, ResidualIBNBlock
 from fedsim.models.norms.instance_norm import InstanceNorm2d
-from fedsim.models.norms.moments import batch_moments
 from fedsim.models.norms.xan import XANLayer
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
@@ -150,12 +149,6 @@ def test_inference_and_bfloat16(trained_bn, images):
     close(layer(images), fast)
 
 
-def test_batch_moments_from_instance_moments(images):
-    mean, variance = batch_moments(images.mean((2, 3)), images.var((2, 3), correction=0))
-    close(mean, images.mean((0, 2, 3)))
-    close(variance, images.var((0, 2, 3), correction=0))
-
-
 @pytest.mark.parametrize(("outside", "inside"), [(1.3, 1.0), (-0.2, 0.0)])
 def test_a_gate_outside_of_its_range_acts_as_at_the_bound(trained_bn, images, outside, inside):
     """A server that goes beyond the clients' mean can send such a gate; the clip after a client's step ends it."""
@@ -179,6 +172,7 @@ def test_parts_of_an_ibn_layer(trained_bn, images, first, instances):
     expected[:, instances] = own
     close(layer(images), expected)
     close(layer.train()(images)[:, instances], own)
+    assert layer(images[:, :, :1, :1]).isfinite().all()
 
 
 # ------------------------------------------------------------------------------------------------------- in networks
@@ -252,10 +246,3 @@ def test_the_block_of_ibn_b_normalizes_its_residual_sum(kind):
     plain.relu.register_forward_pre_hook(lambda module, args: before_relu.append(args[0].clone()))
     plain(x)
     close(block(x), F.instance_norm(before_relu[-1]).relu())
-
-
-def test_small_images_train():
-    """The last maps have one pixel."""
-    y = build("resnet18", IBN("b"))(torch.randn(2, 3, 28, 28))
-    y.sum().backward()
-    assert y.isfinite().all()

@@ -1,4 +1,4 @@
-"""Dice, surface distances and the U-Net on numbers worked out by hand."""
+"""Dice and surface distances on numbers worked out by hand."""
 
 import math
 
@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from fedsim.common.errors import UserError
-from fedsim.models import build_model
-from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.models.surfaces import largest_components, surface_distance
-from fedsim.models.tasks import CLASSIFIES, Segmentation, dice_of, rules_of, soft_dice_loss
-from fedsim.settings import DataSettings, ModelSettings
+from fedsim.models.tasks import Segmentation, dice_of, rules_of, soft_dice_loss
+from fedsim.settings import DataSettings
 
 
 def maps(*values):
@@ -78,38 +76,3 @@ def test_surface_distance():
     larger[3:6, 3:6] = 1  # its surface: four pixels at 1, four at sqrt(2); the pixel's own nearest is at 1
     expected = (1 + 4 + 4 * math.sqrt(2)) / 9
     assert surface_distance(square, larger) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("backbone", "size", "width"), [("unet", 33, 32), ("unet-small", 32, 16)])
-def test_unet(backbone, size, width):
-    """Features of every pixel, also at odd sizes; the head gives one map per structure."""
-    net = build_model(ModelSettings(backbone=backbone), 2, 1, size, task=Segmentation()).eval()
-    features = net.features(torch.rand(2, 1, size, size))
-    assert features.shape == (2, width, size, size)
-    assert net.head(features).shape == (2, 2, size, size)
-    outputs = []
-    for level in net.levels:
-        net.get_submodule(level).register_forward_hook(lambda _module, _inputs, y: outputs.append(y.shape[-1]))
-    net(torch.rand(1, 1, size, size))
-    assert outputs == sorted(outputs, reverse=True)
-
-
-@pytest.mark.parametrize("norm", [IBN(), XAN(), DSON(), MixIG()])
-def test_norms_in_the_unet(norm):
-    """The norm parts find the batch norm in its encoder and decoder."""
-    net = build_model(ModelSettings(backbone="unet-small"), 2, 1, 32, norm, task=Segmentation()).train()
-    assert torch.isfinite(net(torch.rand(2, 1, 32, 32))).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "task", "words"),
-    [
-        ({"backbone": "resnet18"}, Segmentation(), "one vector per image"),
-        ({"backbone": "unet"}, CLASSIFIES, "features of every pixel"),
-        ({"backbone": "unet", "bottleneck": 8}, Segmentation(), "model.bottleneck"),
-    ],
-)
-def test_backbone_and_task_that_do_not_fit(settings, task, words):
-    """The error is one line."""
-    with pytest.raises(UserError, match=words):
-        build_model(ModelSettings(**settings), 2, 3, 32, task=task)

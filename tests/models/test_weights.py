@@ -5,8 +5,7 @@ import urllib.error
 import pytest
 import torch
 import torchvision
-from networks import build
-from safetensors.torch import save_file
+from networks import build, saved
 from torch import nn
 from torchvision.models import VisionTransformer
 
@@ -14,12 +13,6 @@ from fedsim.common.errors import UserError
 from fedsim.models.backbones import BACKBONES
 from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.models.weights import in_order
-
-
-def saved(file, state):
-    """The path of a file with this state."""
-    save_file({name: value.contiguous() for name, value in state.items()}, file)
-    return str(file)
 
 
 def test_a_file_of_torchvision_is_read_and_its_classifier_left_out(tmp_path):

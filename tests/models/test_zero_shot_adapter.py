@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from networks import build, make
 from sklearn.datasets import load_digits
-from torch import nn
 
 from fedsim.models.infer import ZeroShotAdapter
 from fedsim.models.norms import MixIG
@@ -33,23 +32,6 @@ def trained():
     return copy.deepcopy(trained_once())
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_forced_alpha(trained, alpha):
-    """0 is eval mode, and 1 is instance norm with the layer's affine parameters."""
-    x, expected = torch.randn(3, 3, 36, 36), copy.deepcopy(trained)
-    for path, layer in mixig_layers(trained).items():
-        if layer.adapter is not None:
-            layer.adapter.fc2.weight.data.zero_()
-            layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, alpha]))
-            norm = nn.InstanceNorm2d(layer.norm.num_features, affine=True)
-            norm.load_state_dict({"weight": layer.norm.weight, "bias": layer.norm.bias})
-            parent, _, leaf = path.rpartition(".")
-            setattr(expected.get_submodule(parent), leaf, norm if alpha else layer.norm)
-    with torch.no_grad():
-        adapted = ZeroShotAdapter().begin(trained, tuple)(x)
-        torch.testing.assert_close(adapted, expected.eval()(x), atol=1e-3, rtol=1e-3)
-
-
 def test_inference_is_per_image_and_deterministic(trained):
     x = torch.randn(5, 3, 36, 36)
     rule = ZeroShotAdapter()
@@ -63,17 +45,6 @@ def test_inference_is_per_image_and_deterministic(trained):
     assert [name for _, name, _ in recorded] == [name for name, layer in mixig_layers(trained).items() if layer.adapter]
     assert all(0 <= value <= 1 for _, _, value in recorded)
     assert len({value for _, _, value in recorded}) > 10
-
-
-def test_training_and_inference_form_agree(trained):
-    """With z = 0 and the installed statistics, pass 3 computes what inference computes."""
-    x = torch.randn(2, 3, 36, 36)
-    layers = mixig_layers(trained)
-    for layer in layers.values():
-        layer.z = torch.zeros(2)
-    with switched(layers, "adapted"), torch.no_grad():
-        pass_3, inference = trained.train()(x), trained.eval()(x)
-    torch.testing.assert_close(pass_3, inference, atol=1e-4, rtol=1e-4)
 
 
 def test_gradients_reach_the_first_adapter_through_the_frozen_network(trained):
