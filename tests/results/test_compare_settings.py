@@ -2,12 +2,18 @@
 
 import pandas as pd
 import pytest
-from invented import pacs_experiment, write_run
+from invented import pacs_experiment as full_size
+from invented import write_run
 from made_up_runs import notes_of, one_each, table_of_runs, two_methods
 
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
 from fedsim.results.plots import rows_by
+
+
+def pacs_experiment(*run, data=None, **sections):
+    """Settings with images of a size that no paper has."""
+    return full_size(*run, data={"image_size": 64} | (data or {}), **sections)
 
 
 def labels(runs, *by):

@@ -69,7 +69,7 @@ def assert_whole(figure):
 
 
 def test_nothing_is_cut_off(figures, of_one_run):
-    for key in NAMES - {"client-gap", "divergence_weight-csac"}:
+    for key in NAMES - {"client-gap", "client-weight", "divergence_weight-csac"}:
         assert_whole(of_one_run[key])
     assert_whole(figures["client-gap"])
 

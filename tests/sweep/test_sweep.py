@@ -119,7 +119,7 @@ def test_a_refused_combination_does_not_stop_a_sweep():
 def test_each_network_is_tried_once(monkeypatch):
     """Whatever the targets and the settings of training are."""
     tried = []
-    monkeypatch.setattr(Plan, "refuse_misfits", tried.append)
+    monkeypatch.setattr(Plan, "refuse_misfits", lambda plan: tried.append(plan))
     assert len(planned("fedavg fedbn", "rot0 rot15", ["train.lr=0.1,0.2"])) == 8
     assert [plan.experiment.method_name for plan in tried] == ["fedavg", "fedbn"]
 
