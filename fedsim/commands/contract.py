@@ -72,6 +72,16 @@ class Evidence:
             if message.metadata.message_type == "train" and config["phase"] == "train" and not reply.has_error():
                 yield config, message.content, reply.content
 
+    @functools.cached_property
+    def interrupted(self) -> tuple[Plan, list[tuple[Any, Any]]]:
+        """(plan, messages) of the same run with a process for each client, killed after its first round."""
+        output = f"{self.plan.experiment.run.output}/interrupted"
+        plan = resolve(self.plan.experiment.replace(run={"output": output}))
+        with contextlib.closing(lonely_grid(plan)) as grid, contextlib.suppress(KeyboardInterrupt):
+            serve(grid, plan, [_Killed(), grid])
+        close_workspaces()
+        return plan, grid.seen
+
 
 def run_watched(
     plan: Plan, *callbacks: RunCallback, tamper: Callable | None = None, overrides: tuple[str, ...] = ()
@@ -144,30 +154,20 @@ def shares_what_it_says(whole: Evidence) -> str:
 
 def resumes_elsewhere(whole: Evidence) -> str:
     """When it is killed after the first round and finished by another process, records and model are the same"""
-    with tempfile.TemporaryDirectory() as output:
-        plan = _moved(whole.plan, output)
-        try:
-            run_watched(plan, _Killed())
-        except KeyboardInterrupt:
-            close_workspaces()
-        _finish_elsewhere(plan)
-        for name, table in (("rounds", whole.rounds), ("clients", whole.clients)):
-            if not _numbers(plan.folder / f"{name}.csv").equals(table):
-                return f"{name}.csv of the two processes differs from that of one"
-        last = load_file(plan.folder / "last.safetensors")
+    plan, _ = whole.interrupted
+    _finish_elsewhere(plan)
+    for name, table in (("rounds", whole.rounds), ("clients", whole.clients)):
+        if not _numbers(plan.folder / f"{name}.csv").equals(table):
+            return f"{name}.csv of the two processes differs from that of one"
+    last = load_file(plan.folder / "last.safetensors")
     different = [name for name in whole.last if not np.array_equal(last[name], whole.last[name], equal_nan=True)]
     return f"tensors of the two processes differ from those of one: {different[:3]}" if different else ""
 
 
 def replies_alone(whole: Evidence) -> str:
     """A client's reply depends on its message and its store alone: a process of its own gives the same one"""
-    with tempfile.TemporaryDirectory() as output:
-        plan = _moved(whole.plan, output)
-        with contextlib.closing(lonely_grid(plan)) as grid, contextlib.suppress(KeyboardInterrupt):
-            serve(grid, plan, [_Killed(), grid])
-        close_workspaces()
     known = replies(whole.messages)
-    for key, reply in replies(grid.seen).items():
+    for key, reply in replies(whole.interrupted[1]).items():
         different = sorted(name for name in reply.keys() | known[key].keys() if reply.get(name) != known[key].get(name))
         if different:
             return f"{key}: {different[0]} is another in a process of its own; is something kept in a variable?"
@@ -274,10 +274,6 @@ class _Killed(RunCallback):
         """Raise after round 1."""
         if row["round"] == 1:
             raise KeyboardInterrupt
-
-
-def _moved(plan: Plan, output: str) -> Plan:
-    return resolve(plan.experiment.replace(run={"output": output}))
 
 
 def _finish_elsewhere(plan: Plan) -> None:

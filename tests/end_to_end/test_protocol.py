@@ -1,21 +1,32 @@
-"""Whole runs on real data: no client reads the target, special settings equal FedAvg, and bytes are counted."""
+"""Whole runs: no client reads the target, neutral settings equal FedAvg, and what stays on a client stays there."""
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from safetensors.numpy import load_file
-from support import SHARED_DATA, numbers, run_small, small_experiment
+from support import numbers, run_small, small_experiment
 
 import fedsim.run.target
+from clients.base import DomainClient
+from clients.local_steps import BestIterate
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import loading
-from fedsim.methods.assembly import build_net, build_recipe
+from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.results import read_runs, select
-from fedsim.run.workspace import close_workspaces, workspace
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace, close_workspaces, workspace
+from fedsim.tensors.arrays import record_to_arrays
+from strategies.banks.global_batch_norm import GlobalBatchNorm
+
+SHORT = {"rounds": 2, "iterations": 2}
+
+
+def short(folder, method="fedavg", *, train=None, **sections):
+    return run_small(small_experiment(folder, method, train={**SHORT, **(train or {})}, **sections))
 
 
 def last(folder):
-    """The last global model."""
     return load_file(folder / "last.safetensors")
 
 
@@ -26,11 +37,10 @@ def same_model(a, b, **tolerance):
         np.testing.assert_allclose(a[name], b[name], err_msg=name, **(tolerance or {"rtol": 0, "atol": 0}))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "deepall", "csac", "ccst"])
+@pytest.mark.parametrize("method", ["deepall", "csac", "ccst"])
 def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     """Only the server's evaluation reads the unseen domain; without this evaluation the same round is selected."""
-    opened = []
-    original = loading.reader
+    opened, original = [], loading.reader
 
     def watched(*words):
         read = original(*words)
@@ -38,13 +48,13 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
         read.images = lambda domain, *more: opened.append(domain) or images(domain, *more)
         return read
 
+    def evaluated(*words):
+        return opened.append("evaluation") or loading.load_target(*words)
+
     monkeypatch.setattr(loading, "reader", watched)
-    monkeypatch.setattr(
-        fedsim.run.target, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
-    )
+    monkeypatch.setattr(fedsim.run.target, "load_target", evaluated)
     close_workspaces()
-    experiment = small_experiment(tmp_path, method)
-    folder, _ = run_small(experiment)
+    folder, _ = short(tmp_path, method)
     place = opened.index("evaluation")
     assert opened[place + 1] == "rot45"
     del opened[place : place + 2]
@@ -54,56 +64,46 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     assert select(rounds, "best_validation")["round"] == select(blind, "best_validation")["round"]
 
 
-def test_fedprox_with_mu_zero_is_fedavg(tmp_path):
-    """mu = 0 equals FedAvg bit for bit."""
-    plain, _ = run_small(small_experiment(tmp_path / "a"))
-    zero, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedprox", "proximal": {"mu": 0.0}}))
-    same_model(last(plain), last(zero))
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory):
+    """{backbone: FedAvg's last model}."""
+    made = {}
+
+    def of(model):
+        key = str(model)
+        if key not in made:
+            made[key] = last(short(tmp_path_factory.mktemp("fedavg"), model=model)[0])
+        return made[key]
+
+    return of
 
 
-def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
-    """With eps = 0, no budget and equal sizes both are equal."""
-    plain, _ = run_small(small_experiment(tmp_path / "a"))
-    method = {"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}
-    reduced, _ = run_small(small_experiment(tmp_path / "b", method))
-    same_model(last(plain), last(reduced))
+AVERAGING = {"fuse": "semantic_divergence", "semantic_divergence": {"strategy": "average"}}
 
 
-def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
-    """With d = 0 and equal sizes both are equal."""
-    plain, _ = run_small(small_experiment(tmp_path / "a"))
-    reduced, _ = run_small(
-        small_experiment(tmp_path / "b", {"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}})
-    )
-    same_model(last(plain), last(reduced))
-
-
-def test_csac_without_its_parts_is_fedavg(tmp_path):
-    """With averaging fusion, lambda 0 and no stage A (whose model would replace the initial one) both are equal."""
-    plain, _ = run_small(small_experiment(tmp_path / "a"))
-    method = {"name": "fedavg", "fuse": "semantic_divergence", "semantic_divergence": {"strategy": "average"}}
-    reduced, _ = run_small(small_experiment(tmp_path / "b", method))
-    same_model(last(plain), last(reduced), rtol=1e-5, atol=1e-6)
-
-
-def test_fedbn_without_batch_norm_is_fedavg(tmp_path):
-    """On a network without batch norm both models are equal."""
-    backbone = {"backbone": "digits-cnn"}
-    plain, _ = run_small(small_experiment(tmp_path / "a", model=backbone))
-    fedbn, _ = run_small(small_experiment(tmp_path / "b", "fedbn", model=backbone))
-    same_model(last(plain), last(fedbn))
+@pytest.mark.parametrize(("method", "model", "tolerance"), [
+    ({"name": "fedprox", "proximal": {"mu": 0.0}}, {}, {}),
+    ({"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}, {}, {}),
+    ({"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}}, {}, {}),
+    # CSAC's fusion without its stage A, whose model would replace the initial one
+    ({"name": "fedavg", **AVERAGING}, {}, {"rtol": 1e-5, "atol": 1e-6}),
+    ({"name": "fedbn"}, {"backbone": "digits-cnn"}, {}),  # a network without batch norm
+], ids=lambda value: value.get("name") if isinstance(value, dict) else None)  # fmt: skip
+def test_neutral_settings_are_fedavg(method, model, tolerance, fedavg, tmp_path):
+    same_model(fedavg(model), last(short(tmp_path, method, model=model)[0]), **tolerance)
 
 
 def test_fedbn_and_silobn_part_after_round_one(tmp_path):
     """Equal non-norm tensors after round 1, different ones from round 2 on."""
-    models = {}
-    for rounds in (1, 2):
-        for method in ("fedbn", "silobn"):
-            experiment = small_experiment(tmp_path / f"{method}{rounds}", method, train={"rounds": rounds})
-            models[method, rounds] = last(run_small(experiment)[0])
-    names = [name for name in models["fedbn", 1] if "norm" not in name]
-    assert all(np.array_equal(models["fedbn", 1][name], models["silobn", 1][name]) for name in names)
-    assert not all(np.array_equal(models["fedbn", 2][name], models["silobn", 2][name]) for name in names)
+    received, models = [], []
+    for method in ("fedbn", "silobn"):
+        folder, grid = short(tmp_path / method, method)
+        models.append(last(folder))
+        sent = [message.content for message, _ in grid.seen if message.metadata.message_type == "train"]
+        received.append(record_to_arrays(next(each["arrays"] for each in sent if each["config"]["round"] == 2)))
+    names = [name for name in models[0] if "norm" not in name]
+    assert all(np.array_equal(received[0][name], received[1][name]) for name in names)
+    assert not all(np.array_equal(models[0][name], models[1][name]) for name in names)
 
 
 def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
@@ -114,131 +114,159 @@ def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
 
     monkeypatch.setattr("clients.local_round.numpy_rng", without_the_client)
     data = {"domains": ["rot0", "rot45"]}
-    single, _ = run_small(small_experiment(tmp_path / "a", data=data))
-    pooled, _ = run_small(small_experiment(tmp_path / "b", "deepall", data=data))
+    single, pooled = (short(tmp_path / method, method, data=data)[0] for method in ("fedavg", "deepall"))
     a, b = numbers(single / "clients.csv"), numbers(pooled / "clients.csv")
     for column in ("examples", "validation_examples", "train_loss", "validation_loss"):
         assert list(a[column].dropna()) == list(b[column].dropna())
     same_model(last(single), last(pooled))
 
 
-def test_personal_state_survives_between_rounds(tmp_path):
+def test_personal_state_survives_between_rounds(tmp_path, monkeypatch):
     """In round 2 a client trains on its own norm side of round 1 and the server's shared tensors."""
-    from clients.base import DomainClient
-
-    starts, ends = {}, {}
-    train = DomainClient._train
+    starts, ends, train = {}, {}, DomainClient._train
 
     def spy(self, round):
-        key = (round.client, round.round)
-        starts[key] = {name: value.clone() for name, value in self.net.state_dict().items()}
+        starts[round.client, round.round] = snapshot(self.net)
         loss = train(self, round)
-        ends[key] = {name: value.clone() for name, value in self.net.state_dict().items()}
+        ends[round.client, round.round] = snapshot(self.net)
         return loss
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DomainClient, "_train", spy)
-        experiment = small_experiment(tmp_path, "gperxan")
-        run_small(experiment)
+    monkeypatch.setattr(DomainClient, "_train", spy)
+    experiment = small_experiment(tmp_path, "gperxan", train=SHORT)
+    run_small(experiment)
     places = workspace(experiment.toml()).places
     personal = [name for name, place in places.items() if place == "upload"]
-    assert personal
     for client in ("rot0", "rot15", "rot30"):
-        for name in personal:
-            assert starts[client, 2][name].equal(ends[client, 1][name]), name
-    for name, place in places.items():
-        if place == "shared":
-            assert starts["rot0", 2][name].equal(starts["rot15", 2][name]), name
-    assert any(not starts["rot0", 2][name].equal(starts["rot15", 2][name]) for name in personal)
+        assert all(starts[client, 2][name].equal(ends[client, 1][name]) for name in personal)
+    one, other = starts["rot0", 2], starts["rot15", 2]
+    assert all(one[name].equal(other[name]) for name, place in places.items() if place == "shared")
+    assert any(not one[name].equal(other[name]) for name in personal)
 
 
-def test_bytes_are_counted_by_record(tmp_path):
-    """FedAvg sends the whole state both ways; gPerXAN's server does not send the batch-norm part of its XAN layers."""
-
-    def per_client(method):
-        experiment = small_experiment(tmp_path / method, method)
-        clients = numbers(run_small(experiment)[0] / "clients.csv")
-        net = build_net(experiment, build_recipe(experiment))
-        size = sum(value.numel() * value.element_size() for value in net.state_dict().values())
-        row = clients[clients["round"] == 1].iloc[0]
-        return size, row["bytes_up_arrays"], row["bytes_down_arrays"]
-
-    size, up, down = per_client("fedavg")
-    assert (up, down) == (size, 2 * size)  # the model is sent to train and to validate, and returned once
-    size, up, down = per_client("gperxan")
-    side = 4 * (4 * 30 + 2) + 2 * 8  # 30 channels x 4 floats and a score for each of 2 layers, 2 counters
-    assert (up, down) == (size, 2 * size - side)
-
-
-def test_partial_participation(tmp_path):
-    """Two of three clients take part in a round, drawn by the seed; their weights sum to one."""
-    experiment = small_experiment(tmp_path, train={"clients_per_round": 2})
-    clients = numbers(run_small(experiment)[0] / "clients.csv")
-    taking_part = clients.dropna(subset=["weight"])
-    assert (taking_part.groupby("round")["weight"].sum().round(12) == 1).all()
-    assert (taking_part.groupby("round").size() == 2).all()
-    assert taking_part["client"].nunique() == 3
-
-
-@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-def test_several_clients_per_domain(partition, tmp_path):
+def test_several_clients_per_domain(tmp_path):
     """They are called photo/0, photo/1, ..., belong to one domain, and have different images."""
-    data = {"clients_per_domain": 2, "partition": partition, "alpha": 5.0, "fraction": 0.3}
-    folder, _ = run_small(small_experiment(tmp_path, data=data, train={"rounds": 1}))
-    clients = read_runs(folder).clients
-    rows = clients[clients["round"] == 1]
+    data = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 5.0, "fraction": 0.3}
+    rows = read_runs(short(tmp_path, data=data, train={"rounds": 1})[0]).clients.query("round == 1")
     assert list(rows["client"]) == [f"rot{angle}/{index}" for angle in (0, 15, 30) for index in (0, 1)]
     assert list(rows["domain"]) == [name.split("/")[0] for name in rows["client"]]
     held = rows["examples"] + rows["validation_examples"]
     assert (held.groupby(rows["domain"]).sum() == 300).all()
 
 
-@pytest.mark.skipif(not (SHARED_DATA / "PACS").is_dir(), reason="the PACS images are not on this machine")
-def test_pacs_with_resnet(tmp_path):
-    """Two rounds of ResNet-18 on every 40th image of PACS at 64 pixels, with augmentation."""
-    for file in sorted((SHARED_DATA / "PACS").rglob("*.[jp]*g"))[::40]:
-        link = tmp_path / "data" / file.relative_to(SHARED_DATA)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file)
-    table = {
-        "dataset": "folder",
-        "root": str(tmp_path / "data" / "PACS"),
-        "image_size": 64,
-        "augment": "domainbed",
-        "normalize": "imagenet",
-        "domains": [],
-        "cache": str(tmp_path / "cache"),
-    }
-    experiment = small_experiment(
-        tmp_path / "out",
-        "gperxan",
-        data=table,
-        model={"backbone": "resnet18"},
-        train={"rounds": 2, "batch_size": 32, "lr": 0.01},
-        run={"target": "sketch"},
-    )
-    folder, _ = run_small(experiment)
-    rounds = numbers(folder / "rounds.csv")
-    assert list(rounds["round"]) == [0, 1, 2]
-    assert np.isfinite(rounds["train_loss"].iloc[1:]).all()
+# --- FedIG-A: personal batch norm that starts from the server's average, and an adapter ---------------------------
 
 
-@pytest.mark.skipif(not (SHARED_DATA / "MNIST").is_dir(), reason="the MNIST files are not on this machine")
-def test_rotated_mnist_config(tmp_path):
-    """The shipped experiment runs on torchvision's files."""
-    from fedsim.run.plan import complete
-    from fedsim.settings.experiment import read_experiment
+def snapshot(net):
+    return {name: value.clone() for name, value in net.state_dict().items()}
 
-    experiment = complete(
-        read_experiment(
-            "rotated-mnist",
-            [
-                f"data.root={SHARED_DATA}",
-                "data.fraction=0.1",
-                "train.rounds=1",
-                "train.epochs=1",
-                f"run.output={tmp_path}",
-            ],
-        )
-    )
-    assert numbers(run_small(experiment)[0] / "rounds.csv")["round"].tolist() == [0, 1]
+
+def make_client(**train):
+    torch.manual_seed(0)
+    space = Workspace(resolve(small_experiment("", "fedig-a", train={"batch_size": 16, **train})))
+    client = space.client("rot0", "")
+    client.records = {GlobalBatchNorm.name: {name: snapshot(space.net)[name].numpy() for name in space.initial}}
+    return client
+
+
+def fit(client, round, changes=None):
+    state = {**{name: value.numpy() for name, value in snapshot(client.net).items()}, **(changes or {})}
+    config = {"round": round, "client": "rot0", "phase": "train"}
+    return client.fit([state[name] for name in client.names("train")], config)
+
+
+def test_personal_batch_norm_starts_from_the_server_and_then_stays():
+    client, name = make_client(), "backbone.norm1.bn.weight"
+    averages = {key: value.copy() for key, value in client.records[GlobalBatchNorm.name].items()}
+    averages[name] += 0.5
+    client.records[GlobalBatchNorm.name] = averages
+    assert name not in client.names("train")
+    started, original = [], client._load
+    client._load = lambda *args: (original(*args), started.append(client.net.state_dict()[name].clone()))[0]
+    sent, _, metrics = fit(client, 4)  # drawn late, as with 10 of 30 clients a round
+    torch.testing.assert_close(started[0], torch.from_numpy(averages[name]))
+    uploaded = dict(zip(client.upload_names(), sent, strict=True))[name]
+    averages[name] = averages[name] + 1
+    client.net.load_state_dict({key: value * 0 for key, value in client.net.state_dict().items()})  # another client's
+    fit(client, 5, {"head.bias": np.zeros(10, np.float32)})
+    torch.testing.assert_close(started[1], torch.from_numpy(uploaded))
+    torch.testing.assert_close(client.net.backbone.norm1.global_weight, torch.from_numpy(averages[name]))
+    assert {"ce_loss", "cacl_loss", "cafl_loss", "adapter_loss"} <= metrics.keys()
+
+
+def test_best_iterate_is_whole(monkeypatch):
+    """The second of three validations is the best: weights, statistics and adapters of that step are sent and kept."""
+    client = make_client(iterations=7, local_checks=3)
+    accuracies, states = iter([0.2, 0.6, 0.6]), []
+
+    def validate(predict=None):
+        states.append(snapshot(client.net))
+        return next(accuracies), 0.0
+
+    monkeypatch.setattr(client, "validate", validate)
+    sent, *_ = fit(client, 1)
+    for name, value in zip(client.upload_names(), sent, strict=True):
+        assert torch.equal(torch.from_numpy(value), states[1][name])
+    name = "backbone.norm1.adapter.fc2.bias"
+    assert not torch.equal(states[1][name], states[2][name])
+    client.store.open_round(2)
+    personal = client.store.get("personal")
+    assert all(torch.equal(value, states[1][name]) for name, value in personal.items())
+    assert int(personal["backbone.norm1.bn.num_batches_tracked"]) == 4
+
+
+@pytest.mark.parametrize(("steps", "checks", "due"), [
+    (200, 10, list(range(20, 201, 20))), (7, 3, [2, 4, 7]), (19, 10, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]),
+    (3, 10, [1, 2, 3]), (5, 0, []),
+])  # fmt: skip
+def test_when_checks_are_due(steps, checks, due):
+    assert sorted(BestIterate(None, steps, checks).due - {0}) == due
+
+
+def test_a_run_records_bytes_alpha_and_personal_accuracy(tmp_path):
+    folder, _ = short(tmp_path, "fedig-a", run={"personalised": True})
+    clients, details = pd.read_csv(folder / "clients.csv"), pd.read_csv(folder / "details.csv")
+    side = 4 * 4 * sum(DigitsCNN.widths) + 2 * 8  # affine and statistics in float32, two counters
+    assert set(clients["bytes_down_global_bn"]) == {side}
+    # Trained on: all but the batch-norm side; validated on: all, as much as goes up.
+    assert (clients["bytes_down_arrays"] == 2 * clients["bytes_up"] - side).all()
+    assert (clients["bytes_down"] == clients["bytes_down_arrays"] + side).all()
+    assert clients[["personal_accuracy", "personal_loss"]].notna().all().all()
+    assert (clients["personal_loss"] != clients["validation_loss"]).any()
+    alpha = details.query("quantity == 'alpha'")
+    assert (set(alpha["name"]), set(alpha["client"])) == ({"backbone.norm1", "backbone.norm2"}, {"rot45"})
+    assert alpha["value"].between(0, 1).all()
+    assert sorted(set(alpha["round"])) == [0, 1, 2]
+
+
+def test_methods_without_a_personal_side_report_the_same(tmp_path):
+    folder, _ = short(tmp_path, run={"personalised": True}, train={"rounds": 1})
+    clients = pd.read_csv(folder / "clients.csv")
+    assert (clients["personal_accuracy"] == clients["validation_accuracy"]).all()
+
+
+def test_server_average_of_the_batch_norm_side(tmp_path):
+    """lambda1 = lambda2 = 0 is FedBN with averaged batch norm, number for number."""
+    neutral = {"name": "fedig", "client_agnostic": {"lambda1": 0.0, "lambda2": 0.0}}
+    ours, fedbn = (short(tmp_path / str(place), each)[0] for place, each in enumerate((neutral, "fedbn")))
+    columns = ["train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]
+    pd.testing.assert_frame_equal(*(pd.read_csv(folder / "rounds.csv")[columns] for folder in (ours, fedbn)))
+
+
+def test_uploads_for_an_ensemble_are_in_the_checkpoint(tmp_path, monkeypatch):
+    from fedsim.run.checkpoint import load_checkpoint
+    from fedsim.run.session import Session
+
+    saved, keep = [], Session._keep
+
+    def watch(session, *args):
+        keep(session, *args)
+        saved.append(load_checkpoint(session.checkpoint_folder).state.banks)
+
+    monkeypatch.setattr(Session, "_keep", watch)
+    short(tmp_path, {"name": "fedig", "infer": "ensemble_of_local_bn"})
+    assert "own_batch_norm" not in saved[0]
+    first, second = saved[1]["own_batch_norm"], saved[2]["own_batch_norm"]
+    assert (sorted(first), len(first["rot0"])) == (["rot0", "rot15", "rot30"], 8)
+    name = "backbone.norm1.bn.running_mean"
+    assert not np.array_equal(first["rot0"][name], first["rot15"][name])
+    assert not np.array_equal(first["rot0"][name], second["rot0"][name])

@@ -17,6 +17,12 @@ PACKAGES = ("fedsim", "clients", "strategies")
 Graph = Mapping[str, set[str]]  # {name: the names that it imports}
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    """The syntax of a file, which several tests read."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def modules(tree: Path) -> dict[str, Path]:
     """Every module of the three packages, by name."""
     found = {}
@@ -29,7 +35,7 @@ def modules(tree: Path) -> dict[str, Path]:
 
 def imported(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
     """The names of all that a file imports: modules of the tree by their full name, others by their package's name."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in known else node.module for name in full]
@@ -95,10 +101,7 @@ def floors(graph: Graph) -> int:
 def flags(tree: Path) -> dict[str, set[str]]:
     """{flag: classes that declare it beside its contract}: the ClassVars of the classes that parts derive from."""
     classes = [
-        node
-        for file in modules(tree).values()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
+        node for file in modules(tree).values() for node in ast.walk(parsed(file)) if isinstance(node, ast.ClassDef)
     ]
     parents = {node.name: {base.id for base in node.bases if isinstance(base, ast.Name)} for node in classes}
 
@@ -126,7 +129,7 @@ def _declared(node: ast.ClassDef, class_var: bool = False) -> set[str]:
 
 def methods_named(tree: Path, name: str) -> dict[str, int]:
     """{module: how many methods of that name it defines}."""
-    texts = {module: ast.walk(ast.parse(file.read_text(encoding="utf-8"))) for module, file in modules(tree).items()}
+    texts = {module: ast.walk(parsed(file)) for module, file in modules(tree).items()}
     counts = {
         module: sum(isinstance(node, ast.FunctionDef) and node.name == name for node in nodes)
         for module, nodes in texts.items()

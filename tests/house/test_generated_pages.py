@@ -23,7 +23,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module", autouse=True)
 def modules() -> Iterator[None]:
-    """The modules that write the pages lie beside them, and are no package."""
     sys.path.insert(0, str(DOCS))
     yield
     sys.path.remove(str(DOCS))
@@ -34,7 +33,6 @@ def kinds() -> dict[str, type]:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """(name, text) of everything whose docstring a generated page shows."""
     from generate import API
 
     for kind in kinds().values():
@@ -66,7 +64,6 @@ def test_every_part_is_on_a_page_with_its_settings(tmp_path):
 
 
 def test_every_setting_of_a_part_is_explained():
-    """By a text of its own, or in the docstring."""
     silent = [
         f"{name}.{key}"
         for name, kind in kinds().items()
@@ -77,7 +74,6 @@ def test_every_setting_of_a_part_is_explained():
 
 
 def test_layers_have_their_formula_or_their_sequence():
-    """What a norm part or an insert puts into a network is written on its page, not only named."""
     from part_pages import part_section
 
     for name, kind in kinds().items():
@@ -87,8 +83,6 @@ def test_layers_have_their_formula_or_their_sequence():
 
 
 def test_no_sentence_is_broken_in_two():
-    """A wrapped line that looks like the documentation of a field would begin a paragraph of its own."""
-
     def is_whole(text: str) -> bool:
         return not text or text[-1] in ".:?)`" or bool(field_of(text)[0]) or " = " in text  # the last: a formula
 
@@ -103,11 +97,10 @@ def test_no_sentence_is_broken_in_two():
 
 def test_fields_are_found_by_their_names_alone():
     """A list of names of any length begins a field; words before a colon are part of a sentence."""
-    text = "A sentence that goes on, so that\nnothing is trained: it\nends here.\n\nweight: 12\n" + (
-        "severity, width, depth, alpha, all_operations: as there\nby `a` and more"
-    )
-    assert [body for _, body in blocks(text)] == [
-        "A sentence that goes on, so that nothing is trained: it ends here.",
+    text = "A sentence: it\nends here.\n\nweight: 12\nseverity, width, depth, alpha, all_operations: as there\nby `a`"
+    bodies = [
+        "A sentence: it ends here.",
         "weight: 12",
-        "severity, width, depth, alpha, all_operations: as there by `a` and more",
+        "severity, width, depth, alpha, all_operations: as there by `a`",
     ]
+    assert [body for _, body in blocks(text)] == bodies

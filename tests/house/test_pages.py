@@ -1,16 +1,26 @@
-"""The pages for maintainers name files and folders that exist, and every folder of the packages."""
+"""The pages agree with the tree: its folders, slots and counts, and the distribution's name, which no other has."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import fedsim
+from fedsim.data import BENCHMARKS
+from fedsim.methods.recipe import SLOTS
+from fedsim.methods.registry import FOLDERS
+from fedsim.methods.table import METHODS
+from fedsim.results.environment import environment
+
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")
+PACKAGES = ("fedsim", "strategies", "clients")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
 PLACE = re.compile(r"(?:fedsim|strategies|clients|configs|tests|benchmarks|docs)/[\w/.-]*\w/?")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md", "README.md"])
 def test_every_place_exists(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     places = {place for code in re.findall(r"`([^`]+)`", text) for place in PLACE.findall(code)} - {"docs/_build"}
@@ -20,11 +30,43 @@ def test_every_place_exists(page):
 
 def test_every_folder_is_in_the_layout():
     text = (ROOT / "docs/architecture.md").read_text()
-    slots = re.findall(r"`((?:strategies|clients|fedsim)/[\w/]+/)`", (ROOT / "README.md").read_text())
-    folders = {
-        f"{file.parent.relative_to(ROOT)}/"
-        for name in ("fedsim", "strategies", "clients")
-        for file in (ROOT / name).rglob("*.py")
-    }
-    missing = [folder for folder in folders - set(slots) if f"`{folder}`" not in text and folder.count("/") <= 2]
-    assert missing == []
+    slots = set(re.findall(r"`((?:strategies|clients|fedsim)/[\w/]+/)`", README))
+    folders = {f"{file.parent.relative_to(ROOT)}/" for name in PACKAGES for file in (ROOT / name).rglob("*.py")}
+    assert [each for each in folders - slots if f"`{each}`" not in text and each.count("/") <= 2] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_counts_are_those_of_the_tables(page):
+    text = (ROOT / page).read_text()
+    assert re.search(r"(\d+) methods, (\d+) data sets", text).groups() == (str(len(METHODS)), str(len(BENCHMARKS)))
+
+
+def test_the_pages_begin_alike():
+    first, second = ((ROOT / page).read_text().split("\n\n")[1] for page in ("README.md", "docs/index.md"))
+    assert first.replace("docs/", "") == second
+
+
+def test_every_slot_has_a_line_with_its_folder():
+    lines = re.findall(r"^\| \w+ \| `(\w+)` \| [^|]+ \| `([\w/]+)/` \|$", README, re.M)
+    assert [slot for slot, _ in lines] == list(SLOTS)
+    assert {slot: folder.replace("/", ".") for slot, folder in lines} == FOLDERS
+
+
+def test_the_project_is_called_as_the_program_says():
+    assert PROJECT["name"] == fedsim.DISTRIBUTION != "fedsim"
+    assert PROJECT["version"] == fedsim.__version__ == environment()["packages"]["fedsim"]
+    assert PROJECT["scripts"] == {"fedsim": "fedsim.commands.start:main"}
+
+
+def test_every_extra_that_a_message_names_is_there():
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    named = {name for file in files for name in re.findall(r"\bextra\(['\"](\w+)['\"]\)", file.read_text())}
+    assert {"ray", "tensorboard"} <= named <= set(PROJECT["optional-dependencies"])
+    assert fedsim.extra("ray") == "pip install 'feddg-sim[ray]'"
+
+
+def test_nobody_is_told_to_install_the_other_project():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "fedsim").rglob("*.md")]
+    pages += [*(ROOT / "fedsim").rglob("*.py"), *(ROOT / "configs").rglob("*.toml")]
+    wrong = re.compile(r".*install ['\"]?fedsim\b(?!/).*|.*(?:fedsim\[\w+\]|fedsim-\*?\d*\.whl|fedsim-\*).*")
+    assert [f"{page.name}: {line}" for page in pages for line in wrong.findall(page.read_text())] == []
