@@ -110,7 +110,7 @@ def _numbers(file: Path) -> pd.DataFrame:
 
 def trains(whole: Evidence) -> str:
     """Losses are finite in every round, and more than half of the tensors change"""
-    if list(whole.rounds["round"]) != [0, 1, 2, 3]:
+    if list(whole.rounds["round"]) != list(range(whole.plan.experiment.train.rounds + 1)):
         return f"rounds.csv has the rounds {list(whole.rounds['round'])}"
     if not np.isfinite(whole.rounds["train_loss"].iloc[1:]).all():
         return f"the training loss is {list(whole.rounds['train_loss'].iloc[1:])}"
@@ -148,7 +148,7 @@ def shares_what_it_says(whole: Evidence) -> str:
             return f"returned {sorted(set(arrays_of(returned)['arrays']) ^ up)[:3]} beside the share rule"
         if config["client"] == whole.plan.experiment.run.target:
             return "the unseen domain was asked to train"
-    expected = 3 * len(whole.plan.clients)
+    expected = whole.plan.experiment.train.rounds * len(whole.plan.clients)
     return "" if count == expected else f"{count} replies to train messages, expected {expected}"
 
 
@@ -190,7 +190,11 @@ def survives(whole: Evidence) -> str:
             return f"a malformed record of the bank {bank!r} was accepted"
     if not all(np.isfinite(array).all() for array in rough.last.values()):
         return "the last model is not finite"
-    return "" if len(rough.rounds) == 4 else f"it stopped after round {rough.rounds['round'].max()}"
+    return (
+        ""
+        if len(rough.rounds) == plan.experiment.train.rounds + 1
+        else f"it stopped after round {rough.rounds['round'].max()}"
+    )
 
 
 def reads_like_a_row(whole: Evidence) -> str:

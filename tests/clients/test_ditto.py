@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from small_round import colour_images, small_data, small_round
 from support import Interrupt, numbers, run_small, small_experiment
 from torch import nn
 
+from clients.companions.ditto import Ditto
 from clients.tools.losses import proximal
 from clients.tools.networks import descend
 from fedsim.common.errors import UserError
 from fedsim.run.workspace import close_workspaces, workspace
+from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import config_of
 
@@ -31,6 +34,18 @@ def test_personal_step_numbers():
         v = personal_step(v, 1.0, lambda v: 0.5 * (v - 3) ** 2, 1.0, 0.1)
     assert v == pytest.approx(2.0)
     assert personal_step(2.0, 1.0, lambda v: 0.5 * v, 0.0, 0.1) == pytest.approx(1.95)
+
+
+def test_the_pull_is_to_the_received_model():
+    """With lr * lam = 1, v = w - lr * gradient after one step, wherever it was."""
+    data, net = small_data(colour_images(4)), nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
+    round = small_round(data, net=net, train=TrainSettings(momentum=0.0))
+    round.lr = 1e-6
+    round.store.put("ditto", {name: value + 1 for name, value in net.state_dict().items()})
+    part = Ditto(lam=1e6)
+    part.begin(round)(data.batch(np.arange(4)))
+    for own, received in zip(round.scratch["ditto"].parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(own, received, atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def test_operations_are_torchvisions(name, channels):
     from torchvision.transforms import v2
 
     x = images(channels=channels)
-    value = {"posterize": 6.0, "solarize": 0.7, "rotate": 25.0, "translate_x": 5.3, "translate_y": 3.9}.get(name, 0.27)
+    value = {"posterize": 6.0, "solarize": 178 / 255, "rotate": 25.0, "translate_x": 5.3, "translate_y": 3.9}.get(
+        name, 0.27
+    )
     signs = torch.ones(6) if name in ("posterize", "solarize") else torch.tensor([1.0, -1, 1, -1, -1, 1])
     moved = apply_operations(x, [name, "identity"], torch.tensor([0, 0, 1, 0, 0, 0]), value * signs)
     policy = v2.RandAugment()

@@ -53,6 +53,8 @@ def test_copies_are_counted_by_their_bytes(tree):
     assert shared_images(settings(tree), "sketch").sources == {"art": 2, "photo": 2}
     rotations = shared_images(DataSettings(dataset="digits"), "rot0")  # which have no files of their own
     assert (rotations.shared, rotations.text(), rotations.record()) == (0, "", {})
+    copy(tree, 1, to="photo")  # the unseen domain has it twice
+    assert shared_images(settings(tree), "photo").shared == 4
 
 
 def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):

@@ -23,6 +23,8 @@ from fedsim.settings.experiment import read_experiment
 
 VLCS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
 OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
+HOSPITALS = tuple(f"hospital_{number}" for number in range(5))  # 1 to 5 in gPerXAN's table
+CAMELYON = {"data": {"dataset": "camelyon17", "image_size": 96}, "model": {"backbone": "densenet121"}}
 ROTATED = ("0", "15", "30", "45", "60", "75")
 
 
@@ -42,6 +44,7 @@ def rotated(**data):
         (["fedavg", "gperxan"], PACS, {"model": {"backbone": "resnet50"}}, {"gPerXAN Table 2"}),
         (["csac"], ROTATED, rotated(), {"CSAC Table III"}),
         (["fedavg"], OFFICE_HOME, {"data": {"dataset": "office-home"}}, {"FedIG-A Table 8"}),  # in another spelling
+        (["fedavg"], HOSPITALS, CAMELYON, {"gPerXAN Table 3"}),
         (["fedprox"], VLCS, {"data": {"dataset": "vlcs"}}, {"FedIG-A Table 7"}),  # the fuller one of two tables
     ],
 )

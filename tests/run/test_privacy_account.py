@@ -10,7 +10,7 @@ from support import Interrupt, run_small, tiny_experiment
 from clients.step.calibration import SemanticCalibration
 from fedsim.methods.recipe import Recipe
 from fedsim.run import privacy_account
-from fedsim.run.privacy_account import delta_of, sampled_epsilon, statement, total_epsilon
+from fedsim.run.privacy_account import delta_of, repeated_rounds, sampled_epsilon, statement, total_epsilon
 from strategies.fuse.private_mean import PrivateMean
 
 
@@ -91,6 +91,8 @@ def test_a_prelude_and_repeated_rounds_are_not_counted_as_drawn(tmp_path, monkey
     assert counted == [(2.0, 20, 1e-5, 2, 30, 4)]
     assert f"epsilon {total_epsilon(2.0, 24, 1e-5):.4g} " in said
     assert "24 rounds, of which 3 were repeated" in said
+    (tmp_path / "begun").write_text("6")
+    assert [repeated_rounds(tmp_path, recipe, done) for done in (-1, 3, 5)] == [6, 2, 0]
 
 
 def test_rounds_with_all_clients_compose_with_drawn_ones():

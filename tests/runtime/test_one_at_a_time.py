@@ -76,6 +76,10 @@ def test_a_reply_finds_its_message_by_the_id_that_sending_gave_it(sent):
     assert sent.match(answer(second)) == ("b", second)
     assert sent.match(answer(second)) is None
     assert "answered before" in sent.strays[-1]
+    foreign = answer(first)
+    foreign.metadata.__dict__["_src_node_id"] = 8
+    assert sent.match(foreign) is None
+    assert "it comes from node 8, not 7" in sent.strays[-1]
     assert sent.match(answer(first)) == ("a", first)
 
 

@@ -20,7 +20,7 @@ from strategies.wire.guard import Guard
 from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import RejectedReplyError, check_nonnegative
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
-from strategies.wire.update_limit import lower_median, over_limit, update_size
+from strategies.wire.update_limit import lower_median, over_limit, remember, update_size
 
 
 def f32(*values):
@@ -85,6 +85,9 @@ def test_alone_a_client_is_held_against_itself():
     assert found.startswith("its update has the norm 301, 100 times the median of its own")
     assert not over_limit({"a": 300.0}, own, 1.0, 100.0)
     assert over_limit({"a": 201.0}, {}, 2.0, 100.0)
+    for size in range(30):
+        remember(own, "a", size)
+    assert own == {"a": list(range(10, 30))}
 
 
 def test_who_stands_out():

@@ -15,8 +15,9 @@ from strategies.banks.global_direction import GlobalDirection
 from strategies.fuse.aligned_weights import AlignedWeights, alignment_weights
 from strategies.fuse.gradient_mask import GradientMask
 from strategies.fuse.normalized_average import NormalizedAverage
+from strategies.fuse.semantic_divergence import SemanticDivergence
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.parts import RefusedUpdateError
+from strategies.parts import RefusedUpdateError, ServerRound, Update
 from strategies.refine.dynamic_correction import DynamicCorrection
 from strategies.weights.agnostic import AgnosticWeights
 
@@ -46,6 +47,15 @@ def test_mask_without_a_threshold_is_fedavg_bit_for_bit():
     assert np.array_equal(ours["w"], plain["w"])
     masked = server.details[0]
     assert (masked["quantity"], masked["name"], masked["value"]) == ("gradient_mask", "w", 1.0)
+
+
+@pytest.mark.parametrize(("granularity", "x"), [("tensor", 1.5), ("module", 3 * 5**0.5 / (2**0.5 + 20**0.5))])
+def test_divergence_of_a_module_is_that_of_all_its_tensors(granularity, x):
+    """Averages are 1, so that the clients' distances in a.x are sqrt(2), sqrt(5), sqrt(5), and in a.y 2, 1, 1."""
+    names, values = ("a.x.weight", "a.x.bias", "a.y.weight"), ((0, 0, 3), (0, 3, 0), (3, 0, 0))
+    updates = [Update(name, 1, dict(zip(names, np.float32(own)[:, None]))) for name, own in zip("abc", values)]
+    fused = SemanticDivergence(granularity=granularity).fuse(updates, {}, ServerRound(1, 4, list("abc"), {}))
+    close([fused[name].item() for name in names], (x, x, 1.5))
 
 
 def agnostic(gamma, losses, round=2, state=None, delivered="abc"):

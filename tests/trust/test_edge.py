@@ -19,10 +19,10 @@ PROGRAM = [sys.executable, "-m", "fedsim"]
 ROOT = Path(edge.__file__).parents[1]
 
 
-def fedsim(*words, stdout=subprocess.PIPE, cwd=None, **variables):
+def fedsim(*words, program=PROGRAM, stdout=subprocess.PIPE, cwd=None, **variables):
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.run([*PROGRAM, *words], env=variables, cwd=cwd, timeout=120, **pipes)
+    return subprocess.run([*program, *words], env=variables, cwd=cwd, timeout=200, **pipes)
 
 
 def one_line(done, code):
@@ -130,3 +130,18 @@ def test_an_image_name_that_is_not_utf_8(make_tree, tmp_path):
     odd.write_bytes(b"no image")
     said = one_line(fedsim("run", "digits", *sets, "--seed", "1", FEDSIM_CACHE=str(tmp_path / "cache")), 2)
     assert "caf" in said
+
+
+@pytest.mark.slow
+def test_a_clients_folder_beside_the_command_on_ray(tmp_path):
+    """fedsim is installed, so it comes last in the search path; Ray's workers search the working folder first."""
+    work, site = tmp_path / "work", tmp_path / "site"
+    (work / "clients").mkdir(parents=True)
+    (work / "clients" / "__init__.py").write_text("")
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\n")
+    program = "import sys; sys.path.remove(''); from fedsim.commands.cli import main; main()"
+    words = [sys.executable, "-c", program, "run", "digits", "--runtime", "ray", "--output", "out", *SMALL]
+    done = fedsim("--set", "run.workers=1", program=words, cwd=work, PYTHONPATH=str(site))
+    assert one_line(done, 2).startswith(f"fedsim: {work / 'clients'} hides the package 'clients' of fedsim; rename it")
+    assert "died twice" not in done.stderr

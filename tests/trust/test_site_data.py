@@ -34,19 +34,11 @@ def test_what_a_site_says_about_its_data():
             check_site(read_site(7, {**SAID, "examples": examples, "class-counts": counts})[0], 2, "")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"data-images": 5},
-        {"data-images": "5", "data-content": GOOD["data-content"]},
-        {"data-images": 5, "data-content": "<script>"},
-        {"data-images": True, "data-content": GOOD["data-content"]},
-        {"data-images": 5, "data-content": "0" * 10_000},
-        {**GOOD, "data-nameless": "<script>"},
-        {**GOOD, "data-environment": "3"},
-        {**GOOD, "data-environment": True},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"data-images": 5}, {**GOOD, "data-images": "5"}, {**GOOD, "data-images": True},
+    {**GOOD, "data-content": "<script>"}, {**GOOD, "data-content": "0" * 10_000}, {**GOOD, "data-nameless": "<script>"},
+    {**GOOD, "data-environment": "3"}, {**GOOD, "data-environment": True},
+])  # fmt: skip
 def test_nonsense_about_data_is_refused(wrong):
     with pytest.raises(RejectedReplyError, match="describes its data in a wrong form") as error:
         read_site(7, {**SAID, **wrong})
@@ -62,13 +54,18 @@ def test_a_run_does_not_go_on_with_other_data_at_a_site(tmp_path):
         refuse_other_data(tmp_path, then, {"photo": {"images": 6, "content": "b" * 20}})
 
 
-def test_a_site_says_it_in_the_handshake(tmp_path):
-    experiment = resolve(Experiment.model_validate({"data": DIGITS.model_dump()})).experiment
+def roster_of(plan, folder, client, role="source", frozen=""):
+    """The roster of a federation of one site, which serves this client."""
     grid = InlineGrid(app, 1)
     (node,) = grid.get_node_ids()
-    grid.contexts[node].node_config = {"domain": "rot15", "site": "a", "data-dir": "", "state-dir": str(tmp_path)}
-    config = {"experiment": experiment.toml(), "state-dir": str(tmp_path), "token": "t", "timeout": 60.0}
-    roster = Roster(grid, ["rot15"], 10, config)
+    own = {"domain": client, "site": "a", "role": role, "data-dir": "", "state-dir": str(folder)}
+    grid.contexts[node].node_config = own
+    config = {"experiment": plan.experiment.toml(), "state-dir": str(folder), "token": "t", "timeout": 60.0}
+    return Roster(grid, ["rot15"], 10, config, client if role == "target" else "", None, frozen)
+
+
+def test_a_site_says_it_in_the_handshake(tmp_path):
+    roster = roster_of(resolve(Experiment.model_validate({"data": DIGITS.model_dump()})), tmp_path, "rot15")
     assert roster.call(60.0) == []
     assert roster.fingerprints() == {"rot15": fingerprint(DIGITS, "rot15")}
 
@@ -93,19 +90,10 @@ def test_frozen_weights_are_told_apart_and_nothing_else_is():
 @pytest.mark.parametrize("role", ["source", "target"])
 def test_a_site_whose_frozen_weights_differ_is_refused_by_name(tmp_path, role):
     plan = frozen_experiment()
-    grid = InlineGrid(app, 1)
-    (node,) = grid.get_node_ids()
-    domain = "rot15" if role == "source" else plan.experiment.run.target
-    own = {"domain": domain, "site": "a", "role": role, "data-dir": "", "state-dir": str(tmp_path)}
-    grid.contexts[node].node_config = own
-    config = {"experiment": plan.experiment.toml(), "state-dir": str(tmp_path), "token": "t", "timeout": 60.0}
-    target = domain if role == "target" else ""
-
-    def roster(frozen):
-        return Roster(grid, ["rot15"], 10, config, target, None, frozen)
-
-    assert roster(Workspace(plan).frozen_content).call(60.0, [domain]) == []
-    with pytest.raises(UserError, match=f"client '{domain}' has other frozen weights than the server"):
-        roster(Workspace(frozen_experiment(seed=1)).frozen_content).call(60.0, [domain])
+    client = "rot15" if role == "source" else plan.experiment.run.target
+    assert roster_of(plan, tmp_path, client, role, Workspace(plan).frozen_content).call(60.0, [client]) == []
+    other = Workspace(frozen_experiment(seed=1)).frozen_content
+    with pytest.raises(UserError, match=f"client '{client}' has other frozen weights than the server"):
+        roster_of(plan, tmp_path, client, role, other).call(60.0, [client])
     with pytest.raises(UserError, match="other frozen weights"):  # a site of an older version says nothing
         check_site(read_site(7, SAID)[0], 2, "0" * 20)

@@ -6,13 +6,12 @@ from math import inf
 
 import pytest
 import torch
-from support import run_small, small_experiment
+from support import Interrupt, run_small, small_experiment
 
+from fedsim.commands.runs import run_one
 from fedsim.common import cores
 from fedsim.common.errors import UserError
-from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
-from fedsim.runtime.launch import launch
 from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.sweep import Axes
@@ -38,28 +37,21 @@ def test_the_cells_of_a_sweep_have_it_too(tmp_path):
 
 def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path):
     """In Flower's engine or on a cluster, the process of a client may have another number of threads before."""
+    seen = []
 
-    class Meddler(RunCallback):
+    class Meddler(Interrupt):
         def on_start(self, experiment, folder):
             torch.set_num_threads(2)
 
         def on_round(self, row, clients):
             seen.append(torch.get_num_threads())
 
-    seen = []
-    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}), Meddler())
-    assert seen[-1] == 1
+    experiment = small_experiment(tmp_path, train={"rounds": 1})
+    folder, _ = run_small(experiment, Meddler(0))
     recorded = json.loads((folder / "environment.json").read_text())
-    assert recorded["threads"] == 1
-    assert recorded["cores_free"] == cores.free_cores()
-
-
-def test_a_run_is_not_continued_with_other_threads_nor_taken_for_one(tmp_path):
-    from fedsim.commands.runs import run_one
-
-    launch(small_experiment(tmp_path, train={"rounds": 1}))
+    assert (seen[-1], recorded["threads"], recorded["cores_free"]) == (1, 1, cores.free_cores())
     with pytest.raises(UserError, match=r"other settings \(run\.threads\)"):
-        run_one(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot45", "threads": 2}))
+        run_one(experiment.replace(run={"threads": 2}))
 
 
 def test_all_free_cores_become_a_number_that_is_recorded(tmp_path, monkeypatch):

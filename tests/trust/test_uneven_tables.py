@@ -50,79 +50,54 @@ def recomputed(rows):
     return averages
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(TABLES)
-def test_incomplete_tables_without_a_baseline(cells):
-    """Averages, ranks and notes of one comparison, which takes longer than all checks of it."""
-    rows = rows_of(cells)
-    comparison = compare(runs_of(rows), published=False)
-    check_averages(rows, comparison)
-    check_ranks(rows, comparison)
-    check_notes(rows, comparison.notes)
-
-
-def check_averages(rows, comparison):
-    """Every method has the average of its own complete seeds, whatever the others lack."""
-    expected = recomputed(rows)
-    for row in comparison.methods.itertuples():
-        own = expected[row.label]
-        assert row.seeds == len(own)
-        assert same(row.average, own.mean())
-        assert same(row.average_std, own.std())
-    shown = comparison.cells[comparison.cells["target"] != "average"]
-    for cell in shown.itertuples():
-        own = rows[(rows["m"] == cell.label) & (rows["t"] == cell.target)]["a"].dropna()
-        assert cell.seeds == len(own)
-        assert same(cell.mean, own.mean())
-
-
-@settings(max_examples=10, deadline=None)
-@given(TABLES)
-def test_difference_p_and_rank_rest_on_the_same_pairs(cells):
-    """They equal those of an inner join of the rows by target and seed; ranks never contradict differences."""
+def test_averages_differences_and_ranks_rest_on_complete_seeds_and_the_same_pairs(cells):
+    """Averages are over a method's own complete seeds; difference, p and rank equal those of an inner join of the rows
+    by target and seed."""
     rows = rows_of({("fedavg", "photo", 0): 0.5} | cells)
-    methods = compare(runs_of(rows), baseline="fedavg", published=False).methods.set_index("label")
-    base = rows[rows["m"] == "fedavg"]
-    scores = {}
+    comparison = compare(runs_of(rows), baseline="fedavg", published=False)
+    methods, averages = comparison.methods.set_index("label"), recomputed(rows)
+    base, scores = rows[rows["m"] == "fedavg"], {}
     for method in set(rows["m"]):
+        found = methods.loc[method]
+        assert found["seeds"] == len(averages[method])
+        assert same(found["average"], averages[method].mean())
+        assert same(found["average_std"], averages[method].std())
         pairs = rows[rows["m"] == method].merge(base, on=["t", "s"], suffixes=("", "_base")).dropna()
         difference = (pairs["a"] - pairs["a_base"]).round(9)
         if pairs["t"].nunique() == rows["t"].nunique():
             scores[method] = difference.mean()
-        if method == "fedavg":
-            continue
-        assert methods.loc[method, "pairs"] == len(pairs)
-        assert same(methods.loc[method, "difference"], difference.mean())
-        nonzero = difference[difference != 0]
-        expected = wilcoxon(nonzero).pvalue if len(nonzero) else (1.0 if len(pairs) else math.nan)
-        assert same(methods.loc[method, "p_value"], expected)
-    ranked = methods["rank"].dropna()
+        if method != "fedavg":
+            assert found["pairs"] == len(pairs)
+            assert same(found["difference"], difference.mean())
+            nonzero = difference[difference != 0]
+            expected = wilcoxon(nonzero).pvalue if len(nonzero) else (1.0 if len(pairs) else math.nan)
+            assert same(found["p_value"], expected)
+    check_ranks(methods["rank"].dropna(), scores)
+
+
+def check_ranks(ranked, scores):
     assert set(ranked.index) == set(scores)
     for method, rank in ranked.items():
         assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
 
 
-def check_ranks(rows, comparison):
-    """No choice of a shared seed ranks more methods; the ranks are those of the averages over the shared seeds."""
-    averages = recomputed(rows)
-    ranked = comparison.methods.set_index("label")["rank"].dropna()
-    seeds = comparison.ranked_seeds[""]
-    holders = [sum(seed in own.index for own in averages.values()) for seed in range(4)]
-    assert len(ranked) == max(holders)
+@settings(max_examples=10, deadline=None)
+@given(TABLES)
+def test_ranks_without_a_baseline_share_seeds_and_notes_name_what_is_missing(cells):
+    """No choice of a shared seed ranks more methods."""
+    rows = rows_of(cells)
+    comparison, averages = compare(runs_of(rows), published=False), recomputed(rows)
+    ranked, seeds = comparison.methods.set_index("label")["rank"].dropna(), comparison.ranked_seeds[""]
+    assert len(ranked) == max(sum(seed in own.index for own in averages.values()) for seed in range(4))
     assert all(set(seeds) <= set(averages[method].index) for method in ranked.index)
-    scores = {method: averages[method][seeds].mean() for method in ranked.index}
-    for method, rank in ranked.items():
-        assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
-
-
-def check_notes(rows, notes):
-    """Notes name each method that lacks a cell of a seed that it has begun, and each seed that some methods lack."""
-    missing = "".join(note for note in notes if note.startswith("Missing"))
-    notes = "\n".join(notes)
+    check_ranks(ranked, {method: averages[method][seeds].mean() for method in ranked.index})
+    missing = "".join(note for note in comparison.notes if note.startswith("Missing"))
     begun = rows.groupby("m")["s"].agg(set)
     have = set(rows.dropna()[["m", "t", "s"]].itertuples(index=False, name=None))
-    for method, seeds in begun.items():
-        lacks = any((method, target, seed) not in have for target in set(rows["t"]) for seed in seeds)
+    for method, own in begun.items():
+        lacks = any((method, target, seed) not in have for target in set(rows["t"]) for seed in own)
         assert lacks == (f" {method}: " in missing)
     for seed in set.union(*begun):
-        assert (f"Seed {seed} is " in notes) == any(seed not in seeds for seeds in begun)
+        assert (f"Seed {seed} is " in "\n".join(comparison.notes)) == any(seed not in own for own in begun)
