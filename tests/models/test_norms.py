@@ -54,6 +54,8 @@ def test_dson_and_bin_on_numbers():
     """The map (1, 3) has mean 2 and variance 1. DSON mixes moments, XAN would give 1.366025 for the second pixel."""
     dson = one_channel(DSONLayer(nn.BatchNorm2d(1, eps=0)), 0.0, 3.0)
     assert dson(H[:1]).flatten()[1].item() == pytest.approx(1.414214, abs=1e-6)
+    dson.theta_var.data = torch.tensor([-200.0, 200.0])  # the batch's variance beside half of each mean
+    assert dson(H[:1]).flatten()[1].item() == pytest.approx(2 / 3**0.5)
     values = {"rho": torch.tensor([0.25]), "bn.weight": torch.tensor([2.0]), "bn.bias": torch.tensor([1.0])}
     gated = one_channel(BINLayer(nn.BatchNorm2d(1, eps=0)), -1.0, 1.0, **values)  # x_I = -1 and x_B = 2 at x = 1
     assert gated(H[:1]).flatten()[0].item() == pytest.approx(0.5, abs=1e-6)
