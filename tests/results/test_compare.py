@@ -28,6 +28,9 @@ def test_numbers_by_hand():
     assert (csac["difference"], csac["p_value"]) == (pytest.approx(0.835 - 0.785), pytest.approx(2 / 64))
     assert (csac["pairs"], csac["seconds_per_round"], csac["bytes_down_per_round"]) == (6, 3.0, 3_000_000)
     assert math.isnan(fedavg["difference"])
+    uncorrected = compare(two_methods(), baseline="fedavg", correction="none")
+    assert "p_holm" not in uncorrected.methods
+    assert "No correction for testing several methods" in " ".join(uncorrected.notes)
 
 
 def test_holm_by_hand():

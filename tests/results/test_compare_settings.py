@@ -59,6 +59,7 @@ def test_what_a_method_changes_in_its_row_stands_in_its_label():
         ({"by": ["train.rl"]}, r"did you mean 'train\.lr'"),
         ({"baseline": "fedprox"}, "there are: fedavg, csac"),
         ({"select": "lats"}, "did you mean 'last'"),
+        ({"baseline": "fedavg", "correction": "bonferroni"}, "known: holm, none"),
         ({"by": ["run.seed"]}, "no run has the setting 'run.seed'"),
         ({"by": ["run.target"]}, "no run has the setting 'run.target'"),
     ],

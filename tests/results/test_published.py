@@ -110,6 +110,8 @@ def test_comparison_marks_published_rows():
     assert "_FedAvg (CSAC Table I, published)_" in text
     assert "(FedIG-A Table" not in text
     assert "Published rows are from elsewhere" in text
+    for format in ("table", "csv", "latex"):
+        assert "CSAC Table I" in comparison.render(format)
     reason, other = notes_of(comparison, "No published number")
     assert reason.startswith("No published number of FedIG-A beside fedavg: not its protocol (")
     assert other == "No published number of MCSAD beside fedavg: its protocol is not shipped for pacs."

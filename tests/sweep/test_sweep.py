@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +17,11 @@ from fedsim.run import workspace
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
-from fedsim.sweep import Axes, budget
+from fedsim.sweep import Axes, budget, run_cells
 from fedsim.sweep.axes import check_axes, grid_points, split_values
 from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
-from fedsim.sweep.pool import LocalPool, cause
+from fedsim.sweep.pool import cause
 from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
@@ -262,7 +261,7 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
     (cells[1].folder).parent.mkdir(parents=True)
     cells[1].folder.write_text("a file where the run's folder should be")
     monkeypatch.setenv("OF_THE_SWEEP", "now")
-    LocalPool(cells, [budget.Reservation(1, ("7",))]).run(SimpleNamespace(update=lambda: time.sleep(0)))
+    run_cells(cells, cells, [budget.Reservation(1, ("7",))], budget.Budget(), blind=False)
     assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", "now", True, 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
