@@ -106,8 +106,8 @@ def test_one_client_is_fedavg(tmp_path):
 def test_variates_of_identical_clients_are_equal(tmp_path, monkeypatch):
     """After every round of three clients c = c_k for all k, and the model is FedAvg's with plain SGD."""
 
-    def same_data(settings, name, target):
-        return dataclasses.replace(load_client(settings, "rot0", target), client=name)
+    def same_data(settings, name, *words):
+        return dataclasses.replace(load_client(settings, "rot0", *words), client=name)
 
     def without_the_client(seed, purpose, client, *rest):
         return numpy_rng(seed, purpose, *rest)

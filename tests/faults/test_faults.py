@@ -1,6 +1,6 @@
 """The faults that tests/faults/seed.py makes fit the tree."""
 
-from faults.seed import HERE, misfits, read_faults
+from seed import HERE, misfits, read_faults
 
 
 def test_every_fault_can_be_made():

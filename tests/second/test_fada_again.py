@@ -1,4 +1,4 @@
-"""FADA's two rounds, computed a second time from its equations; see test_rounds.py.
+"""FADA's two rounds, computed a second time from its equations; see test_rounds_again.py.
 
 Dropout is off, because its masks are not seen.
 """

@@ -1,4 +1,4 @@
-"""Inference rules without official code, computed a second time on the unseen domain of a run; see test_rounds.py."""
+"""Inference rules without official code, computed a second time on the unseen domain; see test_rounds_again.py."""
 
 from unittest.mock import patch
 
