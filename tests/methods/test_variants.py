@@ -10,7 +10,6 @@ from fedsim.results import compare, read_runs
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import run_folder
 from fedsim.settings.experiment import from_table
-from fedsim.sweep.plan import Axes, plan_cells
 
 
 def label(parts=None, **method):
@@ -77,19 +76,6 @@ def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):
     refuse_other_settings(folder, same, build_recipe(same))
     with pytest.raises(UserError, match=r"method\.proximal"):
         refuse_other_settings(folder, other, build_recipe(other))
-
-
-def test_impossible_cells_do_not_stop_a_sweep_and_a_grid_names_what_differs():
-    """Such a cell has failed with its reason, and the others are planned; an unknown name stops the sweep."""
-    cells = plan_cells("digits", Axes(["fedprox", "fedbn+silobn"], ["rot45"], [0]), [], "")
-    assert [cell.state for cell in cells] == ["waiting", "failed"]
-    assert "cannot be combined" in cells[1].reason
-    with pytest.raises(UserError, match="did you mean 'fedprox'"):
-        plan_cells("digits", Axes(["fedavg", "fedpro"], ["rot0"], [0]), [], "")
-    grid = plan_cells("digits", Axes(["fedprox"], ["rot0"], [0], ["method.proximal.mu=0.1,0.2"]), [], "")
-    assert [cell.title for cell in grid] == [
-        f"{name} → rot0 (seed 0)" for name in ("fedprox", "fedprox@proximal.mu=0.2")
-    ]
 
 
 def test_the_values_without_the_settings_are_those_of_the_row():

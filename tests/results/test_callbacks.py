@@ -9,7 +9,7 @@ import pytest
 from invented import pacs_experiment
 
 from fedsim.common.errors import UserError
-from fedsim.results.callbacks import TensorBoardCallback, find_callback, tell_failure, trackers
+from fedsim.results.callbacks import TensorBoardCallback, find_callback, trackers
 from fedsim.settings import RunSettings
 
 
@@ -75,9 +75,3 @@ def test_callbacks_come_from_the_working_folder_and_may_be_functions(tmp_path, m
     made = trackers(run)
     assert [type(each).__name__ for each in made] == ["Tracker", "Tracker"]
     assert made[0] is not trackers(run)[0]
-
-
-def test_failure_is_told_to_those_who_want_to_know():
-    told, error = [], KeyboardInterrupt()
-    tell_failure([object(), SimpleNamespace(on_failure=told.append)], error)
-    assert told == [error]

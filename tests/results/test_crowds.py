@@ -4,7 +4,6 @@ import logging
 import re
 import warnings
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +11,7 @@ from invented import write_crowd
 
 from fedsim.results import read_runs, write_report
 from fedsim.results import report as report_module
-from fedsim.results.figure_style import look, width_of, written
+from fedsim.results.figure_style import width_of, written
 from fedsim.results.figures import client_key, metric_over_rounds
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.plots import names_in
@@ -103,12 +102,6 @@ def test_foreign_names_have_a_font_or_are_said(tmp_path, monkeypatch, caplog):
     (rule,) = re.findall(r"figure img \{([^}]*)\}", page)  # narrow screens cut no figure
     assert "max-width: 100%" in rule
     assert "min-width" not in rule
-
-
-def test_figures_settings_end_with_the_block():
-    with look(["x"]):
-        assert mpl.rcParams["axes.grid"]
-    assert not mpl.rcParams["axes.grid"]
 
 
 def test_bytes_of_the_parts_add_up_to_the_total(tmp_path):

@@ -5,8 +5,9 @@ from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
+from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
-from fedsim.results import compare, read_runs, rebuild_results
+from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 
 NO_ENVIRONMENT = (
     "[]", "5", '{"data": 5}', '{"data": {"rot0": {}}}', '{"data": {"rot0": 5}}', '{"server_data": {"x": {}}}',
@@ -111,15 +112,24 @@ def test_figures_of_a_changed_file(verb, edit, own_grid):
     assert "copy the file again" in one_line([verb, own_grid], run / "rounds.csv")
 
 
-@pytest.mark.parametrize("edit", [semicolons, german, quoted, without_selection])
+@pytest.mark.parametrize(
+    "edit",
+    [semicolons, german, quoted, without_selection, *(lambda text, end=end: text[:end] for end in (0, 5, -1))],
+)
 def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
-    """Every run that ends collects the summaries of its experiment."""
+    """Every run that ends collects the summaries of its experiment; the changed one is said in every table."""
     run = own_grid / "csac" / "photo" / "seed1"
     (run / "summary.csv").write_text(edit((run / "summary.csv").read_text()))
     runs = read_runs(own_grid, only=["summary"])
     assert runs.damaged == ["csac/photo/seed1"]
     assert any("cut off or changed: csac/photo/seed1" in note for note in compare(runs).notes)
-    assert len(rebuild_results(own_grid)) >= 3
+    assert choose_runs(runs, ["fedavg"]).damaged == []
+    assert len(rebuild_results(own_grid)) >= 7
+    with pytest.raises(UserError, match="empty, cut off or changed"):
+        compare(read_runs(run))
+    if edit("1,2") in ("", "1,2", "1,"):  # cut off
+        with pytest.raises(UserError, match="empty or cut off"):
+            headline(run)
 
 
 def test_a_mark_at_the_start_of_a_file_changes_nothing(own_grid):

@@ -14,7 +14,7 @@ from fedsim.commands.results import chosen_runs
 from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
 from fedsim.common.files import alone
-from fedsim.results import choose_runs, compare, read_runs, rebuild_results
+from fedsim.results import choose_runs, read_runs, rebuild_results
 from fedsim.results.reading import of_experiment
 from fedsim.run.log_lines import LOG, LogLines, logger
 
@@ -163,23 +163,6 @@ def test_only_the_main_table_is_kept_as_a_file(own_grid, words):
     if words[0] == "--seeds":
         assert "A part" not in CliRunner().invoke(app, ["compare", str(own_grid), "--baseline", "fedavg"]).output
         assert (own_grid / "comparison.csv").is_file()
-
-
-@pytest.mark.parametrize("kept", [0, 5, -1])
-def test_a_summary_that_was_cut_off_is_said(own_grid, kept):
-    """Such a run was neither in the table nor among the unfinished ones."""
-    file = own_grid / "csac" / "photo" / "seed1" / "summary.csv"
-    file.write_text(file.read_text()[:kept])
-    runs = read_runs(own_grid, only=["summary"])
-    assert runs.damaged == ["csac/photo/seed1"]
-    (note,) = [note for note in compare(runs).notes if "cut off" in note]
-    assert "csac/photo/seed1" in note
-    assert len(rebuild_results(own_grid)) == RUNS - 1
-    with pytest.raises(UserError, match="empty, cut off or changed"):
-        compare(read_runs(file.parent))
-    with pytest.raises(UserError, match="empty or cut off"):
-        headline(file.parent)
-    assert choose_runs(runs, ["fedavg"]).damaged == []
 
 
 def test_the_end_of_a_run_says_what_selected_the_round(tmp_path, monkeypatch):

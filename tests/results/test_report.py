@@ -12,7 +12,6 @@ from invented import pacs_experiment, write_run
 from made_up_runs import one_each
 
 from fedsim.commands.results import method_notes
-from fedsim.common.errors import UserError
 from fedsim.results import read_runs, write_report
 from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
@@ -105,11 +104,6 @@ def test_notes_say_what_the_runs_parts_disclose():
     for method in ("ccst", "fedavg"):
         assert notes[method]["discloses"].startswith("model updates; once, to all clients: channel means")
     assert notes["ccst"]["paper"] == "Chen et al., WACV 2023"
-
-
-def test_report_of_nothing(tmp_path):
-    with pytest.raises(UserError, match="no run in it"):
-        write_report(tmp_path)
 
 
 def test_cells_are_escaped_and_sort_by_their_value():

@@ -128,14 +128,6 @@ def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
         assert ("the settings are not the table's (train.rounds is 1, there 2)" in output) == (seed == 1)
 
 
-def test_rows_may_have_other_settings_than_each_other(tmp_path):
-    """The row with other settings is shown without a difference; it has no average in common with the others."""
-    file = own_table(tmp_path, settings=TWO_ROUNDS)
-    finish(file, tmp_path, "rot0")
-    finish(file, tmp_path, "rot0", row=1, settings=ONE_ROUND)
-    assert [bool(line.unlike) for line in compared(tmp_path).lines] == [False, True]
-
-
 def test_settings_of_a_part_that_the_row_does_not_have_mix_nothing(tmp_path):
     file = own_table(tmp_path)
     for seed, settings in enumerate(([], ["parts.proximal.mu=0.5"])):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from rich.console import Console
-from support import run_small, small_experiment
+from support import small_experiment
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
@@ -65,20 +65,12 @@ def test_cells_are_planned_once_each(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="two values share the folder"):
         planned(grid=["data.root=/a/b,/a_b"])
+    grid = planned("fedprox", grid=["method.proximal.mu=0.1,0.2"])  # the first is the row's own value
+    assert [cell.folder.parts[-3] for cell in grid] == ["fedprox", "fedprox@proximal.mu=0.2"]
     # `--set run.label=x` is in the name of every cell's folder, before the grid's values.
     cells = planned(grid=["train.lr=0.1,0.2"], more=["run.label=x"])
     assert [cell.experiment.run.label for cell in cells] == ["x,train.lr=0.1", "x,train.lr=0.2"]
     assert planned(more=["run.label=x"])[0].folder.parts[-3] == "fedavg@x"
-
-
-def test_a_finished_run_with_other_settings_is_not_taken_for_a_cell(tmp_path):
-    """Its results would be those of another experiment."""
-    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot15"}))
-    axes = Axes(["fedavg"], ["rot15"], [0])
-    for more, state in (([], "finished"), (["train.lr=0.5"], "failed")):
-        (cell,) = plan_cells(str(folder / "experiment.toml"), axes, more, "")
-        assert cell.state == state
-    assert "holds a run with other settings (train.lr)" in cell.reason
 
 
 def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
@@ -90,6 +82,7 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     first = planned(grid=["train.lr=0.05,1e30"], more=[f"run.output={tmp_path}"])[0]
     first.folder.mkdir(parents=True)
     (first.folder / "experiment.toml").write_text(first.experiment.replace(train={"momentum": 0.1}).toml())
+    (first.folder / "summary.csv").touch()  # results of another experiment
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
     assert "4 cells, 0 finished, 1 cannot run, 3 to run" in result.output
