@@ -1,11 +1,15 @@
 """The local optimizer has the numbers of PyTorch's optimizers, without an import of PyTorch's compiler."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from clients.optimizers import eager, make_optimizer, optimizer_tensors, restore_optimizer
+from clients.parts import Report
+from clients.step.supervised import SupervisedStep
+from fedsim.commands.contract import run_watched, small_plan
 from fedsim.settings import TrainSettings
 
 
@@ -72,3 +76,23 @@ def test_a_tied_parameter_is_stepped_once(optimizer):
         net(images).square().sum().backward()
         one.step()
     assert torch.equal(own[0].weight, other[0].weight)
+
+
+@dataclass(frozen=True)
+class Halving(SupervisedStep):
+    def work(self, round):
+        return round.train.model_copy(update={"lr": round.train.lr * 0.5 ** (round.round - 1)})
+
+
+@dataclass(frozen=True)
+class Rate(Report):
+    def after(self, round):
+        return {"rate": round.lr, "of_optimizer": round.optimizer.param_groups[0]["lr"]}
+
+
+def test_a_method_brings_a_schedule_of_its_own(tmp_path):
+    """As on the page about own methods."""
+    parts = ['method.client="test_optimizers:Halving"', 'method.reports=["test_optimizers:Rate"]']
+    clients = run_watched(small_plan("fedavg", tmp_path, [*parts, "data.fraction=0.05"])).clients.query("round > 0")
+    for column in ("rate", "of_optimizer"):
+        assert clients.groupby("round")[column].unique().str[0].tolist() == pytest.approx([0.05, 0.025, 0.0125])
