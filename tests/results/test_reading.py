@@ -63,12 +63,13 @@ def test_names_that_look_like_numbers_stay_text(tmp_path):
 
 
 def test_results_are_rebuilt_sorted_and_byte_stable(folder):
-    write_run(folder.parent, pacs_experiment("fedavg", "photo", 10, train={"rounds": 1}))
+    for seed in (10, 2):
+        write_run(folder.parent, pacs_experiment("fedavg", "photo", seed, train={"rounds": 1}))
     frame = rebuild_results(folder)
     first = (folder / "results.csv").read_bytes()
     photo = frame[frame["target"] == "photo"]
     assert photo[["method", "seed"]].to_numpy().tolist() == [
-        ["csac", 0], ["csac", 1], ["fedavg", 0], ["fedavg", 1], ["fedavg", 10],
+        ["csac", 0], ["csac", 1], ["fedavg", 0], ["fedavg", 1], ["fedavg", 2], ["fedavg", 10],
     ]  # fmt: skip
     rebuild_results(folder)
     assert (folder / "results.csv").read_bytes() == first

@@ -204,6 +204,7 @@ def test_a_search_from_end_to_end(tmp_path, in_this_process):
     assert not list(tmp_path.iterdir())
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
+    assert "at the last round" not in first.output  # nothing of the unseen domain
     table = pd.read_csv(tmp_path / "digits" / "search.csv")
     for trial, folder in zip(table.itertuples(), sorted((tmp_path / "digits").glob("fedavg*"))):
         rounds = pd.read_csv(folder / "rot0" / "seed0" / "rounds.csv")
