@@ -36,6 +36,7 @@ app = typer.Typer(
 app.add_typer(deploy, name="deploy")
 
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
+By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
 OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
@@ -159,7 +160,7 @@ def compare(
     folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
     select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
     baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
-    by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
+    by: By = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
     metric: Annotated[str, typer.Option(help=METRIC_HELP)] = "",
     correction: Annotated[str, typer.Option(help="corrects p for testing several methods: holm or none")] = "holm",
@@ -184,6 +185,7 @@ def compare(
 def plot(
     folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
     select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+    by: By = None,
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
@@ -194,12 +196,13 @@ def plot(
     """
     from fedsim.commands.results import chosen_runs, draw_plots
 
-    draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select)
+    draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select, by or [])
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")],
+    by: By = None,
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
@@ -207,7 +210,7 @@ def report(
     """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
     from fedsim.commands.results import chosen_runs, make_report
 
-    make_report(folder, chosen_runs(folder, methods, targets, seeds))
+    make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
 
 
 @app.command()

@@ -87,27 +87,33 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
         print(render(results, format))
 
 
-def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
-    """Draw all figures and list them; a part of the runs or another rule has a folder of its own, FOLDER/plots-part."""
+def draw_plots(folder: Path, runs: "Runs", select: str, by: list[str]) -> None:
+    """Draw all figures, list them and say the remarks on their numbers.
+
+    A part of the runs or another rule has a folder of its own, FOLDER/plots-part.
+    """
     from fedsim.results import plot_all
     from fedsim.results.fonts import fonts_for, missing_text
-    from fedsim.results.plots import names_in
+    from fedsim.results.plots import by_experiment, names_in
 
-    files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select)
-    boxes = missing_text(fonts_for(names_in(runs))[1])
+    files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
+    boxes = missing_text(fonts_for(names_in(runs, by))[1])
     if boxes:
         errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
     for file in files:
         if file.suffix == ".png":
             say(f"{file} (and .svg)")
+    for _, found in by_experiment(runs, select, by).values():
+        for note in [found.title, *found.notes] if found else []:
+            say(note)
 
 
-def make_report(folder: Path, runs: "Runs") -> None:
+def make_report(folder: Path, runs: "Runs", by: list[str]) -> None:
     """Write the HTML page: report.html, or report-part.html for a part of the runs."""
     from fedsim.results import write_report
 
     notes = method_notes(runs.experiments.values())
-    say(f"report: {write_report(folder, notes, runs=runs)}")
+    say(f"report: {write_report(folder, notes, runs=runs, by=by)}")
 
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:

@@ -209,21 +209,6 @@ def _run_keys_apart(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if key != "run.label"] or keys
 
 
-def row_settings(experiments: Mapping[str, Experiment], labels: Mapping[str, str]) -> list[str]:
-    """The keys that tell rows apart without being asked for: those in which runs differ (`differing_settings`).
-
-    Where runs with different `run.label` would fill one cell, they are also the settings of [run] that differ there.
-    """
-    by = list(differing_settings(experiments.values()))
-    cells: dict[tuple, list[dict[str, Any]]] = {}
-    for run, experiment in experiments.items():
-        own = recorded_settings(experiment)
-        values = [value_text(own.get(key, ABSENT)) for key in by]
-        cells.setdefault((labels[run], experiment.run.target, experiment.run.seed, *values), []).append(own)
-    grids = [tables for tables in cells.values() if len({table["run.label"] for table in tables}) == len(tables) > 1]
-    return list(dict.fromkeys([*by, *(key for tables in grids for key in _run_keys_apart(tables))]))
-
-
 def variant(
     experiment: Experiment,
     by: Sequence[str],

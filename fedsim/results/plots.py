@@ -1,7 +1,7 @@
 """All figures that the records of some runs allow, as PNG and SVG files."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,27 +15,27 @@ from fedsim.results.case_grid import case_grid
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
-from fedsim.results.differences import row_settings, variant, variant_text
+from fedsim.results.differences import variant, variant_text
 from fedsim.results.figure_style import look, styles
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.report_cases import kept_cases
 
 
-def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> list[Path]:
+def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: Sequence[str] = ()) -> list[Path]:
     """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
 
     These are learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. A figure
     never shows runs of more than one experiment. Where all runs are drawn into FOLDER/plots, figures of an earlier
-    state that are not drawn any more are removed.
+    state that are not drawn any more are removed. What `compare` refuses of an experiment's runs is refused here.
     """
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    names = list(dict.fromkeys(experiment.name for experiment in runs.experiments.values()))
-    with look(names_in(runs)):
-        for name in names:
-            prefix = f"{_file_name(name)}-" if len(names) > 1 else ""
-            for key, figure in counted(draw(of_experiment(runs, name), name, select), "figures drawn:"):
+    parts = by_experiment(runs, select, by)
+    out.mkdir(parents=True, exist_ok=True)
+    with look(names_in(runs, by)):
+        for name, (own, found) in parts.items():
+            prefix = f"{_file_name(name)}-" if len(parts) > 1 else ""
+            for key, figure in counted(draw(own, name, found, by), "figures drawn:"):
                 paths += _save(figure, out / f"{prefix}{_file_name(key)}")
     if not paths:
         raise UserError(f"{runs.folder}: the records hold nothing to plot yet")
@@ -44,25 +44,34 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> li
     return paths
 
 
-def draw(runs: Runs, name: str, select: str = "best_validation") -> Iterator[tuple[str, Figure]]:
+def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> dict[str, tuple[Runs, Comparison | None]]:
+    """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
+    names = dict.fromkeys(experiment.name for experiment in runs.experiments.values())
+    parts = {name: of_experiment(runs, name) for name in names}
+    return {
+        name: (own, compare(own, select, by=by, published=False) if len(own.summary) else None)
+        for name, own in parts.items()
+    }
+
+
+def draw(runs: Runs, name: str, found: Comparison | None, by: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
     """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
-    return ((key, figure) for key, figure in _drawn(runs, name, select) if figure is not None)
+    return ((key, figure) for key, figure in _drawn(runs, name, found, by) if figure is not None)
 
 
-def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | None]]:
-    label = run_labels(runs)
+def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -> Iterator[tuple[str, Figure | None]]:
+    label = run_labels(runs, by)
     rounds, clients, details = (_labelled(frame, label) for frame in (runs.rounds, runs.clients, runs.details))
     looks = styles(dict.fromkeys(label.values()))  # in the order of the records, not of a figure's ranks
-    found = compare(runs, select, by=rows_by(runs), published=False) if len(runs.summary) else None
     if len(rounds):
         best = list(found.methods["label"]) if found else []
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
         yield "target-accuracy", target_bars(found, _per_run(runs, found, label), name, looks)
         yield "cost", cost_front(found, _costs(rounds), name, looks)
-        for key, by_target in kept_predictions(runs, label, select).items():
+        for key, by_target in kept_predictions(runs, label, found.select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
-        for key, cases in kept_cases(runs, label, select).items():
+        for key, cases in kept_cases(runs, label, found.select).items():
             for target, own in cases.items():
                 yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
     for column in figures.client_metrics(clients) if len(clients) else []:
@@ -71,26 +80,21 @@ def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | N
         yield from _details(details, name)
 
 
-def names_in(runs: Runs) -> list[str]:
+def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
     """Every name that a figure may write: experiments, labels, targets, clients."""
     targets = [
         target for experiment in runs.experiments.values() for target in (experiment.name, experiment.run.target)
     ]
     clients = runs.clients["client"].unique() if "client" in runs.clients else []
-    return list(dict.fromkeys([*targets, *run_labels(runs).values(), *map(str, clients)]))
+    return list(dict.fromkeys([*targets, *run_labels(runs, by).values(), *map(str, clients)]))
 
 
-def run_labels(runs: Runs) -> dict[str, str]:
-    """The label of every run, with the settings in which runs of one method differ."""
-    everyone, by, labels = list(runs.comparable.values()), rows_by(runs), runs.labels()
+def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
+    """The label of every run, with the values of the settings in `by`."""
+    everyone, labels = list(runs.comparable.values()), runs.labels()
     variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.comparable.items()}
     texts = {run: variant_text(by, values) for run, values in variants.items()}
     return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}
-
-
-def rows_by(runs: Runs) -> list[str]:
-    """The settings that tell the rows of a report, and the methods of a figure, apart."""
-    return row_settings(runs.comparable, runs.labels())
 
 
 def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from fedsim.results.figure_style import look
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
 from fedsim.results.notes import MARKS, part_notes
-from fedsim.results.plots import draw, names_in, rows_by, run_labels
+from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_cases import kept_cases, segmentation
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
@@ -54,6 +54,7 @@ def write_report(
     select: str = "best_validation",
     baseline: str | None = None,
     runs: Runs | None = None,
+    by: Sequence[str] = (),
 ) -> Path:
     """Write `report.html` into `folder` (outputs/, an experiment's or a run's folder) and return its path.
 
@@ -63,7 +64,7 @@ def write_report(
     a column.
     baseline: method that the others are tested against; by default fedavg where there are runs of it.
     runs: those of the folder's runs that the report is about; by default all finished ones.
-    Runs of one experiment that differ in other settings get separate rows.
+    by: settings in which an experiment's runs are meant to differ, as for `compare`, which refuses other differences.
     """
     runs = runs or read_runs(folder)
     names = sorted({experiment.name for experiment in runs.experiments.values()})
@@ -74,7 +75,7 @@ def write_report(
         f'<p class="soft">{escape(" ".join(part_notes(runs.only)))}</p>' if runs.only else "",
         f"<nav>{links}</nav>" if len(names) > 1 else "",
     ]
-    sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline) for name in names]
+    sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline, by) for name in names]
     path = Path(folder) / ("report-part.html" if runs.only else "report.html")
     atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections])))
     return path
@@ -91,23 +92,23 @@ def premise(runs: Runs) -> str:
     )
 
 
-def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str | None) -> str:
-    by = rows_by(runs)
+def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str | None, by: Sequence[str]) -> str:
+    labels = run_labels(runs, by)
     if baseline is None:
-        baseline = "fedavg" if "fedavg" in run_labels(runs).values() else ""
+        baseline = "fedavg" if "fedavg" in labels.values() else ""
     comparison = compare(runs, select, baseline, by)
     parts = [
         f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>',
         _results(comparison),
         markup.bullets(comparison.notes),
         more_than_accuracy(runs, comparison, by),
-        segmentation(kept_cases(runs, run_labels(runs), comparison.select)),
+        segmentation(kept_cases(runs, labels, comparison.select)),
         "<h3>Figures</h3>",
-        _figures(runs, name, select),
+        _figures(runs, name, comparison, by),
         "<h3>Cost and disclosure</h3>",
-        _costs(runs, comparison, notes),
+        _costs(runs, comparison, notes, labels),
         "<h3>Every run</h3>",
-        _every_run(runs),
+        _every_run(runs, labels),
         "<h3>Settings</h3>",
         settings_section(runs),
         "<h3>Environment</h3>",
@@ -142,14 +143,14 @@ def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
     return [Data(text, value) for text, value in pairs]
 
 
-def _figures(runs: Runs, name: str, select: str) -> str:
+def _figures(runs: Runs, name: str, comparison: Comparison, by: Sequence[str]) -> str:
     pictures: list[str] = []
     confusions: list[str] = []
     cases: list[str] = []
-    names = names_in(runs)
+    names = names_in(runs, by)
     boxes = missing_text(fonts_for(names)[1])
     with look(names):
-        for key, figure in counted(draw(runs, name, select), "figures drawn:"):
+        for key, figure in counted(draw(runs, name, comparison, by), "figures drawn:"):
             buffer = io.BytesIO()
             figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
             title = figure.get_suptitle().replace("\n", " ")
@@ -171,7 +172,7 @@ def _feature_pictures(runs: Runs) -> list[str]:
     ]
 
 
-def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
+def _costs(runs: Runs, comparison: Comparison, notes: Notes, labels: Mapping[str, str]) -> str:
     """A table of bytes per round by record, seconds per round, and the texts that were given per method."""
     records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
     texts = list(dict.fromkeys(key for method in comparison.methods["method"] for key in notes.get(method, {})))
@@ -183,7 +184,7 @@ def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
         "s/round",
         *(text.replace("_", " ") for text in texts),
     ]
-    by_record = _record_bytes(runs, records)
+    by_record = _record_bytes(runs, records, labels)
     rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
         sizes = [
@@ -208,11 +209,11 @@ def _record_head(column: str) -> str:
     return f"{record} {direction}"
 
 
-def _record_bytes(runs: Runs, records: list[str]) -> dict[tuple[str, str], float]:
+def _record_bytes(runs: Runs, records: list[str], labels: Mapping[str, str]) -> dict[tuple[str, str], float]:
     """Bytes per round of each record. As in the totals, round 0, which comes before training, is not counted."""
     if not records:
         return {}
-    clients = runs.clients.assign(label=runs.clients["run"].map(run_labels(runs)))
+    clients = runs.clients.assign(label=runs.clients["run"].map(labels))
     trained = clients[clients["round"] >= 1]
     # A record that is not sent in a round counts zero bytes there, so that the records add up to the total.
     sums = trained.groupby(["label", "run", "round"])[records].sum()
@@ -220,8 +221,8 @@ def _record_bytes(runs: Runs, records: list[str]) -> dict[tuple[str, str], float
     return {(str(label), column): value for column in records for label, value in sums[column].items() if value > 0}
 
 
-def _every_run(runs: Runs) -> str:
-    labels, metric = run_labels(runs), task_of(runs.summary, "last_target_").metric
+def _every_run(runs: Runs, labels: Mapping[str, str]) -> str:
+    metric = task_of(runs.summary, "last_target_").metric
     heads = ["Run", "target", "seed"]
     for rule in RULES:
         heads += [f"{RULE_HEADS[rule]} (%)", "at round"]

@@ -1,5 +1,7 @@
 """The section of the report with the metrics that are computed from predictions, beside accuracy."""
 
+from collections.abc import Sequence
+
 from fedsim.results import markup
 from fedsim.results.cell_texts import CellText, accuracy_cells, percent, shown_label
 from fedsim.results.compare import Comparison, compare
@@ -13,12 +15,12 @@ from fedsim.results.report_cases import common_targets
 from fedsim.results.statistics import over_seeds
 
 
-def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str:
+def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) -> str:
     """HTML of every metric of the kept predictions per method, and of the accuracy of each class.
 
     It is empty without predictions.
     """
-    kept = kept_predictions(runs, run_labels(runs), comparison.select)
+    kept = kept_predictions(runs, run_labels(runs, by), comparison.select)
     if not kept:
         return ""
     names = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]

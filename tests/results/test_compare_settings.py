@@ -8,7 +8,6 @@ from made_up_runs import notes_of, one_each, table_of_runs, two_methods
 
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
-from fedsim.results.plots import rows_by
 
 
 def pacs_experiment(*run, data=None, **sections):
@@ -118,7 +117,6 @@ def test_any_setting_of_the_run_tells_runs_apart():
         compare(runs)
     assert set(labels(runs, "run.update_limit")) == {"fedavg (update_limit=0.0)", "fedavg (update_limit=100.0)"}
     assert set(labels(runs, "run.label")) == {"fedavg (label=update_limit=0)", "fedavg (label=update_limit=100)"}
-    assert rows_by(runs) == ["run.update_limit"]  # report and plot have no --by
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
     result = compare(runs, baseline="fedavg", by=[ALIGN])
     assert sorted(result.methods["label"]) == ["csac (align=cross)", "csac (align=logits)", "fedavg"]
     assert result.baseline == "fedavg"
-    assert set(run_labels(runs).values()) == set(result.methods["label"])
+    assert set(run_labels(runs, [ALIGN]).values()) == set(result.methods["label"])
 
 
 @pytest.mark.parametrize(
