@@ -26,3 +26,12 @@ RayCluster = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
 ]
+Space = Annotated[
+    list[str] | None,
+    typer.Option(help="key=log:LOW:HIGH, key=uniform:LOW:HIGH, key=int:LOW:HIGH or key=v1,v2 (repeatable)"),
+]
+Slots = Annotated[str, typer.Option(help="comma-separated slots: search combinations of parts, not values")]
+Candidates = Annotated[int, typer.Option("--budget", min=2, help="with --slots: candidates, the base method included")]
+Confirm = Annotated[
+    int, typer.Option(min=0, help="with --slots: run the winner and its parts on the unseen domain with N new seeds")
+]

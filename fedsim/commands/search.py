@@ -1,12 +1,14 @@
 """The verb `search`. Imports that take long are inside it."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsim.commands.options import (
+    Candidates,
     Config,
+    Confirm,
     CoresPerCell,
     DryRun,
     GpusPerCell,
@@ -15,9 +17,15 @@ from fedsim.commands.options import (
     Override,
     Preset,
     RayCluster,
+    Slots,
+    Space,
 )
 from fedsim.common.errors import UserError
 from fedsim.common.lists import names_of, numbers_of
+
+if TYPE_CHECKING:
+    from fedsim.sweep import Budget
+    from fedsim.sweep.combine_plan import Combination
 
 
 def search(
@@ -25,11 +33,11 @@ def search(
     method: Annotated[str, typer.Option(help="the method, a row or a+b (default: the file's)")] = "",
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
-    space: Annotated[
-        list[str] | None,
-        typer.Option(help="key=log:LOW:HIGH, key=uniform:LOW:HIGH, key=int:LOW:HIGH or key=v1,v2 (repeatable)"),
-    ] = None,
+    space: Space = None,
     trials: Annotated[int, typer.Option(min=2, help="number of trials, with trial 0, the file's own values")] = 20,
+    slots: Slots = "",
+    candidates: Candidates = 60,
+    confirm: Confirm = 0,
     search_seed: Annotated[int, typer.Option(min=0, help="seed of the draws")] = 0,
     jobs: Jobs = 0,
     cores_per_cell: CoresPerCell = 0,
@@ -43,27 +51,39 @@ def search(
     """Search hyper-parameters of one method at random, scored by the source clients' validation alone.
 
     A trial is run for all targets and seeds. The same command continues a search, and a greater --trials adds to it.
+    With --slots it searches combinations of parts for each target, scored on source domains that are left out in turn.
     """
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Budget
+    from fedsim.sweep.combine_plan import Combination
     from fedsim.sweep.search_plan import Search
     from fedsim.sweep.search_run import run_search
     from fedsim.sweep.tables import find_table
 
     if find_table(config):
-        raise UserError(
-            f"{config} is a table of a paper, which says itself how each method is set; search an experiment"
-        )
-    wanted = Search(
-        method,
-        names_of("--targets", targets) or ["all"],
-        numbers_of("--seeds", seeds) or [0],
-        space or (),
-        trials,
-        search_seed,
-    )
+        raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
     overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
     overrides = with_options(overrides, [f"run.output={json.dumps(output, ensure_ascii=False)}"] if output else [])
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
+    axes = method, names_of("--targets", targets) or ["all"], numbers_of("--seeds", seeds) or [0]
+    if slots and space:
+        raise UserError("--space searches values and --slots combinations of parts; use one of the two")
+    if slots:
+        combination = Combination(*axes, names_of("--slots", slots), candidates, search_seed)
+        _combine(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run, confirm=confirm)
+    wanted = Search(*axes, space or (), trials, search_seed)
     failed = run_search(config, wanted, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _combine(config: str, combination: "Combination", budget: "Budget", **options: Any) -> None:
+    """Search combinations of parts, and show the comparison of the outer run."""
+    from fedsim.commands.results import chosen_runs, show_comparison
+    from fedsim.results.selection import DEFAULT_RULE
+    from fedsim.sweep.combine_run import run_combinations
+
+    failed, folder, outer = run_combinations(config, combination, budget, **options)
+    for target, seeds in outer.items():
+        runs = chosen_runs(folder, "", target, ",".join(map(str, seeds)))
+        show_comparison(folder, runs, DEFAULT_RULE, "", [], "table")
     raise typer.Exit(1 if failed else 0)

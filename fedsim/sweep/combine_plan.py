@@ -1,0 +1,228 @@
+"""The plan of a combination search: candidates, and for each unseen domain the cells of every rung and their scores.
+
+For an unseen domain T, a fold leaves one source domain S out: a run on the data without T whose target is S. Nothing
+reads an image of T before the outer run, in which the winner was chosen already.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import task_of
+from fedsim.data import benchmark, resolve_domain, unseen_domains
+from fedsim.methods.recipe import SLOTS
+from fedsim.methods.variants import variant_words
+from fedsim.results.record_files import read_record
+from fedsim.results.selection import DEFAULT_RULE, select, validation_column
+from fedsim.run.plan import resolve
+from fedsim.settings.experiment import Experiment, read_experiment
+from fedsim.sweep.axes import Axes
+from fedsim.sweep.combine import Option, by_score, draw_all, fold_order, halve, options_in, stages, words_of
+from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What is searched, as the user gives it: the base method, its slots, and the number of candidates (`budget`)."""
+
+    method: str
+    targets: Sequence[str]
+    seeds: Sequence[int]
+    slots: Sequence[str]
+    budget: int = 60
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Some options on the base method. words: the overrides; label: what they change, as in the names of folders."""
+
+    number: int
+    options: tuple[Option, ...]
+    words: tuple[str, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a candidate in one rung."""
+
+    rung: int
+    candidate: Candidate
+    folds: tuple[str, ...]
+    score: float | None
+    text: str
+    kept: bool
+
+
+@dataclass
+class Unseen:
+    """The search for one unseen domain: its folds in their order, the candidates that are left, and the outcomes."""
+
+    target: str
+    folds: list[str]
+    left: list[int]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[int, Outcome]:
+        """{candidate: its outcome in the last rung that it reached}, the winner first and the first to drop last."""
+        found = {outcome.candidate.number: outcome for outcome in self.outcomes}
+        rungs = sorted({outcome.rung for outcome in found.values()}, reverse=True)
+        by_rung = [{n: one for n, one in found.items() if one.rung == rung} for rung in rungs]
+        ordered = [(own, by_score({n: one.score for n, one in own.items()})) for own in by_rung]
+        return {n: own[n] for own, known in ordered for n in [*known, *(n for n in own if n not in known)]}
+
+
+@dataclass
+class PlannedCombination:
+    """The candidates and the unseen domains, with the words with which the search was asked for."""
+
+    config: str
+    search: Combination
+    base: Experiment
+    candidates: list[Candidate]
+    unseen: list[Unseen]
+    refused: list[tuple[str, str]]
+    overrides: Sequence[str]
+    preset: str
+    shared: Readers
+    _cells: dict[tuple[int, str, str], list[Cell]] = field(default_factory=dict)
+
+    @property
+    def rungs(self) -> list[int]:
+        """The number of folds in each rung, which is the same for all unseen domains."""
+        return stages(len(self.unseen[0].folds))
+
+    def cells_of(self, number: int, target: str, fold: str) -> list[Cell]:
+        """The cells of one candidate on one fold, one for each seed."""
+        key = (number, target, fold)
+        if key not in self._cells:
+            words = [*self.overrides, *self.candidates[number].words, *without(self.base, target)]
+            axes = Axes([self.search.method], [fold], self.search.seeds, [])
+            self._cells[key] = plan_cells(self.config, axes, words, self.preset, self.shared)
+        return self._cells[key]
+
+    def cells(self, rung: int) -> list[Cell]:
+        """All cells of a rung; those of the rungs before are among them."""
+        return [
+            cell
+            for unseen in self.unseen
+            for number in unseen.left
+            for fold in unseen.folds[: self.rungs[rung]]
+            for cell in self.cells_of(number, unseen.target, fold)
+        ]
+
+    def judge(self, rung: int) -> None:
+        """Score the candidates of a rung by the records on disk, and keep the best third for the next one."""
+        for unseen in self.unseen:
+            folds = unseen.folds[: self.rungs[rung]]
+            found = {number: self._score(number, unseen.target, folds) for number in unseen.left}
+            scores = {number: None if isinstance(own, str) else own for number, own in found.items()}
+            ordered = by_score(scores)
+            last = rung == len(self.rungs) - 1
+            kept = ordered[:1] if last else halve(scores)
+            for number, own in found.items():
+                said = own if isinstance(own, str) else f"rank {ordered.index(number) + 1} of {len(found)}"
+                said += "" if number or last else ", the base"
+                candidate = self.candidates[number]
+                unseen.outcomes.append(Outcome(rung + 1, candidate, tuple(folds), scores[number], said, number in kept))
+            unseen.left = kept
+
+    def _score(self, number: int, target: str, folds: Sequence[str]) -> float | str:
+        """The mean over folds and seeds of the fold's metric, or the reason why a cell has none."""
+        found = [fold_metric(cell) for fold in folds for cell in self.cells_of(number, target, fold)]
+        reasons = [value for value in found if isinstance(value, str)]
+        return reasons[0] if reasons else float(np.mean([value for value in found if not isinstance(value, str)]))
+
+
+def without(base: Experiment, target: str) -> list[str]:
+    """The overrides that take a domain out of the data, and its runs into an experiment of their own."""
+    rest = [domain for domain in benchmark(base.data).domains if domain != target]
+    name = f"{base.name}-without-{target}".replace("/", "_").replace("\\", "_")
+    return [f"data.domains={json.dumps(rest)}", f"name={json.dumps(name)}"]
+
+
+def fold_metric(cell: Cell) -> float | str:
+    """The metric on the fold's domain at the round that the sources' validation selects, or why there is none."""
+    rounds = read_record(cell.folder / "rounds.csv")
+    if cell.state != "finished" or rounds.empty:
+        return f"failed: {cell.reason}" if cell.state == "failed" else "not run"
+    if "failed" in rounds and (rounds["failed"] > 0).any():
+        return "a client failed"
+    metric = task_of(rounds).metric
+    try:
+        value = float(select(rounds, DEFAULT_RULE, validation_column(cell.experiment, metric))[f"target_{metric}"])
+    except UserError:  # NaN in every round
+        value = math.nan
+    return "diverged" if math.isnan(value) else value
+
+
+def plan_combinations(config: str, search: Combination, overrides: Sequence[str], preset: str) -> PlannedCombination:
+    """The candidates, of which each is checked on the first fold; UserError for a search that cannot be."""
+    for slot in search.slots:
+        if slot not in SLOTS:
+            raise UserError(f"--slots: no slot is called {slot!r}; {nearest(slot, SLOTS)}known: {', '.join(SLOTS)}")
+    base = read_experiment(config, overrides, preset)
+    search = dataclasses.replace(
+        search, method=search.method or base.method_name, slots=list(dict.fromkeys(search.slots))
+    )
+    base = base.replace(method={"name": search.method})
+    everywhere = unseen_domains(base.data)
+    found = benchmark(base.data)
+    targets = everywhere if list(search.targets) == ["all"] else [resolve_domain(found, t) for t in search.targets]
+    if len(everywhere) < 3:
+        raise UserError(f"{found.title} has {len(everywhere)} domains; a combination search needs three: the unseen "
+                        "one, the one that a fold leaves out, and one to train on")  # fmt: skip
+    unseen = [
+        Unseen(target, fold_order([d for d in everywhere if d != target], search.seed, target), [])
+        for target in dict.fromkeys(targets)
+    ]
+    plan = PlannedCombination(config, search, base, [], unseen, [], overrides, preset, readers())
+    draw_candidates(plan)
+    for own in unseen:
+        own.left = [candidate.number for candidate in plan.candidates]
+    return plan
+
+
+def draw_candidates(plan: PlannedCombination) -> None:
+    """Fill in the candidates of a plan, and what was refused with the reasons."""
+    first = plan.unseen[0]
+    words = [*without(plan.base, first.target), f"run.target={json.dumps(first.folds[0])}"]
+    start = [*plan.overrides, f"method.name={plan.search.method}", *words]
+    resolve(read_experiment(plan.config, start, plan.preset)).refuse_misfits()
+    base = Candidate(0, (), (), variant_words(plan.base))
+    labels = {base.label: 0}
+
+    def checked(options: Sequence[Option]) -> tuple[list[str], str]:
+        """(the overrides, what they change); UserError where the experiment refuses the parts."""
+        own = words_of(options, plan.base)
+        made = resolve(read_experiment(plan.config, [*start, *own], plan.preset))
+        made.refuse_misfits()
+        return own, variant_words(made.experiment)
+
+    def refusal(options: Sequence[Option]) -> str:
+        try:
+            checked(options)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def accept(number: int, options: tuple[Option, ...]) -> Candidate | None:
+        try:
+            own, label = checked(options)
+        except UserError as error:
+            plan.refused.append((", ".join(option.text for option in options), str(error)))
+            return None
+        return Candidate(number, options, tuple(own), label) if labels.setdefault(label, number) == number else None
+
+    offered, left_out = options_in(plan.search.slots, plan.base, refusal)
+    if not offered:
+        raise UserError(f"--slots {','.join(plan.search.slots)}: no row of METHODS has another part for them here")
+    plan.refused += left_out.items()
+    plan.candidates += [base, *draw_all(offered, plan.search.seed, plan.search.budget, accept)]

@@ -1,0 +1,77 @@
+"""Runs a combination search, rung by rung, and on demand its outer run.
+
+Which candidates a rung has is decided from the records on disk, so that the same command continues a search.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from fedsim.common.console import say
+from fedsim.run.plan import results_folder
+from fedsim.sweep import carry_out
+from fedsim.sweep.budget import Budget, Reservation
+from fedsim.sweep.combine_outer import Arm, fresh_seeds, plan_arm
+from fedsim.sweep.combine_plan import Combination, PlannedCombination, plan_combinations
+from fedsim.sweep.combine_texts import show_refused, show_winner, write_candidates
+from fedsim.sweep.plan import Cell, dry_table, look_for_data
+
+
+def run_combinations(
+    config: str,
+    search: Combination,
+    budget: Budget,
+    *,
+    overrides: Sequence[str] = (),
+    preset: str = "",
+    dry_run: bool = False,
+    confirm: int = 0,
+) -> tuple[list[Cell], Path, dict[str, list[int]]]:
+    """(the failed cells, the experiment's folder, {unseen domain: seeds of its outer run}).
+
+    confirm: the number of fresh seeds of the outer run; 0: only its commands are shown
+    """
+    plan = plan_combinations(config, search, overrides, preset)
+    show_refused(plan)
+    folds = ", ".join(map(str, plan.rungs))
+    domains = ", ".join(unseen.target for unseen in plan.unseen)
+    say(f"{len(plan.candidates)} candidates on {plan.search.method} for {domains}; rungs with {folds} folds, and each "
+        "keeps the best third")  # fmt: skip
+    failed: list[Cell] = []
+    for rung in range(len(plan.rungs)):
+        cells = plan.cells(rung)
+        unfinished = any(cell.state == "waiting" for cell in cells)
+        if unfinished and not dry_run and not budget.ray:
+            look_for_data(cells)
+        say(f"rung {rung + 1} of {len(plan.rungs)}")
+        own = carry_out(cells, budget, dry_run, _dry(cells, budget))
+        failed += [cell for cell in own if cell not in failed]
+        if dry_run and unfinished:
+            say("The later rungs follow from the records of this one.")
+            return failed, results_folder(plan.base), {}
+        plan.judge(rung)
+    found = {unseen.target: show_winner(plan, unseen) for unseen in plan.unseen}
+    say(f"all candidates: {write_candidates(plan)}")
+    outer = {target: own for target, own in found.items() if own}
+    seeds = fresh_seeds(plan, confirm)
+    if confirm and outer:
+        failed += _confirm(plan, outer, seeds, budget, dry_run)
+    return failed, results_folder(plan.base), dict.fromkeys(outer, seeds) if confirm and not dry_run else {}
+
+
+def _confirm(
+    plan: PlannedCombination, outer: dict[str, list[Arm]], seeds: Sequence[int], budget: Budget, dry_run: bool
+) -> list[Cell]:
+    """Run the outer run of every unseen domain; returns the failed cells."""
+    cells = [cell for target, own in outer.items() for arm in own for cell in plan_arm(plan, target, arm, seeds)]
+    if not dry_run and not budget.ray:
+        look_for_data(cells)
+    return carry_out(cells, budget, dry_run, _dry(cells, budget))
+
+
+def _dry(cells: list[Cell], budget: Budget) -> Callable[[Sequence[Reservation]], Table]:
+    def table(reservations: Sequence[Reservation]) -> Table:
+        return dry_table(cells, len(reservations) or budget.jobs)
+
+    return table

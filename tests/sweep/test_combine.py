@@ -1,0 +1,126 @@
+"""A search over combinations of parts: its draws, rungs and folds, what is left out, the outer run, and a small whole
+search."""
+
+import pandas as pd
+import pytest
+from image_trees import write_tree
+from typer.testing import CliRunner
+
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import assemble
+from fedsim.methods.recipe import SLOTS, parts_of
+from fedsim.settings.experiment import parse_override, read_experiment
+from fedsim.sweep.combine import draw, halve, options_in, stages, words_of
+from fedsim.sweep.combine_outer import arms, command, option_cost, step_cost
+from fedsim.sweep.combine_plan import Combination, plan_combinations
+from fedsim.sweep.search import nested
+
+SMALL = ("data.fraction=0.1", "train.rounds=10", "run.device=cpu", "run.output=/nowhere")
+DIGITS = read_experiment("digits", SMALL)
+
+
+def planned(slots="weights,terms,infer", budget=5, **search):
+    """A planned search on small digits, of which nothing runs."""
+    own = Combination(search.pop("method", ""), ["rot0"], [0], slots.split(","), budget, **search)
+    return plan_combinations("digits", own, SMALL, "")
+
+
+def option(text):
+    """The option of digits that is called so."""
+    plan = planned(text.partition("=")[0], 2)
+    found, _ = options_in(plan.search.slots, DIGITS, lambda options: "")
+    return next(one for one in found if one.text == text)
+
+
+def test_rungs_by_hand():
+    """The best third stays, and the base beside it; equal scores go by their numbers, and no score is never kept."""
+    assert [stages(folds) for folds in (1, 2, 3, 5, 6)] == [[1], [1, 2], [1, 2, 3], [1, 3, 5], [1, 3, 6]]
+    scores = {0: 0.1, 1: 0.5, 2: 0.9, 3: None, 4: 0.9 + 1e-12, 5: 0.2, 6: 0.3}
+    assert halve(scores) == [2, 4, 0]
+    assert halve({0: None, 1: None, 2: 0.0}) == [2]
+
+
+def test_draws_do_not_depend_on_the_budget():
+    """Odd candidates change one slot, each another option, the even ones two or three; no two are alike."""
+    few, many = planned(budget=8), planned(budget=13)
+    assert [own.words for own in many.candidates[:8]] == [own.words for own in few.candidates]
+    assert [len(own.options) for own in many.candidates[1::2]] == [1] * 6
+    assert {len(own.options) for own in many.candidates[2::2]} <= {2, 3}
+    assert len({own.label for own in many.candidates}) == 13
+    options, _ = options_in(["weights"], DIGITS, lambda options: "")
+    assert draw(options, 0, 1) != draw(options, 0, 3)
+    assert len(planned("weights", 60).candidates) == 1 + len(options)
+
+
+def test_an_option_is_a_part_of_its_row_with_what_it_needs():
+    """The overrides give the part of the row, with the row's fields and the data set's own values."""
+    options, left_out = options_in(list(SLOTS), DIGITS, lambda options: "")
+    assert left_out == {"refine=ensemble_distillation": "it does nothing without method.ensemble_distillation.data"}
+    for one in options:
+        method = {"name": "fedavg"} | nested(dict(map(parse_override, words_of([one], DIGITS)))).get("method", {})
+        assert one.parts[0] in [part for _, part in parts_of(assemble(method, DIGITS.parts))]
+    plan = planned("infer,refine", 60)
+    texts = {one.text for own in plan.candidates for one in own.options}
+    assert "infer=sampled_representation+representation" in texts
+    assert "infer=zero_shot_adapter+mix_ig" in texts
+    assert "model.head = 'text'" in dict(plan.refused)["refine=own_rows"]
+
+
+def test_folds_leave_a_source_out_and_never_name_the_unseen_domain():
+    """Each source is the target of one fold, in a seeded order; the data of every cell lacks the unseen domain."""
+    plan = planned()
+    (unseen,) = plan.unseen
+    assert sorted(unseen.folds) == ["rot15", "rot30", "rot45", "rot60", "rot75"]
+    cells = [cell for fold in unseen.folds for cell in plan.cells_of(1, "rot0", fold)]
+    assert [cell.experiment.run.target for cell in cells] == unseen.folds
+    assert {tuple(cell.experiment.data.domains) for cell in cells} == {tuple(sorted(unseen.folds))}
+
+
+def test_the_outer_run_costs_the_same():
+    """By hand: FedSAM's step costs 2.047 of FedAvg's, and the guiding head's 1.020; the update multiplies the sum."""
+    plan = planned()
+    sam, head, uniform = option("update=sharpness_aware"), option("terms=guiding_head"), option("weights=uniform")
+    costs = {"fedavg": 1.0, "fedsam": 2.047, "mofedsam": 2.072, "gfedavg": 1.02, "gperxan": 1.11}
+    assert [option_cost(one, costs) for one in (sam, head, uniform)] == [2.047, 1.02, 1.0]
+    assert step_cost("fedavg", [sam, head, uniform], costs) == pytest.approx(1.02 * 2.047)
+    assert step_cost("fedavg", [head], {"fedavg": 1.0}) is None
+    found = {arm.what: arm for arm in arms(plan, "rot0", [sam, uniform])}
+    assert list(found) == ["base", "winner", "weights=uniform alone", "update=sharpness_aware alone"]
+    assert [arm.rounds for arm in found.values()] == [20, 10, 20, 10]
+    assert found["base"].steps == 2 * found["winner"].steps
+    assert command(plan, "rot0", found["base"], [1, 2]) == (
+        "fedsim sweep digits --methods fedavg --targets rot0 --seeds 1,2 --set data.fraction=0.1 --set run.device=cpu "
+        "--output /nowhere --grid train.rounds=20"
+    )
+    assert "without update=sharpness_aware" in {arm.what for arm in arms(plan, "rot0", [sam, head, uniform])}
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"), [("term", "did you mean 'terms'"), ("unlabelled", "no row of METHODS has another")]
+)
+def test_what_is_refused(slots, said):
+    with pytest.raises(UserError, match=said):
+        planned(slots)
+
+
+def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_process):
+    """The files of the unseen domain are no images. The same command finds everything finished."""
+    root = write_tree(tmp_path / "images", ("art", "cartoon", "photo", "sketch"), ("cat", "dog"), per_class=10)
+    for file in (root / "sketch").rglob("*.png"):
+        file.write_text("no image")
+    settings = ["data.dataset=folder", f"data.root={root}", f"data.cache={tmp_path / 'cache'}", "data.image_size=28",
+                "train.rounds=1", "train.batch_size=4", "train.iterations=1"]  # fmt: skip
+    words = ["search", "digits", "--slots", "weights,terms", "--targets", "sketch", "--budget", "4"]
+    words += ["--output", str(tmp_path), *(word for one in settings for word in ("--set", one))]
+    first, second = (CliRunner().invoke(app, words) for _ in range(2))
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output
+    assert second.output.count(", 0 to run") == 3
+    rows = pd.read_csv(tmp_path / "digits" / "combinations.csv")
+    assert list(rows["rung"].value_counts().sort_index().loc[1:]) == [4, 2, 2]
+    final = rows[rows["rung"] == 3].set_index("candidate")
+    assert final["outcome"].str.startswith("winner").sum() == 1
+    folds = final["folds"].iloc[0].split(",")
+    runs = [pd.read_csv(file) for file in tmp_path.glob("digits-without-sketch/fedavg/*/seed0/summary.csv")]
+    accuracy = {run["target"][0]: run["best_validation_target_accuracy"][0] for run in runs}
+    assert final["score"][0] == pytest.approx(sum(accuracy[fold] for fold in folds) / 3)
