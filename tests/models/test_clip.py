@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from networks import saved
-from support import small_experiment
 from torch import nn
 
 from fedsim.common.errors import UserError
@@ -15,12 +14,9 @@ from fedsim.models import build_model
 from fedsim.models.backbones import find_backbone
 from fedsim.models.build import initial_state
 from fedsim.models.clip_family import TextHead
-from fedsim.models.inserts.feature_attention import Attended, FeatureAttention
+from fedsim.models.inserts.feature_attention import Attended
 from fedsim.models.inserts.learned_prompts import LearnedPrompts
 from fedsim.models.inserts.prompt_sets import PromptSets
-from fedsim.models.net import Net
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
 from fedsim.settings import ModelSettings
 
 open_clip = pytest.importorskip("open_clip")
@@ -64,23 +60,17 @@ def is_zero_shot(net, clip):
     return torch.allclose(net(IMAGES), clip.get_logits(IMAGES, texts)[0], atol=1e-5)
 
 
-def test_untrained_it_is_zero_shot_clip():
-    net = build()
+def test_it_is_zero_shot_clip_with_drawn_weights_and_with_those_of_a_file(tmp_path):
+    net, other = build(), own_clip(seed=7)
     assert is_zero_shot(net, own_clip())
     assert not any("transformer.resblocks" in name and "visual" not in name for name in net.state_dict())
     assert not any(name.startswith("head.") for name in net.state_dict())  # every process computes the texts
-
-
-def test_weights_of_a_file_go_into_both_encoders(tmp_path):
-    other = own_clip(seed=7)
-    net = build(weights=saved(tmp_path / "w.safetensors", other.state_dict()))
-    assert is_zero_shot(net, other)
-    assert not is_zero_shot(net, own_clip())
+    assert is_zero_shot(build(weights=saved(tmp_path / "w.safetensors", other.state_dict())), other)
 
 
 @torch.no_grad()
 def test_attention_and_cosines_on_numbers():
-    """W = 1, b = 0, f = (1, 2, 2) and the texts e1, e2 (worked out by hand)."""
+    """W = 1, b = 0, f = (1, 2, 2) and the texts e1, e2; with a second layer of zeros it is zero-shot."""
     attended, f, head = Attended(3), torch.tensor([[1.0, 2.0, 2.0]]), TextHead(2 * torch.eye(3)[:2], 100)
     for layer in (attended.first, attended.second):
         layer.weight.copy_(torch.eye(3))
@@ -88,35 +78,8 @@ def test_attention_and_cosines_on_numbers():
     found = attended(f)
     assert torch.allclose(found / f, torch.tensor([[0.289960, 0.355020, 0.355020]]), atol=1e-6)
     assert torch.allclose(head(found), torch.tensor([[27.742669, 67.935058]]), atol=1e-4)
-    attended.second.weight.zero_()  # zero-shot
+    attended.second.weight.zero_()
     assert torch.allclose(head(attended(f)), torch.tensor([[33.333333, 66.666667]]), atol=1e-4)
-    assert torch.allclose(head(attended(f)), head(f), atol=1e-4)
-
-
-def test_the_attention_follows_a_bottleneck():
-    net = Net(nn.Flatten(), 4, 3, bottleneck=2).eval()
-    FeatureAttention().apply(net)
-    assert net.features(torch.randn(2, 1, 2, 2)).shape == (2, 2)
-    assert [name for name, _ in net.bottleneck.named_children()] == ["0", "1"]
-
-
-def small(folder, method="fedavg", **model):
-    model = {"backbone": "open_clip:tiny-clip", "head": "text", "train": "head", **model}
-    return Workspace(resolve(small_experiment(folder, method, model=model, data={"image_size": 32})))
-
-
-def test_fedclip_sends_its_attention_alone(tmp_path):
-    space = small(tmp_path, "fedclip")
-    sent = {f"bottleneck.{layer}.{kind}" for layer in ("first", "second") for kind in ("weight", "bias")}
-    assert set(space.travelling) == sent
-    assert sum(space.net.state_dict()[name].numel() for name in sent) == 2 * (16**2 + 16)
-
-
-def test_nothing_to_train_is_refused(tmp_path):
-    with pytest.raises(UserError, match="trains nothing"):
-        small(tmp_path)
-    with pytest.raises(UserError, match="makes a head of its own"):
-        small(tmp_path, "fedsr", train="all")
 
 
 @pytest.mark.parametrize(("model", "message"), [
@@ -182,5 +145,4 @@ def test_prompts_reach_all_layers_of_open_clip():
 
 def test_facts_come_with_the_weights():
     row = find_backbone(ModelSettings(backbone="open_clip:ViT-B-32", options={"pretrained": "openai"}))
-    assert row.input_size == 224
-    assert row.statistics.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+    assert (row.input_size, row.statistics.mean[0]) == (224, pytest.approx(0.48145466))

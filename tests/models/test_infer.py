@@ -19,7 +19,6 @@ from fedsim.models.infer import (
     RandomAlpha,
     Recompute,
     TsmoBN,
-    ZeroShotAdapter,
     accuracy_and_loss,
 )
 from fedsim.models.infer.ensemble import mean_probabilities
@@ -73,14 +72,11 @@ def test_inductive_rules_are_per_image_whatever_the_order(net, digits, rule):
 
 
 def test_what_rules_look_at():
-    assert {rule.__name__ for rule in RULES if rule.transductive} == {"Recompute", "TsmoBN"}
-    assert {rule.__name__ for rule in RULES if rule.shuffled} == {"Recompute", "TsmoBN"}
-    assert {rule.__name__ for rule in RULES if rule.on_sources} == {"ZeroShotAdapter", "SampledRepresentation"}
+    for fact, names in (("transductive", {"Recompute", "TsmoBN"}), ("shuffled", {"Recompute", "TsmoBN"}),
+                        ("on_sources", {"ZeroShotAdapter", "SampledRepresentation"})):  # fmt: skip
+        assert {rule.__name__ for rule in RULES if getattr(rule, fact)} == names
     assert [TsmoBN().pass_size(wanted) for wanted in (256, 100, 64, 16)] == [256, 64, 64, 64]
     assert EvalMode().pass_size(100) == 100
-
-
-# -------------------------------------------------------------------------------------------------------------- numbers
 
 
 def around(mean, *offsets):
@@ -137,23 +133,9 @@ def test_tsmobn_starts_anew_in_every_evaluation(net, digits):
     assert not torch.equal(predict(images), predict(images))  # within one evaluation it goes on tracking
 
 
-@pytest.mark.parametrize("bounds", [{"low": 0.6, "high": 0.4}, {"low": -0.1}, {"high": 1.1}])
-def test_random_alpha_has_bounds(bounds):
-    with pytest.raises(UserError, match=r"random_alpha\.(low|high)"):
-        build_recipe(Experiment(method={"name": "fedig", "infer": "random_alpha"}, parts={"random_alpha": bounds}))
-
-
-def test_random_alpha_is_reproducible_and_differs_between_samples(net, digits):
-    same = digits[:1].repeat(4, 1, 1, 1)
-    first = predictions(RandomAlpha(), net, same)
-    assert torch.equal(first, predictions(RandomAlpha(), net, same))
-    assert not torch.allclose(first[0], first[1], atol=1e-4)
-    assert not torch.equal(predictions(RandomAlpha(seed=1), net, same), first)
-
-
-def test_random_alpha_draws_for_the_layers_in_turn():
+def test_random_alpha_draws_for_samples_and_layers_in_turn():
     net, x = nn.Sequential(nn.BatchNorm2d(1), nn.BatchNorm2d(1)), torch.rand(5, 1, 3, 3)
-    found, generator = RandomAlpha().begin(net, tuple)(x), torch.Generator().manual_seed(0)
+    found, generator = RandomAlpha(seed=1).begin(net, tuple)(x), torch.Generator().manual_seed(1)
     for _ in range(2):
         alpha = torch.rand(5, 1, generator=generator)[:, :, None, None]
         variance, mean = torch.var_mean(x, dim=(2, 3), correction=0, keepdim=True)
@@ -180,21 +162,20 @@ def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
     is_close(MixNorm(m=0.5, views=1).begin(net, [])(single), torch.ones(1, 1, 1, 1))
 
 
-@pytest.mark.parametrize("rule", ["fixed_alpha", "random_alpha", "iabn", "mix_norm", "tsmo_bn", "ensemble_of_local_bn"])
-def test_rules_are_settings_of_any_method_with_batch_norm(rule):
-    for method in ("fedavg", "fedbn", "fedig", "fedig-a"):
-        recipe = build_recipe(Experiment(method={"name": method, "infer": rule}))
-        assert type(recipe.infer) in RULES
-    if rule == "ensemble_of_local_bn":
-        assert "third parties" in recipe.disclosure()
-        return
-    with pytest.raises(UserError, match="by their own statistics, which does not hold with xan"):
-        build_recipe(Experiment(method={"name": "gperxan", "infer": rule}))
+@pytest.mark.parametrize(("method", "infer", "own", "said"), [
+    ("gperxan", "tsmo_bn", {}, "by their own statistics, which does not hold with xan"),
+    *(("fedig", "random_alpha", own, r"random_alpha\.(low|high)")
+      for own in ({"low": 0.6, "high": 0.4}, {"low": -0.1}, {"high": 1.1})),
+    ("fedavg", "zero_shot_adapter", {}, "adapter"),
+])  # fmt: skip
+def test_rules_and_bounds_that_do_not_fit(method, infer, own, said):
+    with pytest.raises(UserError, match=said):
+        build_recipe(Experiment(method={"name": method, "infer": infer}, parts={"random_alpha": own}))
 
 
-def test_adapter_rule_needs_adapters(net):
-    with pytest.raises(UserError, match="adapter = true"):
-        ZeroShotAdapter().begin(net, tuple)
+def test_an_ensemble_says_that_others_see_the_sets():
+    recipe = build_recipe(Experiment(method={"name": "fedavg", "infer": "ensemble_of_local_bn"}))
+    assert "third parties" in recipe.disclosure()
 
 
 def test_accuracy_and_loss():
@@ -206,32 +187,25 @@ def test_accuracy_and_loss():
     assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])
 
 
-def test_ensemble_averages_probabilities_not_logits():
-    """By logits the first one would be 0.662614."""
-    sets = [torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.7]]).log()]
-    is_close(mean_probabilities(sets).exp(), torch.tensor([[0.6, 0.4]]))
-
-
 def test_ensemble_of_sets(net, digits):
-    rule, state = EnsembleOfLocalBN(), {name: value.numpy() for name, value in net.state_dict().items()}
+    """Probabilities are averaged over the clients' sets: statistics of two layers, or all tensors of their norms."""
+    is_close(mean_probabilities([torch.tensor([row]).log() for row in ([0.9, 0.1], [0.3, 0.7])]).exp(),
+             torch.tensor([[0.6, 0.4]]))  # by logits the first one would be 0.662614  # fmt: skip
+    state = {name: value.numpy() for name, value in net.state_dict().items()}
 
     def own_set(places):
         server = ServerRound(1, 3, ["a"], {}, places=places, kinds=tensor_kinds(net))
         return list(OwnBatchNorm().gather(Update("a", 1, state), server))
 
     names = own_set(dict.fromkeys(state, "shared"))
-    assert len(names) == 4  # statistics of two layers
-    places = {name: "upload" if "norm" in name else "shared" for name in state}
-    assert len(own_set(places)) == 8  # affine and statistics, no counters
+    assert len(names) == 4
+    assert len(own_set({name: "upload" if "norm" in name else "shared" for name in state})) == 8  # no counters
     plain = predictions(EvalMode(), net, digits).log_softmax(1)
     own = {name: net.state_dict()[name].clone() for name in names}
     other = {name: value * 2 + 0.1 for name, value in own.items()}
-    equal, mixed, turned, alone, none = (
-        predictions(rule, net, digits, uploads=sets)
-        for sets in ([own, own, own], [own, other], [other, own], [other], [])
-    )
+    equal, mixed, alone, none = (predictions(EnsembleOfLocalBN(), net, digits, uploads=sets)
+                                 for sets in ([own, own, own], [own, other], [other], []))  # fmt: skip
     is_close(equal, plain)
-    is_close(turned, mixed)
+    is_close(none.log_softmax(1), plain)
     is_close(mixed.exp(), (plain.exp() + alone.exp()) / 2)
     assert not torch.allclose(mixed, plain, atol=1e-3)
-    is_close(none.log_softmax(1), plain)

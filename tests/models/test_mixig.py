@@ -13,6 +13,7 @@ from fedsim.models.norms.mixig import Adapter, MixIGLayer, draw_u, install_globa
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 ADAPTER = MixIG(adapter=True)
+close = torch.testing.assert_close
 
 
 def numpy_state(net):
@@ -31,8 +32,10 @@ def one_channel(mean, std, part=ADAPTER):
     return as_installed(MixIGLayer(nn.BatchNorm2d(1, eps=0.0), part).train(), mean, std)
 
 
-def passed(layer, mode, x):
-    """The layer's output in another mode."""
+def passed(layer, mode, x, **drawn):
+    """The layer's output in another mode, with these draws."""
+    for name, value in drawn.items():
+        setattr(layer, name, value)
     with switched({"": layer}, mode):
         return layer(x)
 
@@ -47,21 +50,21 @@ POINTS = torch.tensor([1.0, 3.0]).view(1, 1, 1, 2)  # mean 2, biased standard de
 
 
 def test_mixed_statistics():
-    layer = one_channel(0.0, 3.0)
-    layer.u = torch.tensor([0.25])  # mu_D 0.5, sigma_D 2.5
-    torch.testing.assert_close(passed(layer, "mixed", POINTS).flatten(), torch.tensor([0.2, 1.0]))
+    """mu_D = 0.25 * 2 = 0.5 and sigma_D = 0.25 * 1 + 0.75 * 3 = 2.5."""
+    found = passed(one_channel(0.0, 3.0), "mixed", POINTS, u=torch.tensor([0.25]))
+    close(found.flatten(), torch.tensor([0.2, 1.0]))
 
 
 def test_adapted_statistics():
-    """In training by the installed statistics, in eval mode by the running ones."""
+    """mu_t = 0.8 and sigma_t = 2.2; in training by the installed statistics, in eval mode by the running ones."""
     layer = one_channel(0.0, 3.0)
     layer.adapter.fc2.weight.data.zero_()
-    layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, 0.4]))  # mu_t 0.8, sigma_t 2.2
-    layer.z, expected = torch.zeros(1), torch.tensor([1 / 11, 1.0])
-    torch.testing.assert_close(passed(layer, "adapted", POINTS).flatten(), expected)
+    layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, 0.4]))
+    expected = torch.tensor([1 / 11, 1.0])
+    close(passed(layer, "adapted", POINTS, z=torch.zeros(1)).flatten(), expected)
     layer.norm.running_mean.fill_(0.0)
     layer.norm.running_var.fill_(9.0)
-    torch.testing.assert_close(passed(layer.eval(), "adapted", POINTS).flatten(), expected)
+    close(passed(layer.eval(), "adapted", POINTS).flatten(), expected)
 
 
 @pytest.mark.parametrize(("z", "alpha"), [(-2.0, 0.0), (1.0, 0.8), (2.0, 1.0), (None, 0.3)])
@@ -74,17 +77,6 @@ def test_alpha_is_drawn_in_training_and_eps_at_inference(z, alpha):
     assert found.item() == pytest.approx(alpha)
 
 
-def test_u_0_is_global_and_u_1_is_instance_norm(layer, images):
-    bn = copy.deepcopy(layer.norm).eval()
-    bn.running_mean.copy_(layer.global_mean)
-    bn.running_var.copy_(layer.global_std.square() - bn.eps)
-    layer.u = torch.zeros(4)
-    torch.testing.assert_close(passed(layer, "mixed", images), bn(images), atol=1e-6, rtol=1e-5)
-    layer.u = torch.ones(4)
-    expected = nn.functional.instance_norm(images, weight=bn.weight, bias=bn.bias, eps=bn.eps)
-    torch.testing.assert_close(passed(layer, "mixed", images), expected, atol=2e-6, rtol=1e-5)
-
-
 def test_mixed_and_adapted_passes_leave_no_trace_and_keep_samples_apart(layer, images):
     before = copy.deepcopy(layer.state_dict())
     layer.u = torch.rand(4)
@@ -93,41 +85,37 @@ def test_mixed_and_adapted_passes_leave_no_trace_and_keep_samples_apart(layer, i
         with switched({"": layer}, mode):
             together = layer(images)
             layer.z = layer.z[2:3]
-            torch.testing.assert_close(layer(images[2:3]), together[2:3], atol=1e-6, rtol=1e-5)
+            close(layer(images[2:3]), together[2:3], atol=1e-6, rtol=1e-5)
     assert layer.mode == "local"
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
 def test_extrapolation_keeps_sigma_positive():
-    layer = one_channel(0.0, 1.0)
-    layer.u = torch.tensor([1.1])
     x = torch.full((1, 1, 2, 2), 1.0)
     x[0, 0, 0, 0] = 1.002  # sigma_i 0.0009, so 1.1 sigma_i - 0.1 < 0
-    torch.testing.assert_close(passed(layer, "mixed", x), (x - 1.1 * x.mean()) / 1e-3, rtol=1e-3, atol=1e-3)
+    found = passed(one_channel(0.0, 1.0), "mixed", x, u=torch.tensor([1.1]))
+    close(found, (x - 1.1 * x.mean()) / 1e-3, rtol=1e-3, atol=1e-3)
 
 
 def test_new_layers_use_the_batch_in_round_1(trained_bn, images):
     bn1d = MixIGLayer(nn.BatchNorm1d(4), MixIG()).train()
     vectors = torch.randn(6, 4) * 3 + 1
     with switched({"": bn1d}, "mixed"):
-        torch.testing.assert_close(bn1d(vectors), nn.functional.batch_norm(vectors, None, None, training=True))
+        close(bn1d(vectors), nn.functional.batch_norm(vectors, None, None, training=True))
         as_installed(bn1d, torch.ones(4), torch.full((4,), 2.0))
-        torch.testing.assert_close(bn1d(vectors), (vectors - 1) / 2)
+        close(bn1d(vectors), (vectors - 1) / 2)
     assert bn1d.norm.num_batches_tracked == 0
-    layer = MixIGLayer(trained_bn, MixIG()).train()
-    layer.u = torch.zeros(4)
     expected = nn.functional.batch_norm(images, None, None, trained_bn.weight, trained_bn.bias, training=True)
-    torch.testing.assert_close(passed(layer, "mixed", images), expected, atol=1e-5, rtol=1e-4)
+    found = passed(MixIGLayer(trained_bn, MixIG()).train(), "mixed", images, u=torch.zeros(4))
+    close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_one_pixel_maps_use_global_statistics(layer):
-    x = torch.randn(3, 4, 1, 1)
-    layer.u, layer.z = torch.rand(4), torch.randn(3)
-    shape = (1, 4, 1, 1)
+    x, shape = torch.randn(3, 4, 1, 1), (1, 4, 1, 1)
     slope = layer.norm.weight / layer.global_std
     expected = (x - layer.global_mean.view(shape)) * slope.view(shape) + layer.norm.bias.view(shape)
     for mode in ("mixed", "adapted"):
-        torch.testing.assert_close(passed(layer, mode, x), expected)
+        close(passed(layer, mode, x, u=torch.rand(4), z=torch.randn(3)), expected)
 
 
 def test_global_statistics_average_variances_before_the_root():
@@ -142,70 +130,47 @@ def test_global_statistics_average_variances_before_the_root():
     assert layer.global_std.unique().item() == pytest.approx(2.236068, abs=3e-6)
 
 
-def test_u_is_one_vector_per_layer_in_its_range():
-    for bounds in ((0.0, 1.0), (0.0, 0.5), (-0.1, 1.1), (0.5, 0.5)):
-        layers = mixig_layers(build("digits-cnn-bn", MixIG(u=bounds), channels=1, size=28))
-        draw_u(layers, torch.Generator().manual_seed(0))
-        drawn = torch.cat([layer.u for layer in layers.values()])
-        assert [len(layer.u) for layer in layers.values()] == [layer.norm.num_features for layer in layers.values()]
-        assert drawn.min() >= bounds[0]
-        assert drawn.max() <= bounds[1] + 1e-6
-        assert (drawn.std() == 0) == (bounds[0] == bounds[1])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 0.5), (-0.1, 1.1), (0.5, 0.5)])
+def test_u_is_one_vector_per_layer_in_its_range(bounds):
+    layers = mixig_layers(build("digits-cnn-bn", MixIG(u=bounds), channels=1, size=28))
+    draw_u(layers, torch.Generator().manual_seed(0))
+    drawn = torch.cat([layer.u for layer in layers.values()])
+    assert [len(layer.u) for layer in layers.values()] == [layer.norm.num_features for layer in layers.values()]
+    assert bounds[0] <= drawn.min() <= drawn.max() <= bounds[1] + 1e-6
+    assert (drawn.std() == 0) == (bounds[0] == bounds[1])
 
 
 def test_layers_and_parameters_of_the_paper_network():
     plain, net = (outline("resnet18", part, bottleneck=256) for part in (MixIG(), ADAPTER))
-    layers = mixig_layers(net)
-    assert [type(layer.norm) for layer in layers.values()].count(nn.BatchNorm2d) == 20
+    layers, kinds = mixig_layers(net), tensor_kinds(net)
     assert sum(layer.norm.num_features for layer in layers.values()) == 4_800 + 256
-    assert sum(parameter.numel() for parameter in plain.parameters()) == 11_310_151
-    assert sum(parameter.numel() for parameter in net.parameters()) == 11_310_151 + 218_540
+    sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (plain, net)]
+    assert sizes == [11_310_151, 11_310_151 + 218_540]
     adapters = [layer.adapter for layer in layers.values() if layer.adapter is not None]
     assert not any(adapter.fc1.weight.requires_grad for adapter in adapters)
     sizes = [sum(parameter.numel() for parameter in adapter.parameters()) for adapter in adapters]
     assert sorted(sizes) == [526] * 5 + [2_074] * 5 + [8_242] * 5 + [32_866] * 5
-    stem = {name: tuple(value.shape) for name, value in layers["backbone.bn1"].adapter.state_dict().items()}
-    assert stem == {"fc1.weight": (4, 128), "fc1.bias": (4,), "fc2.weight": (2, 4), "fc2.bias": (2,)}
-    kinds = tensor_kinds(net)
     assert {kinds[name] for name in bn_scope(net)} == {Kind.BN_AFFINE, Kind.BN_STATISTICS, Kind.COUNTER}
     assert len(bn_scope(net)) == 5 * 21
     assert not [name for name in net.state_dict() if "global" in name]
 
 
-def test_local_mode_is_the_plain_network():
-    plain, net = (build("digits-cnn-bn", part, bottleneck=16) for part in (None, ADAPTER))
-    x = torch.randn(4, 3, 32, 32)
-    for mode in (True, False):
-        assert torch.equal(plain.train(mode)(x), net.train(mode)(x))
-
-
-def test_learned_alpha_variant():
-    net = build("digits-cnn-bn", MixIG(local="bin"), channels=1, size=28)
-    assert "backbone.norm1.bn.rho" in net.state_dict()
-    install_global(net, numpy_state(net))
-    layers = mixig_layers(net)
-    draw_u(layers, torch.Generator().manual_seed(0))
-    with switched(layers, "mixed"):
-        assert net(torch.rand(4, 1, 28, 28)).isfinite().all()
-
-
 def test_global_affine_of_pass_3(trained_bn, images):
     layer = MixIGLayer(trained_bn, MixIG(adapter=True, adapter_affine="global")).train()
     as_installed(layer, torch.zeros(4), torch.ones(4))
-    layer.z = torch.zeros(6)
-    by_global = passed(layer, "adapted", images)
+    by_global = passed(layer, "adapted", images, z=torch.zeros(6))
     layer.affine = "local"
     weight, bias = (value.view(4, 1, 1) for value in (trained_bn.weight, trained_bn.bias))
-    torch.testing.assert_close(passed(layer, "adapted", images), by_global * weight + bias)
+    close(passed(layer, "adapted", images), by_global * weight + bias)
 
 
 def test_fast_moments_and_affine(images):
     hard = torch.cat([images, 100 + 0.01 * images, torch.full_like(images[:1], 3.0)])  # cancelling digits, a constant
     mean, variance = instance_moments(hard)
-    torch.testing.assert_close(mean, hard.mean((2, 3)))
+    close(mean, hard.mean((2, 3)))
     exact = hard.double().var((2, 3), correction=0).float()
-    torch.testing.assert_close(variance, exact, rtol=2e-5, atol=1e-12)
+    close(variance, exact, rtol=2e-5, atol=1e-12)
     a, b = torch.randn(2, 6, 4)
     expected = a[:, :, None, None] * (images - 1.5) + b[:, :, None, None]
     for x in (images, images.contiguous(memory_format=torch.channels_last)):
-        torch.testing.assert_close(affine_map(x, torch.full((6, 4), 1.5), a, b), expected, atol=1e-5, rtol=1e-5)
+        close(affine_map(x, torch.full((6, 4), 1.5), a, b), expected, atol=1e-5, rtol=1e-5)

@@ -19,14 +19,10 @@ def trained(net):
     return net.state_dict().keys() - net.frozen
 
 
-def test_all_is_the_default_and_freezes_nothing():
-    assert build("digits-cnn-bn").frozen == build("digits-cnn-bn", train="head+all").frozen == frozenset()
-
-
 def test_words():
+    assert build("digits-cnn-bn").frozen == build("digits-cnn-bn", train="head+all").frozen == frozenset()
     head = trained(outline("resnet18", train="head", bottleneck=8))
     assert {name.partition(".")[0] for name in head} == {"bottleneck", "head"}
-    assert "bottleneck.1.running_mean" in head
     layer = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     norms = {f"backbone.norm{number}.{name}" for number in (1, 2) for name in layer}
     assert trained(outline("digits-cnn-bn", train="norm+head")) == norms | {"head.weight", "head.bias"}
@@ -83,16 +79,11 @@ def test_layers_of_a_part_keep_what_they_took_over(norm, added):
 
 def test_channels_that_ibn_took_over_follow_their_layer():
     """They are trained where the replaced layer is. The instance norm that variant b adds is new, and trained."""
-    layer = "backbone.layer1.0.bn1"
     moving, still = (outline("resnet18", IBN(), train=f"backbone.layer{stage}.*+head") for stage in (1, 2))
-    own = {name for name in moving.state_dict() if name.startswith(layer)}
-    assert len(own) == 7
-    assert own <= trained(moving)
-    assert not own & trained(still)
-    added = outline("resnet18", IBN("b"), train="head")
+    own = {name for name in moving.state_dict() if name.startswith("backbone.layer1.0.bn1")}
+    assert (len(own), own <= trained(moving), own & trained(still)) == (7, True, set())
     inorms = {f"backbone.layer{stage}.1.inorm.{name}" for stage in (1, 2) for name in ("weight", "bias")}
-    assert trained(added) == inorms | {"head.weight", "head.bias"}
-    assert not any("took_over" in module.__dict__ for module in added.modules())
+    assert trained(outline("resnet18", IBN("b"), train="head")) == inorms | {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "gperxan", "fedig-a", "csac"])
@@ -102,8 +93,7 @@ def test_frozen_tensors_stay_and_do_not_travel(tmp_path, method):
     experiment = small_experiment(tmp_path, method, model={"train": "head"}, data=few, train={"rounds": 1})
     close_workspaces()
     folder, grid = run_small(experiment)
-    fresh = resolve(experiment).build_net()
-    used = next(iter(_open.values())).net.state_dict()
+    fresh, used = resolve(experiment).build_net(), next(iter(_open.values())).net.state_dict()
     close_workspaces()
     assert all(torch.equal(fresh.state_dict()[name], used[name]) for name in fresh.frozen)
     saved = load_file(folder / "last.safetensors")
@@ -111,5 +101,3 @@ def test_frozen_tensors_stay_and_do_not_travel(tmp_path, method):
     replies = [reply.content for message, reply in grid.seen if message.metadata.message_type == "train"]
     assert replies
     assert all(set(record) <= saved.keys() for content in replies for record in content.array_records.values())
-    if method == "fedavg":
-        assert {name: value.numel() for name, value in saved.items()} == {"head.weight": 500, "head.bias": 10}
