@@ -13,13 +13,8 @@ from strategies.banks.prototypes import Prototypes
 from strategies.parts import SERVER, RefusedUpdateError, ServerRound, Update
 from strategies.tools.finch import cluster_means, finch, first_neighbour_clusters, partitions, partitions_of_products
 
-REFERENCES, GENERATOR, STYLES, INTERPOLATION = (
-    ClassReferences(),
-    FeatureGenerator(),
-    FeatureStyles(),
-    InterpolationStyle(),
-)
-PROTOTYPES = Prototypes()
+REFERENCES, GENERATOR, STYLES = ClassReferences(), FeatureGenerator(), FeatureStyles()
+INTERPOLATION, PROTOTYPES = InterpolationStyle(), Prototypes()
 
 
 def round_of(**fields):
@@ -52,8 +47,7 @@ def style(value):
 
 def overall(*numbers):
     """A client's style: its mean is the first half of the numbers, its std the second."""
-    mean, std = np.split(f32([numbers]), 2, axis=1)
-    return {"mean": mean, "std": std}
+    return dict(zip(("mean", "std"), np.split(f32([numbers]), 2, axis=1)))
 
 
 def protos(**rows):
@@ -66,8 +60,7 @@ def test_class_references_are_averaged_by_counts():
     entries = {"a": references([10, 0, 0], 1), "b": references([30, 5, 0], 3, 7)}
     old = {SERVER: {"r_mu": np.full((3, 1), 4, np.float32), "r_rho": np.full((3, 1), 5, np.float32)}}
     new = REFERENCES.merge(old, entries, round_of())[SERVER]
-    assert new["r_mu"].ravel().tolist() == [2.5, 7, 4]
-    assert new["r_rho"].ravel().tolist() == [12.5, 17, 5]
+    assert (new["r_mu"].ravel().tolist(), new["r_rho"].ravel().tolist()) == ([2.5, 7, 4], [12.5, 17, 5])
     first = REFERENCES.merge({}, entries, round_of())[SERVER]
     assert (first["r_mu"][2], first["r_rho"][2]) == (0, 1)
     silent = ClassReferences(shared=False)
@@ -92,7 +85,7 @@ def test_generators_are_averaged_by_weight():
 
 
 def test_a_derangement_leaves_nothing_in_place():
-    """T7: in 1000 draws of three, each of the two derangements comes about as often."""
+    """In 1000 draws of three, each of the two derangements comes about as often."""
     rng = np.random.default_rng(0)
     drawn = [tuple(derangement(3, rng).tolist()) for _ in range(1000)]
     assert set(drawn) == {(1, 2, 0), (2, 0, 1)}
@@ -101,15 +94,12 @@ def test_a_derangement_leaves_nothing_in_place():
 
 
 def test_every_style_goes_to_one_other_client():
-    """T9: nothing goes to a client alone in a round, nor for a partner that has not trained yet."""
+    """Nothing goes to a client alone in a round, nor for a partner that has not trained yet."""
     bank, pairs = {name: style(number + 1) for number, name in enumerate("abcd")}, set()
     for number in range(1, 30):
         server = round_of(drawn=list("abd"), round=number)
-        got = [int(STYLES.hand_out(bank, name, server)["style"][0, 0]) for name in "abd"]
-        assert sorted(got) == [1, 2, 4]
-        assert all(own != other for own, other in zip([1, 2, 4], got, strict=True))
-        pairs.add(tuple(got))
-    assert len(pairs) == 2
+        pairs.add(tuple(int(STYLES.hand_out(bank, name, server)["style"][0, 0]) for name in "abd"))
+    assert pairs == {(2, 4, 1), (4, 1, 2)}
     for kept, drawn in (("ab", "a"), ("a", "ab"), ("", "abc"), ("ab", "bc")):
         assert STYLES.hand_out({name: style(1) for name in kept}, "a", round_of(drawn=list(drawn))) == {}
 
@@ -117,34 +107,32 @@ def test_every_style_goes_to_one_other_client():
 def merged(styles, bank=INTERPOLATION, server=None):
     """All numbers of the interpolation style of these contributions."""
     entries = {f"client{number}": overall(*numbers) for number, numbers in enumerate(styles)}
-    record = bank.hand_out(bank.merge({}, entries, server or round_of()), "client0", server)
-    return np.concatenate([record["mean"], record["std"]], axis=1)[0].tolist()
+    made = bank.merge({}, entries, server or round_of())
+    assert made.keys() == {SERVER}  # no client's own style is kept
+    return np.concatenate(list(bank.hand_out(made, "client0", server).values()), axis=1)[0].tolist()
 
 
-def test_t2_median_of_the_cluster_means():
+def test_the_style_is_the_median_of_the_cluster_means():
     """Pairs of equal styles are the clusters; an even number has two middles, of which `lower` takes the lower."""
     three = [(1, 5), (2, 9), (9, 1)]
     assert merged(three * 2) == [2, 5]
-    four = [*three, (4, 2)] * 2
-    assert merged(four) == [3, 3.5]
-    assert merged(four, InterpolationStyle(median="lower")) == [2, 2]
-    bank = INTERPOLATION.merge({}, {"a": overall(1, 2), "b": overall(3, 4)}, round_of())
-    assert bank.keys() == {SERVER}  # no client's own style is kept
+    assert merged([*three, (4, 2)] * 2) == [3, 3.5]
+    assert merged([*three, (4, 2)] * 2, InterpolationStyle(median="lower")) == [2, 2]
     assert INTERPOLATION.merge({}, {}, round_of()) == {}
 
 
-def test_t8_every_group_of_styles_counts_the_same():
+def test_every_group_of_styles_counts_the_same():
     """Nine clients in four groups: the median of four cluster means, whatever the sizes of the groups."""
     means = [(1, 9), (3, 7), (6, 5), (8, 1)]
-    for sizes, spread in (((2, 2, 2, 3), 0.005), ((2, 3, 2, 2), 0.005), ((2, 2, 2, 43), 0.0)):
+    for sizes, spread in (((2, 2, 2, 3), 0.005), ((2, 2, 2, 43), 0.0)):
         server, rng = round_of(), np.random.default_rng(0)
         around = [np.array(mean) + spread * rng.normal(size=2) for mean, size in zip(means, sizes) for _ in range(size)]
         assert merged(around, server=server) == pytest.approx(np.median(means, axis=0), abs=0.02)
         assert [(row["quantity"], row["value"]) for row in server.details] == [("style_clusters", 4)]
         assert server.notes == []
-    for styles in ([(1, 4)], [(1, 4), (3, 1)], [(1, 4), (3, 1), (8, 1)]):
+    for count in (1, 2, 3):
         server = round_of()
-        assert merged(styles, server=server) == pytest.approx(np.mean(styles, axis=0))
+        assert merged(means[:count], server=server) == pytest.approx(np.mean(means[:count], axis=0))
         assert ["clients_per_domain" in note for note in server.notes] == [True]
 
 
@@ -159,22 +147,19 @@ def test_prototypes_are_the_means_of_finchs_clusters():
     entries = {f"client{number}": protos(c0=point) for number, point in enumerate(points)}
     entries["client1"] = protos(c0=points[1], c2=(5, 6))
     new = PROTOTYPES.merge({SERVER: protos(c1=(9, 9))}, entries, server)[SERVER]
-    assert new["classes"].tolist() == [0, 0, 2]
-    assert new["cluster_protos"][2].tolist() == [5, 6]
+    assert (new["classes"].tolist(), new["cluster_protos"][2].tolist()) == ([0, 0, 2], [5, 6])
     assert new["cluster_protos"][0] == pytest.approx([0.963705, 0.198755], abs=1e-6)
     assert new["cluster_protos"].dtype == np.float32
     recorded = {row["name"]: row["value"] for row in server.details if row["quantity"] == "prototype_clusters"}
-    assert recorded == {"class 0": 2, "class 2": 1}
-    assert server.notes == []
+    assert (recorded, server.notes) == ({"class 0": 2, "class 2": 1}, [])
 
 
 def test_three_clients_never_cluster_and_the_log_says_so_once():
     """Each class has the plain mean; a class that no client sent is absent; no prototypes at all are not an error."""
     server, entries = round_of(), {name: protos(c1=point) for name, point in zip("abc", circle(0, 90, 180))}
-    new = PROTOTYPES.merge({}, entries, server)[SERVER]
+    new, _ = (PROTOTYPES.merge({}, entries, server)[SERVER] for _ in range(2))
     assert new["classes"].tolist() == [1]
     assert new["cluster_protos"][0] == pytest.approx([0, 1 / 3], abs=1e-6)
-    PROTOTYPES.merge({}, entries, server)
     assert ["clients_per_domain" in note for note in server.notes] == [True]
     assert PROTOTYPES.merge({}, {"a": protos()}, server) == {}
 
@@ -189,12 +174,8 @@ def test_all_clients_get_the_same_and_at_first_nothing(bank, entries):
     assert bank.hand_out(made, "a", round_of()) is bank.hand_out(made, "late", round_of()) is made[SERVER]
 
 
-SEEN, GENERATED, GIVEN, OWN = (
-    references([4, 0, 0], 1),
-    generator(1),
-    overall(1, 2, 3, 1, 1, 1),
-    protos(c0=(1, 2), c2=(3, 4)),
-)
+SEEN, GENERATED, GIVEN = references([4, 0, 0], 1), generator(1), overall(1, 2, 3, 1, 1, 1)
+OWN = protos(c0=(1, 2), c2=(3, 4))
 
 
 @pytest.mark.parametrize(("bank", "good", "change", "reason"), [

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support import numbers, run_small
+from support import run_small
 from tampering import CONTINUE, EVERYBODY, OTHERS, VICTIM, floats, rows_of, short, tamper
 
 from fedsim.common.errors import ClientFailedError
@@ -27,21 +27,35 @@ def f32(*values):
     return np.array(values, np.float32)
 
 
-def test_the_size_of_an_update():
-    """sqrt((3-1)^2 + (1-2)^2 + 2^2) = 3; counters are ignored, and 3e38 causes no overflow."""
-    before = {"w": f32(1, 2), "v": np.array([0.0]), "n": np.array(5)}
-    assert update_size({"w": f32(3, 1), "v": np.array([2.0]), "n": np.array(900)}, before) == pytest.approx(3.0)
-    huge, zeros = {"w": np.full(4, 3e38, np.float32)}, {"w": np.zeros(4, np.float32)}
-    assert update_size(huge, zeros) == pytest.approx(6e38)
-    assert update_size(huge, {"w": -huge["w"]}) == pytest.approx(12e38)  # no float32 number
-    assert update_size({"w": f32(np.inf)}, {"w": f32(0)}) == math.inf
-    one = np.random.default_rng(0).standard_normal((2, 50_000)).astype(np.float32)
-    exact = np.linalg.norm(one[0].astype(np.float64) - one[1].astype(np.float64))
-    assert update_size({"w": one[0]}, {"w": one[1]}) == pytest.approx(exact, rel=1e-8)
-    mixed = {"h": np.array([2.0], np.float16), "d": np.array([1e100]), "f": f32(1)}
-    assert update_size(mixed, {"h": np.array([0.0], np.float16), "d": np.array([0.0]), "f": f32(5)}) == 1e100
-    found = [lower_median(values) for values in ([], [3.0], [1.0, 9.0], [9.0, 1.0, 4.0], [4, 1, 9, 2])]
-    assert found == [0, 3, 1, 4, 2]
+ONE, OTHER = np.random.default_rng(0).standard_normal((2, 50_000)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("after", "before", "size"), [
+    # sqrt((3-1)^2 + (1-2)^2 + 2^2) = 3; counters are ignored
+    ({"w": f32(3, 1), "v": np.array([2.0]), "n": np.array(9)}, {"w": f32(1, 2), "v": np.zeros(1), "n": np.array(5)}, 3),
+    ({"w": f32(*[3e38] * 4)}, {"w": f32(0, 0, 0, 0)}, 6e38),  # no overflow
+    ({"w": f32(*[3e38] * 4)}, {"w": f32(*[-3e38] * 4)}, 12e38),  # no float32 number
+    ({"w": f32(np.inf)}, {"w": f32(0)}, math.inf),
+    ({"w": ONE}, {"w": OTHER}, np.linalg.norm(ONE.astype(np.float64) - OTHER.astype(np.float64))),
+    ({"h": np.float16([2]), "d": np.array([1e100]), "f": f32(1)},
+     {"h": np.float16([0]), "d": np.zeros(1), "f": f32(5)}, 1e100),
+])  # fmt: skip
+def test_the_size_of_an_update(after, before, size):
+    assert update_size(after, before) == pytest.approx(size, rel=1e-8)
+
+
+@pytest.mark.parametrize(("found", "expected"), [
+    ([lower_median(values) for values in ([], [3.0], [1.0, 9.0], [9.0, 1.0, 4.0], [4, 1, 9, 2])], [0, 3, 1, 4, 2]),
+    (suspect({"a": 1e-4, "b": 1.0, "c": 1.1}), ("c", pytest.approx(1.1))),  # who hardly moves makes nobody stand out
+    (suspect({"a": 1.0, "b": 1.0, "c": 30.0}), ("c", 30.0)),
+    (suspect({"a": 1.0}), ("a", math.inf)),
+    # an integer that no float can hold ended the run
+    ([finite_loss({"metrics": {"loss": loss}}) for loss in (0.5, 10**400, math.nan, "1")], [True, True, False, False]),
+    # sums of gradients are compared as means
+    (ClassifierGradients().compared({"head.bias": f32(6), "batches": f32(3)}), {"head.bias": f32(2)}),
+])  # fmt: skip
+def test_small_functions_by_hand(found, expected):
+    assert found == expected
 
 
 @pytest.mark.parametrize(("sizes", "refused"), [
@@ -66,35 +80,17 @@ def test_who_is_over_the_limit(sizes, refused):
     assert over_limit(sizes, {}, 1.0, 0.0) == {}
 
 
-def test_a_round_of_two_clients_that_are_too_unlike_is_void(tmp_path):
-    """The model stays, and neither client has a weight; the next round is made by both again."""
-    two = short(tmp_path, 3, data={"domains": ["rot0", VICTIM, "rot45"]}, run=CONTINUE)
-    folder, _ = run_small(two, tamper=tamper(HUGE))
-    rounds, clients = pd.read_csv(folder / "rounds.csv").set_index("round"), rows_of(folder)
-    assert rounds["clients"].tolist() == [0, 2, 0, 2]
-    assert rounds.loc[2, "target_loss"] == rounds.loc[1, "target_loss"]
-    assert clients.loc[2, "status"].str.contains("its update has the norm.*of two clients, either may be").all()
-    assert clients.loc[(2, "rot0"), "status"].startswith("reply refused: of client 'rot15': ")
-    assert clients.loc[3, "status"].eq("ok").all()
-
-
 def test_alone_a_client_is_held_against_itself():
     """It is compared with its own earlier rounds, and before these with the model."""
     own = {"a": [3.0, 2.0, 4.0]}
-    found = over_limit({"a": 301.0}, own, 1.0, 100.0)["a"]
-    assert found.startswith("its update has the norm 301, 100 times the median of its own")
+    assert over_limit({"a": 301.0}, own, 1.0, 100.0)["a"].startswith(
+        "its update has the norm 301, 100 times the median of its own"
+    )
     assert not over_limit({"a": 300.0}, own, 1.0, 100.0)
     assert over_limit({"a": 201.0}, {}, 2.0, 100.0)
     for size in range(30):
         remember(own, "a", size)
     assert own == {"a": list(range(10, 30))}
-
-
-def test_who_stands_out():
-    """A client of three that hardly moves does not make an honest one stand out."""
-    assert suspect({"a": 1e-4, "b": 1.0, "c": 1.1}) == ("c", pytest.approx(1.1))
-    assert suspect({"a": 1.0, "b": 1.0, "c": 30.0}) == ("c", 30.0)
-    assert suspect({"a": 1.0}) == ("a", math.inf)
 
 
 @pytest.mark.parametrize(("useless", "asked", "said"), [
@@ -109,13 +105,12 @@ def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(useless, ask
 
 
 @pytest.mark.parametrize(("counts", "refused"), [
-    ({"a": 1000, "b": 1100, "c": 9}, ""),
+    ({"a": 1000, "b": 1100, "c": 9}, ""),  # one of three that claims 9 examples has no honest one refused
     ({"a": 1000, "b": 1100, "c": 900, "d": 1, "e": 1}, ""),
     ({"a": 1000, "b": 1100, "c": 10**9}, "c"),
     ({"a": 1000, "b": 9}, "a"),
 ])  # fmt: skip
 def test_whose_number_of_examples_is_implausible(counts, refused):
-    """One site of three that claims 9 examples has no honest one refused; of two, either may be the wrong one."""
     reasons = implausible(counts, 100.0)
     assert reasons.keys() == set(refused)
     assert all(("of two clients" in reason) == (len(counts) == 2) for reason in reasons.values())
@@ -148,10 +143,6 @@ def test_records_are_limited_by_those_of_the_others(sizes, limit, refused):
     assert records_over_limit(dict(zip("abc", sizes)), {"w": f32(3, 4)}, limit).keys() == set(refused)
 
 
-def test_sums_of_gradients_are_compared_as_means():
-    assert ClassifierGradients().compared({"head.bias": f32(6), "batches": f32(3)}) == {"head.bias": f32(2)}
-
-
 def test_a_model_that_moves_much_further_than_every_update():
     guard, updates = Guard(100.0), [Update("a", 1, {}), Update("b", 1, {})]
     guard.sizes = {"a": 1.0, "b": 2.0, "refused": 1e9}
@@ -179,12 +170,6 @@ def test_a_large_value_in_the_model_before_does_not_switch_the_probe_off(sign):
     assert guard.unusable(previous, previous) == guard.unusable(huge, huge) == ""
 
 
-@pytest.mark.parametrize(("loss", "finite"), [(0.5, True), (10**400, True), (float("nan"), False), ("1", False)])
-def test_a_loss_of_any_size_is_judged(loss, finite):
-    """An integer that no float can hold ended the run."""
-    assert finite_loss({"metrics": {"loss": loss}}) is finite
-
-
 @pytest.mark.parametrize(("values", "fine"), [((1.0, 0.0, 0.2), True), ((0.0, 0.0, 1.0), False), ((1.0, -0.1), False)])
 def test_variances_are_not_negative_and_not_mostly_zero(values, fine):
     """Zero variances multiply values by 300 in every layer; a single channel may have variance zero."""
@@ -209,22 +194,17 @@ def test_with_stop_the_offender_is_named(tmp_path):
 
 def test_without_a_limit_the_fused_model_is_checked(tmp_path):
     """3e38 passes every check of one reply; the fused model is not sent, and the wrong reply is found."""
-    found = {}
-    for limit, said in ((0, "without it the model is usable"), (100, "times the median of the other replies")):
-        experiment = short(tmp_path / str(limit), 3, run={**CONTINUE, "update_limit": limit})
-        folder, _ = run_small(experiment, tamper=tamper(HUGE))
-        assert said in rows_of(folder).loc[(2, VICTIM), "status"]
-        assert rows_of(folder).loc[3, "status"].eq("ok").all()
-        found[limit] = numbers(folder / "rounds.csv")
-    pd.testing.assert_frame_equal(*found.values())
+    status = rows_of(run_small(short(tmp_path, 3, run={**CONTINUE, "update_limit": 0}), tamper=tamper(HUGE))[0])[
+        "status"
+    ]
+    assert "without it the model is usable" in status[2, VICTIM]
+    assert status.loc[3].eq("ok").all()
 
 
 def test_a_model_that_no_site_can_use_is_taken_back(tmp_path):
     """Round 2 ends with the model of round 1; with `stop` the run ends, and no honest client is named as the cause."""
-    folder, _ = run_small(short(tmp_path), tamper=nan_validation())
-    first, _ = run_small(short(tmp_path / "first", 1))
-    ours, theirs = (load_file(each / "last.safetensors") for each in (folder, first))
-    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
+    folder, first = run_small(short(tmp_path), tamper=nan_validation())[0], run_small(short(tmp_path / "first", 1))[0]
+    np.testing.assert_equal(*(load_file(each / "last.safetensors") for each in (folder, first)))
     words = "round 2: the model's loss is not finite at 3 of 3 sites, and no update"
     with pytest.raises(ClientFailedError, match=words):
         run_small(short(tmp_path / "stop", run={}), tamper=nan_validation())
@@ -264,9 +244,8 @@ def test_the_records_of_a_dropped_round_say_so(tmp_path, change, blamed, reason)
     status = clients.loc[2, "status"]
     assert status[VICTIM].startswith(blamed)
     assert all(status[name].startswith("not used: ") and reason in status[name] for name in OTHERS)
-    rounds = pd.read_csv(folder / "rounds.csv").set_index("round")
-    assert rounds["failed"].tolist() == [0, 0, 3, 0]
-    assert rounds["clients"].tolist() == [0, 3, 0, 3]
+    rounds = pd.read_csv(folder / "rounds.csv")
+    assert (rounds["failed"].tolist(), rounds["clients"].tolist()) == ([0, 0, 3, 0], [0, 3, 0, 3])
     assert pd.isna(rounds.loc[2, "mean_local_validation_accuracy"])
 
 

@@ -1,18 +1,13 @@
 """Replies that must not touch the global model: each is refused by name with its reason, and recorded."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from safetensors.numpy import load_file
-from support import SpyGrid, numbers, run_small, small_experiment
-from tampering import EVERYBODY, VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
+from support import numbers, run_small, small_experiment
+from tampering import VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
 
 from clients.base import DomainClient
 from fedsim.common.errors import ClientFailedError, UserError
-from fedsim.run.plan import resolve, run_folder
-from fedsim.run.serve import serve
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
 from strategies.wire.reply_checks import (
@@ -26,26 +21,19 @@ from strategies.wire.reply_checks import (
 from strategies.wire.target_site import TargetScore, read_score, score_records
 
 
-def reason_of(check, content, expected):
-    """Why a reply is refused; empty: it is accepted."""
+def check_reason(check, content, expected, reason):
+    """It is accepted when the reason is empty."""
+    found = ""
     try:
         judged(check, content, expected)
     except RejectedReplyError as error:
-        return str(error)
-    return ""
+        found = str(error)
+    assert reason in found
+    assert bool(found) == bool(reason)
 
 
-@pytest.fixture(scope="module")
-def genuine(tmp_path_factory):
-    """(content, what was expected) of a real training reply."""
-    _, grid = run_small(short(tmp_path_factory.mktemp("genuine"), 1))
-    (content,) = [
-        reply.content
-        for message, reply in grid.seen
-        if (message.metadata.message_type, message.content["config"]["client"]) == ("train", VICTIM)
-    ]
-    expected = Expected(VICTIM, content["echo"]["token"], 1, "train", content["metrics"]["num-examples"])
-    return content, dataclasses.replace(expected, shapes=heads_of(record_to_arrays(content["arrays"])))
+MODEL = {"head.weight": np.ones((10, 50), np.float32), "head.bias": np.ones(10, np.float32)}
+UPDATE = Expected(VICTIM, "t", 1, "train", 80, shapes=heads_of(MODEL))
 
 
 @pytest.mark.parametrize(("change", "reason"), [
@@ -65,16 +53,14 @@ def genuine(tmp_path_factory):
     (lambda a, m, e: e.update(client="rot0"), "another message: client"),
     (lambda a, m, e: e.update(token="0" * 16), "another message: token"),
 ])  # fmt: skip
-def test_what_is_wrong_with_a_reply(genuine, change, reason):
-    content, expected = genuine
-    own = {name: np.array(array) for name, array in record_to_arrays(content["arrays"]).items()}
-    metrics, echo = dict(content["metrics"]), dict(content["echo"])
+def test_what_is_wrong_with_a_reply(change, reason):
+    own = {name: array.copy() for name, array in MODEL.items()}
+    metrics = {"num-examples": 80, "train_loss": 1.0, "train_seconds": 0.1}
+    echo = {"token": "t", "client": VICTIM, "round": 1, "phase": "train"}
     change(own, metrics, echo)
     record = ArrayRecord({name: Array(array) for name, array in own.items()})
-    changed = RecordDict({"arrays": record, "metrics": MetricRecord(metrics), "echo": ConfigRecord(echo)})
-    found = reason_of(check_update, changed, expected)
-    assert reason in found
-    assert bool(found) == bool(reason)
+    content = RecordDict({"arrays": record, "metrics": MetricRecord(metrics), "echo": ConfigRecord(echo)})
+    check_reason(check_update, content, UPDATE, reason)
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -94,16 +80,15 @@ ECHO = {"token": "t", "client": "rot75", "round": 3, "phase": "target"}
 EXPECTED = Expected("rot75", "t", 3, "target", 100)
 
 
-@pytest.mark.parametrize("change", [
-    {}, {"loss": -1e30}, {"evaluation_seconds": -5.0}, {"personal_accuracy": 1.1}, {"personal_loss": -1.0}
+@pytest.mark.parametrize(("change", "reason"), [
+    ({}, ""), ({"loss": -1e30}, "loss is "), ({"evaluation_seconds": -5.0}, "evaluation_seconds is "),
+    ({"personal_accuracy": 1.1}, "personal_accuracy is "), ({"personal_loss": -1.0}, "personal_loss is "),
 ])  # fmt: skip
-def test_a_validation_out_of_range_is_refused(change):
+def test_a_validation_out_of_range_is_refused(change, reason):
     """A loss that is 0 up to rounding is accepted."""
     metrics = {"num-examples": 9, "accuracy": 1.0, "loss": -1e-8, "evaluation_seconds": 0.1, **change}
     reply = RecordDict({"metrics": MetricRecord(metrics), "echo": ConfigRecord(ECHO)})
-    found = reason_of(check_validation, reply, EXPECTED)
-    assert found.startswith("".join(f"{name} is " for name in change))
-    assert bool(found) == bool(change)
+    check_reason(check_validation, reply, EXPECTED, reason)
 
 
 def target_reply(metrics=None, details=None, extra=None):
@@ -136,15 +121,7 @@ def target_reply(metrics=None, details=None, extra=None):
 def test_the_target_sites_reply_is_exactly_what_was_asked_for(change, reason):
     score, seconds = judged(read_score, target_reply(), EXPECTED)
     assert (score.value, score.details, seconds) == (0.5, [("alpha_mean", "layer1.0", 0.5)], 0.1)
-    found = reason_of(read_score, target_reply(**change), EXPECTED)
-    assert reason in found
-    assert bool(found) == bool(reason)
-
-
-def test_bad_reply_stops_the_run_by_name(tmp_path):
-    """By default the run stops and names client and reason, because a lost client is a lost domain."""
-    with pytest.raises(ClientFailedError, match=f"client '{VICTIM}' failed in round 2: reply refused: .*NaN"):
-        run_small(short(tmp_path, run={}), tamper=tamper(arrays(set_nan)))
+    check_reason(read_score, target_reply(**change), EXPECTED, reason)
 
 
 def test_bad_reply_is_left_out_when_asked(tmp_path):
@@ -155,31 +132,7 @@ def test_bad_reply_is_left_out_when_asked(tmp_path):
     assert bad["status"].str.contains("reply refused").all()
     assert (numbers(folder / "rounds.csv")["failed"].iloc[1:] == 1).all()
     reduced, _ = run_small(short(tmp_path / "reduced", data={"domains": ["rot0", "rot30", "rot45"]}))
-    model, expected = (load_file(each / "last.safetensors") for each in (folder, reduced))
-    for name, array in expected.items():
-        np.testing.assert_array_equal(model[name], array)
-
-
-def test_all_replies_bad_leaves_the_model_unchanged(tmp_path):
-    """An empty round keeps theta^(t-1) and is recorded; a run of empty rounds fails."""
-    with pytest.raises(ClientFailedError, match="no round was made: no client's reply was accepted in 2 rounds"):
-        run_small(short(tmp_path), tamper=tamper(arrays(set_nan), rounds=(1, 2), clients=EVERYBODY))
-    rounds = numbers(run_folder(short(tmp_path)) / "rounds.csv")
-    assert list(rounds["round"]) == [0, 1, 2]
-    assert (rounds["clients"] == 0).all()
-    assert rounds["target_accuracy"].nunique() == 1
-
-
-def test_replies_are_matched_to_their_messages(tmp_path):
-    """The order of arrival changes nothing, because sums are computed in the order of the domains."""
-
-    class Shuffled(SpyGrid):
-        def pull_messages(self, message_ids):
-            return list(reversed(super().pull_messages(message_ids)))
-
-    plain, _ = run_small(short(tmp_path / "plain"))
-    shuffled = serve(Shuffled(3), resolve(short(tmp_path / "shuffled")))
-    assert numbers(plain / "rounds.csv").equals(numbers(shuffled / "rounds.csv"))
+    assert len({(each / "last.safetensors").read_bytes() for each in (folder, reduced)}) == 1
 
 
 @pytest.mark.parametrize(("error", "kind", "words"), [
@@ -194,9 +147,8 @@ def test_a_clients_own_error_is_shown(tmp_path, monkeypatch, error, kind, words)
         raise error
 
     monkeypatch.setattr(DomainClient, "_train", broken)
-    with pytest.raises(kind, match=words) as found:
+    with pytest.raises(kind, match=words):
         run_small(small_experiment(tmp_path))
-    assert ("\n" in str(found.value)) == (kind is ClientFailedError)
 
 
 def multiplied(bank):
