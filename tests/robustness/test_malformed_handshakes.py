@@ -80,15 +80,6 @@ def test_a_good_answer_is_taken():
     assert [site.examples for site in roster.sites.values()] == [5, 5]
 
 
-def test_examples_are_as_many_as_labels():
-    def six(message, reply):
-        reply.content["site"]["examples"] = 6
-        return reply
-
-    with pytest.raises(UserError, match="reports 6 examples but 5 labels"):
-        roster_with(six).call(0.0)
-
-
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_a_malformed_answer_ends_the_run_at_the_start_and_never_later(kind):
     """The reason is one line that names the node or the client; `sketch` is missing, `photo` is there."""

@@ -41,13 +41,9 @@ def scenes(tmp_path_factory) -> dict[str, Scene]:
     """One federation per method, and FedAvg with a bank to which every reply contributes."""
     folder = tmp_path_factory.mktemp("scenes")
     made = {method: build(method, folder) for method in METHODS}
-    made["pulse"] = build(
-        "fedavg",
-        folder / "pulse",
-        recipe=lambda recipe: dataclasses.replace(recipe, banks=(Pulse(),)),
-        extra=lambda client: {"pulse": state_to_record({"beat": np.float32(len(client))})},
-    )
-    return made
+    beat = lambda client: {"pulse": state_to_record({"beat": np.float32(len(client))})}  # noqa: E731
+    pulsing = lambda recipe: dataclasses.replace(recipe, banks=(Pulse(),))  # noqa: E731
+    return made | {"pulse": build("fedavg", folder / "pulse", recipe=pulsing, extra=beat)}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +58,6 @@ def expected(scenes) -> dict[tuple[str, str, str], Outcome]:
 
 
 def check_refused(outcome: Outcome, expected: Outcome, victim: str) -> None:
-    """The victim has a reason in one line, and its reply has no other effect."""
     assert outcome.differences(expected, victim) == ""
     reason = outcome.rows[victim]["status"]
     assert reason not in ("", "ok")
@@ -75,7 +70,6 @@ def check_refused(outcome: Outcome, expected: Outcome, victim: str) -> None:
 
 
 def check_dropped(outcome: Outcome, expected: Outcome) -> None:
-    """The unexpected reply is mentioned, and all others are used."""
     assert outcome.differences(expected, victim="") == ""
     assert len(outcome.notes) == len(expected.notes) + 1
     assert "is dropped" in " ".join(outcome.notes)
@@ -97,7 +91,6 @@ SEEDS = pytest.mark.parametrize("seeds", [2, pytest.param(10, marks=pytest.mark.
 @SEEDS
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_a_malformed_reply_does_no_harm(scenes, expected, kind, seeds):
-    """Types, shapes, values, names, counts, records, bytes and identities are wrong."""
     mutate, phases = MUTATIONS[kind]
     tried = 0
     for name, phase, victim, message, rng in cases(scenes, phases, seeds):

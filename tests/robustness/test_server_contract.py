@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from scene import Scene, build
 from support import run_small, tiny_experiment
 
-from fedsim.common.errors import ClientFailedError
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsim.run.workspace import close_workspaces
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
@@ -71,45 +70,25 @@ def contribution(client):
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Scene:
     """FedAvg with a bank of vectors, in the middle of round 2."""
-    banks = lambda recipe: replace(recipe, banks=(Vectors(),))  # noqa: E731
-    return build("fedavg", tmp_path_factory.mktemp("vectors"), recipe=banks, extra=contribution)
+    folder = tmp_path_factory.mktemp("vectors")
+    return build("fedavg", folder, recipe=lambda own: replace(own, banks=(Vectors(),)), extra=contribution)
 
 
-def with_victim(scene, change):
-    """The replies of round 2 by client, the victim's with other records."""
+def with_vector(scene, vector=None):
+    """The replies of round 2 by client, the victim's with another contribution."""
     good, asked = scene.replies["train"], dict(zip(scene.replies["train"], scene.messages["train"]))
     replies = {client: Message(reply.content.copy(), reply_to=asked[client]) for client, reply in good.items()}
-    change(replies[VICTIM].content)
+    if vector is not None:
+        replies[VICTIM].content["vectors"] = state_to_record({"v": vector})
     return replies
 
 
-def with_vector(scene, vector):
-    """The replies of round 2, the victim's with another contribution."""
-    return with_victim(scene, lambda content: content.update({"vectors": state_to_record({"v": vector})}))
-
-
-@pytest.fixture
-def stopping(scene):
-    """Within the test, the first failure of a client stops the run."""
-
-    def set_mode(mode):
-        changed = scene.strategy.experiment.replace(run={"on_client_failure": mode})
-        scene.strategy.experiment = scene.strategy.exchange.experiment = changed
-
-    yield lambda: set_mode("stop")
-    set_mode("continue")
-
-
-@pytest.mark.parametrize(
-    ("vector", "reason"),
-    [
-        (np.zeros((2, 3), np.float32), "its arrays are"),
-        (np.zeros(2, np.float64), "its arrays are"),
-        (np.array([-1.0, 1.0], np.float32), "a vector is negative"),
-    ],
-)
-def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(scene, stopping, vector, reason):
-    """With a wrong shape or type, or a refusal in `merge`, and `continue`, the round has only the other clients."""
+@pytest.mark.parametrize(("vector", "reason"), [
+    (np.zeros((2, 3), np.float32), "its arrays are"), (np.zeros(2, np.float64), "its arrays are"),
+    (np.array([-1.0, 1.0], np.float32), "a vector is negative"),
+])  # fmt: skip
+def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(scene, vector, reason):
+    """With a wrong shape or type, or a refusal in `merge`, the round has only the other clients."""
     replies = with_vector(scene, vector)
     outcome = scene.play("train", replies.values())
     alone = scene.play("train", [reply for client, reply in replies.items() if client != VICTIM])
@@ -117,16 +96,13 @@ def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(s
     assert reason in outcome.rows[VICTIM]["status"]
     assert "weight" not in outcome.rows[VICTIM]
     assert outcome.state["parts"]["banks.vectors"] == {"rounds": 2}
-    stopping()
-    with pytest.raises(ClientFailedError, match=f"{VICTIM}.*{reason}"):
-        scene.play("train", replies.values())
 
 
 @pytest.mark.parametrize("fuse", [Critical(), Needing()])
 def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monkeypatch):
     """The client that does not report it is left out, whether it is declared in `needs` or only read."""
     monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, fuse=fuse))
-    replies = with_victim(scene, lambda content: None)
+    replies = with_vector(scene)
     for client, reply in replies.items():
         more = {} if client == VICTIM else {"quality": 0.5}
         reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **more})
@@ -165,12 +141,10 @@ def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
 
 def test_streams_depend_on_seed_purpose_and_round_alone():
     first = ServerRound(1, 3, [], {}, seed=4)
-    assert first.rng("a").random() == first.rng("a").random()
-    assert torch.equal(torch.rand(3, generator=first.generator("a")), torch.rand(3, generator=first.generator("a")))
-    drawn = [
-        replace(first, round=round, seed=seed).rng(purpose).random()
-        for round, seed, purpose in [(1, 4, "a"), (2, 4, "a"), (1, 5, "a"), (1, 4, "b")]
-    ]
+    assert torch.equal(*(torch.rand(3, generator=first.generator("a")) for _ in range(2)))
+    asked = [(1, 4, "a"), (1, 4, "a"), (2, 4, "a"), (1, 5, "a"), (1, 4, "b")]
+    same, *drawn = (replace(first, round=round, seed=seed).rng(words).random() for round, seed, words in asked)
+    assert same == drawn[0]
     assert len(set(drawn)) == 4
 
 
@@ -195,10 +169,7 @@ def test_all_that_the_server_remembers_is_saved(tmp_path):
     )
     save_checkpoint(tmp_path, Checkpoint(3, {"w": np.ones(2, np.float32)}, state))
     found = load_checkpoint(tmp_path).state
-    assert found.parts == state.parts
-    assert (found.layouts, found.handed, found.stored) == (state.layouts, state.handed, state.stored)
-    np.testing.assert_equal(found.banks, state.banks)
-    np.testing.assert_equal(found.tensors, state.tensors)
+    np.testing.assert_equal(vars(found), vars(state))
     assert found.tensors["refine.0.X"]["count"].dtype == np.int64
 
 
@@ -213,9 +184,7 @@ def test_a_frozen_tensor_is_neither_sent_nor_stored_nor_saved(tmp_path, monkeypa
     close_workspaces()
     folder, grid = run_small(tiny_experiment(tmp_path))
     close_workspaces()
-    for message, reply in grid.seen:
-        for content in (message.content, reply.content):
-            for record in content.array_records.values():
-                assert not frozen & record_to_arrays(record).keys()
+    for content in [each.content for pair in grid.seen for each in pair]:
+        assert not [record for record in content.array_records.values() if frozen & record_to_arrays(record).keys()]
     assert not frozen & load_file(folder / "last.safetensors").keys()
     assert not list(folder.glob("state/**/*.safetensors"))
