@@ -8,14 +8,17 @@ from support import small_experiment
 from torch import nn
 
 from clients.local_data import LocalData
+from clients.optimizers import make_optimizer
 from clients.parts import LocalRound, Objective, Step
 from clients.store import ClientStore
 from clients.tools.networks import view_of
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
+from fedsim.models import build_model
+from fedsim.models.net import Net
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
-from fedsim.settings import TrainSettings
+from fedsim.settings import ModelSettings, TrainSettings
 
 CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
 
@@ -29,36 +32,54 @@ def colour_images(count: int, size: int = 16, seed: int = 0, offset: int = 60) -
 def small_data(images: np.ndarray, validation: int = 0, client: str = "a", augment=lambda x: x) -> LocalData:
     """The images as one client's data, the last `validation` of them held out; labels 0, 1, 2, 0, ..."""
     count = len(images)
+    split = np.arange(count - validation), np.arange(count - validation, count)
     data = ClientData(
-        client,
-        images,
-        np.arange(count) % 3,
-        np.arange(count - validation),
-        np.arange(count - validation, count),
-        ("x", "y", "z"),
-        (client,),
-        np.zeros(count, np.int64),
+        client, images, np.arange(count) % 3, *split, ("x", "y", "z"), (client,), np.zeros(count, np.int64)
     )
     return LocalData(data, Transforms(augment, Normalization()), torch.device("cpu"))
 
 
-def small_round(data: LocalData, records: dict | None = None, net: nn.Module | None = None, **changes) -> LocalRound:
-    """Round 1 of client `a`."""
+def small_round(
+    data: LocalData | None = None, records: dict | None = None, net: nn.Module | None = None, **changes
+) -> LocalRound:
+    """Round 1 of client `a`, without data if none are given."""
     values = {
-        "client": data.client,
-        "net": net,
-        "train": TrainSettings(),
-        "classes": 3,
-        "round": 1,
-        "rounds": 2,
-        "phase": "train",
-        "seed": 0,
-        "device": torch.device("cpu"),
-        "store": ClientStore(None),
-        "data": data,
-        "records": records or {},
-    }
+        "client": data.client if data else "a", "net": net, "train": TrainSettings(), "classes": 3, "round": 1,
+        "rounds": 2, "phase": "train", "seed": 0, "device": torch.device("cpu"), "store": ClientStore(None),
+        "data": data, "records": records or {},
+    }  # fmt: skip
     return LocalRound(**{**values, **changes})
+
+
+def digits_net(size: int = 16, channels: int = 3, bottleneck: int = 0, norm=None, classes: int = 3, seed: int = 0):
+    """The small CNN with batch norm."""
+    settings = ModelSettings(backbone="digits-cnn-bn", bottleneck=bottleneck)
+    return build_model(settings, classes, channels, size, norm, seed)
+
+
+def small_net(seed: int = 0) -> Net:
+    """Convolution, batch norm, head; three classes."""
+    torch.manual_seed(seed)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Net(layers, 4, 3)
+
+
+def ready_round(net: nn.Module, records: dict | None = None, images: int = 6, size: int = 16, lr=0.1, **changes):
+    """A round on so many images that trains this network with an optimizer of its own."""
+    data = small_data(colour_images(images, size))
+    round = small_round(data, records, net.train(), **{"steps": 1, "lr": lr, **changes})
+    round.optimizer = make_optimizer(net, round.train, lr)
+    return round
+
+
+def snapshot(module: nn.Module) -> dict:
+    """A copy of its tensors."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def changed(module: nn.Module, before: dict) -> set:
+    """The names of its tensors that differ from a copy."""
+    return {name for name, value in module.state_dict().items() if not value.equal(before[name])}
 
 
 def step_of(part, round: LocalRound):

@@ -1,4 +1,4 @@
-"""FedSR, FedL2R and FedCMI: their losses, and what the three exchange."""
+"""FedSR, FedL2R and FedCMI: their losses, and what a round of a client does with the reference."""
 
 import copy
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_round import colour_images, small_data, small_round
-from support import numbers, run_small, small_experiment
+from small_round import digits_net, ready_round
 
 from clients.optimizers import make_optimizer
 from clients.parts import Batch
@@ -16,43 +15,30 @@ from clients.terms.conditional_information import MOMENTUM, ClassReference, Cond
 from clients.terms.representation_norm import RepresentationNorm, l2r
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe, find_recipe
-from fedsim.models import build_model
 from fedsim.models.infer import SampledRepresentation
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.inserts.representation import LEAST_STD, Gaussian, Representation, gaussian_of
-from fedsim.settings import ModelSettings, TrainSettings
+from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
-from fedsim.tensors.arrays import record_to_arrays
 
 
 def tensor(*values):
-    """A tensor of float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def net_of(width=0, stochastic=True, bottleneck=0):
-    """The digits CNN for colour images of three classes with a representation."""
-    net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=bottleneck), 3, 3, 16, None, 0)
+    net = digits_net(bottleneck=bottleneck)
     torch.manual_seed(0)
     Representation(width, stochastic).apply(net)
     return net
 
 
 def local_round(terms, classes=(0, 1), records=None, **train):
-    """A round of four steps with the representation net, on images of some of three classes."""
-    data = small_data(colour_images(16))
-    data.labels = torch.tensor([classes[number % len(classes)] for number in range(16)])
-    data.class_counts = np.bincount(data.labels.numpy(), minlength=3)
+    """A round of four steps with these terms on images of some of three classes."""
     settings = TrainSettings(lr=0.1, momentum=0.9, weight_decay=0.01, **train)
-    round = small_round(data, {"class_reference": records or {}}, net_of(4), train=settings, lr=0.1)
-    take_round(round, terms)
-    return round
-
-
-def take_round(round, terms):
-    """Take four supervised steps with these terms."""
-    round.optimizer = make_optimizer(round.net, round.train, 0.1)
-    round.net.train()
+    round = ready_round(net_of(4), {"class_reference": records or {}}, 16, train=settings)
+    labels = round.data.labels = torch.tensor([classes[number % len(classes)] for number in range(16)])
+    round.data.class_counts = np.bincount(labels.numpy(), minlength=3)
     torch.manual_seed(3)
     round.terms = [function for term in terms if (function := term.begin(round)) is not None]
     step = SupervisedStep().begin(round)
@@ -60,9 +46,7 @@ def take_round(round, terms):
         step(round.data.batch(np.arange(start, start + 4)))
     for term in terms:
         term.end(round)
-
-
-# --- formulas -----------------------------------------------------------------------------------------------------
+    return round
 
 
 def test_kl_numbers():
@@ -81,66 +65,49 @@ def test_kl_numbers():
 def test_l2r_numbers():
     """Squared and plain norm; the gradient at a zero row is 0, not NaN."""
     z = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
-    assert l2r(z, "squared").item() == 12.5
-    assert l2r(z, "norm").item() == 2.5
+    assert (l2r(z, "squared").item(), l2r(z, "norm").item()) == (12.5, 2.5)
     l2r(z, "norm").backward()
     assert z.grad.tolist() == [pytest.approx([0.3, 0.4]), [0, 0]]
 
 
 def test_moments_of_the_drawn_representation():
-    """E||z||^2 = ||mu||^2 + ||sigma||^2, and the identities behind L2R."""
+    """E||z||^2 = ||mu||^2 + ||sigma||^2, and KL(p, N(0, I)) = E||z||^2 / 2 + log 2 pi - H(p)."""
     raw = torch.log(torch.expm1(torch.tensor(0.5)))  # softplus(raw) = .5
-    layer = Gaussian().train()
     torch.manual_seed(0)
-    z = layer(torch.tensor([1.0, 2.0, raw, raw]).expand(100_000, 4))
+    z = Gaussian().train()(torch.tensor([1.0, 2.0, raw, raw]).expand(100_000, 4))
     assert l2r(z).item() == pytest.approx(5.5, rel=0.02)
     mean, std = gaussian_of(z, "test")
     assert std[0].tolist() == pytest.approx([0.5, 0.5], abs=2e-6)
-    cross_entropy = 5.5 / 2 + np.log(2 * np.pi)  # H(p, N(0, I)) by E||z||^2 alone
-    entropy = np.log(2 * np.pi * np.e * 0.25)
-    assert cross_entropy == pytest.approx(4.587877, abs=1e-6)
     kl = kl_normal(mean[0].double(), tensor(0.5, 0.5), tensor(0, 0), tensor(1, 1)).sum().item()
-    assert kl == pytest.approx(cross_entropy - entropy, abs=1e-6) == pytest.approx(3.136294, abs=1e-6)
+    entropy = np.log(2 * np.pi * np.e * 0.25)
+    assert kl == pytest.approx(5.5 / 2 + np.log(2 * np.pi) - entropy, abs=1e-6) == pytest.approx(3.136294, abs=1e-6)
 
 
 def test_cmi_bounds_the_information():
-    """One class with two inputs at +-1; the information is the mixture's entropy by numerical integration."""
-    grid = np.linspace(-12, 12, 200_001)
-    density = 0.5 * sum(np.exp(-((grid - m) ** 2) / 2) / np.sqrt(2 * np.pi) for m in (-1, 1))
-    information = -np.trapezoid(density * np.log(density), grid) - 0.5 * np.log(2 * np.pi * np.e)
-    assert information == pytest.approx(0.336831, abs=1e-6)
+    """One class with two inputs at +-1; the information is the mixture's entropy by numerical integration: .336831."""
     mean, std, labels = torch.tensor([[1.0], [-1.0]]), torch.ones(2, 1), torch.tensor([0, 0])
     reference = ClassReference(1, 1)
-    with torch.no_grad():
-        reference.r_rho.fill_(float(np.log(np.expm1(1))))
-        assert reference.cmi(mean, std, labels).item() == pytest.approx(0.5, abs=1e-6)
-        reference.r_rho.fill_(float(np.log(np.expm1(np.sqrt(2)))))
-        best = reference.cmi(mean, std, labels).item()
-    assert best == pytest.approx(0.346574, abs=1e-6)
-    assert best >= information
+    for spread, bound in ((1, 0.5), (np.sqrt(2), 0.346574)):
+        with torch.no_grad():
+            reference.r_rho.fill_(float(np.log(np.expm1(spread))))
+        assert reference.cmi(mean, std, labels).item() == pytest.approx(bound, abs=1e-6)
+        assert bound >= 0.336831
 
 
 def test_kappa_scales_mean_and_spread():
     """The official scale starts at 1, where it changes nothing; at 2 the Gaussian is N(2 mu, 4 sigma^2)."""
     mean, std, labels = torch.tensor([[0.5]]), torch.tensor([[0.7]]), torch.tensor([0])
-    plain = ClassReference(1, 1).cmi(mean, std, labels)
-    for kind in ("free", "softplus"):
-        scaled = ClassReference(1, 1, kind)
-        assert scaled.cmi(mean, std, labels).item() == pytest.approx(plain.item(), abs=1e-6)
-    scaled = ClassReference(1, 1, "free")
+    plain = ClassReference(1, 1).cmi(mean, std, labels).item()
+    scaled = {kind: ClassReference(1, 1, kind) for kind in ("free", "softplus")}
+    assert [part.cmi(mean, std, labels).item() for part in scaled.values()] == pytest.approx([plain] * 2, abs=1e-6)
     with torch.no_grad():
-        scaled.kappa.fill_(2.0)
-    r = F.softplus(torch.tensor(1.0))
-    assert scaled.cmi(mean, std, labels).item() == pytest.approx(
-        kl_normal(2 * mean, 2 * std, torch.zeros(1), r).item(), abs=1e-6
-    )
-
-
-# --- the network and its prediction -----------------------------------------------------------------------------------
+        scaled["free"].kappa.fill_(2.0)
+    wanted = kl_normal(2 * mean, 2 * std, torch.zeros(1), F.softplus(torch.tensor(1.0))).item()
+    assert scaled["free"].cmi(mean, std, labels).item() == pytest.approx(wanted, abs=1e-6)
 
 
 def test_representation_layers():
-    """Names and widths; sigma stays positive for raw -50 (T8); eval mode gives the mean; a copy can be made at once."""
+    """Names and widths; sigma stays positive for raw -50; eval mode gives the mean; a copy can be made at once."""
     net = net_of()
     d = net.feature_dim
     assert [tuple(p.shape) for p in net.bottleneck.parameters()] == [(2 * d, d), (2 * d,)]
@@ -171,36 +138,25 @@ def test_probabilities_are_averaged():
         wanted = torch.stack([torch.softmax(net.head(mean + std * eps), 1) for eps in noise]).mean(0)
         assert torch.allclose(found.exp(), wanted, atol=1e-6)
         assert torch.allclose(found[3:], predict(images[3:]), atol=1e-6)
-        assert not torch.allclose(found.exp(), torch.softmax(net(images), 1), atol=1e-3)
 
 
-# --- one round of a client ----------------------------------------------------------------------------------------
-
-
-def test_gradients_reach_what_they_should():
-    """The table of 5.3: L2R and CMI have no gradient in the classifier; CMI has one in r."""
-    round = small_round(small_data(colour_images(4)), {"class_reference": {}}, net_of(4).train(), lr=0.1)
-    round.optimizer = make_optimizer(round.net, round.train, 0.1)
-    for part, moves in ((RepresentationNorm(), False), (ConditionalInformation(), True)):
-        term = part.begin(round)
-        batch = Batch(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0]))
-        round.forward(batch)
-        round.optimizer.zero_grad()
-        term(batch).backward()
-        assert round.net.head.weight.grad is None
-        assert round.net.backbone.conv1.weight.grad.abs().sum() > 0
-        if moves:
-            reference = round.scratch["class-reference"]
-            assert reference.r_mu.grad.abs().sum() > 0
-            assert reference.r_rho.grad.abs().sum() > 0
+@pytest.mark.parametrize("part", [RepresentationNorm(), ConditionalInformation()], ids=lambda part: type(part).__name__)
+def test_gradients_reach_what_they_should(part):
+    """Neither term has a gradient in the classifier; CMI has one in r."""
+    round = ready_round(net_of(4), {"class_reference": {}}, 4)
+    term, batch = part.begin(round), Batch(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0]))
+    round.forward(batch)
+    term(batch).backward()
+    assert round.net.head.weight.grad is None
+    assert round.net.backbone.conv1.weight.grad.abs().sum() > 0
+    if isinstance(part, ConditionalInformation):
+        assert all(value.grad.abs().sum() > 0 for value in round.scratch["class-reference"].parameters())
 
 
 def test_weight_zero_leaves_the_reference_alone():
-    """Nothing is added; r has no gradient and is returned unchanged."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.ones((3, 4), np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=0.0)], records=records)
     assert round.terms == []
-    assert round.scratch["class-reference"].r_mu.grad is None
     assert (round.outbox["class_reference"]["r_mu"] == 2).all()
 
 
@@ -209,9 +165,8 @@ def test_absent_class_is_neither_moved_nor_sent(optimizer):
     """This holds even with momentum and weight decay."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.full((3, 4), 1.5, np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=1.0)], (0, 2), records, optimizer=optimizer)
-    reference = round.scratch["class-reference"]
     for name, value in (("r_mu", 2.0), ("r_rho", 1.5)):
-        rows = getattr(reference, name).detach()
+        rows = getattr(round.scratch["class-reference"], name).detach()
         assert (rows[1] == value).all()
         assert (rows[[0, 2]] != value).all()
         assert round.outbox["class_reference"][name].shape == (2, 4)
@@ -242,48 +197,10 @@ def test_official_reference_stays_with_the_client():
 
 
 def test_variant_sets_the_other_parts():
-    """The official variant is one setting, shown in the method's name."""
-    method = {"name": "fedsr", "conditional_information": {"variant": "official"}}
-    recipe = build_recipe(Experiment(method=method))
+    """The official variant is one setting, shown in the method's name; nothing but the model leaves a client."""
+    recipe = build_recipe(Experiment(method={"name": "fedsr", "conditional_information": {"variant": "official"}}))
     assert [term.l2r for term in recipe.terms if isinstance(term, RepresentationNorm)] == ["norm"]
     assert not recipe.banks[0].contributed
     assert recipe.label("fedsr") == "fedsr(official)"
-    assert "mean and a spread" in find_recipe("fedsr").disclosure()
     assert recipe.disclosure() == "model updates"
-
-
-# --- runs ---------------------------------------------------------------------------------------------------------
-
-HEAD = {"representation": {"stochastic": False, "width": 8}}
-
-
-def test_fedl2r_with_weight_zero_is_fedavg(tmp_path):
-    """They are equal bit for bit with the same head."""
-    off = {"name": "fedl2r", "representation_norm": {"alpha_l2r": 0.0}, **HEAD}
-    ours, _ = run_small(small_experiment(tmp_path / "a", off))
-    plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", "add": ["representation"], **HEAD}))
-    for name in ("rounds", "clients"):
-        assert numbers(ours / f"{name}.csv").equals(numbers(plain / f"{name}.csv"))
-    assert (ours / "last.safetensors").read_bytes() == (plain / "last.safetensors").read_bytes()
-
-
-def test_exchange(tmp_path):
-    """Besides the model, only r_mu, r_rho and counts are sent, and nothing in the official variant."""
-    shared, grid = run_small(small_experiment(tmp_path / "a", {"name": "fedsr", "representation": {"width": 8}}))
-    names = {
-        name: set(record_to_arrays(record))
-        for message, reply in grid.seen
-        if message.metadata.message_type == "train"
-        for name, record in reply.content.array_records.items()
-    }
-    assert names.pop("class_reference") == {"r_mu", "r_rho", "counts"}
-    assert names.keys() == {"arrays"}
-    clients = numbers(shared / "clients.csv").groupby("round")
-    rows = 2 * 10 * 8 * 4
-    assert list(clients.get_group(1)["bytes_up_class_reference"]) == [rows + 10 * 8] * 3
-    assert list(clients.get_group(2)["bytes_down_class_reference"]) == [rows] * 3
-    method = {"name": "fedsr", "representation": {"width": 8}, "conditional_information": {"variant": "official"}}
-    official, grid = run_small(small_experiment(tmp_path / "b", method, train={"rounds": 1}))
-    sent = {name for message, reply in grid.seen for name in (*message.content, *reply.content)}
-    assert "class_reference" not in sent
-    assert "bytes_up_class_reference" not in numbers(official / "clients.csv")
+    assert "mean and a spread" in find_recipe("fedsr").disclosure()
