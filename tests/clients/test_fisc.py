@@ -1,11 +1,13 @@
-"""FISC's client: its style, its two losses, and the second pass."""
+"""FISC's client: its style, its two losses, the second pass, and its exchange."""
 
 import logging
 
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
+from flwr.app import Error, Message
+from small_round import colour_images, digits_net, small_data, small_round
+from support import numbers, run_small, small_experiment, tiny_experiment
 
 from clients.augment import clustered_style, style
 from clients.augment.clustered_style import map_clusters, map_products, pool_clusters, style_clusters
@@ -13,8 +15,9 @@ from clients.augment.spaces import image_statistics
 from clients.augment.vgg_style import Vgg, decoder, encoder
 from clients.terms import style_contrast
 from clients.terms.style_contrast import StyleContrast, mean_squares, negatives, triplet
-from fedsim.models import build_model
-from fedsim.settings import ModelSettings
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.tools.finch import finch
 
 FIRST = torch.zeros(2, dtype=torch.float64)  # draws that choose the first sample with another label
@@ -22,47 +25,33 @@ TARGET = {"interpolation": {"mean": np.full((1, 3), 0.2, np.float32), "std": np.
 
 
 def rows(*values):
-    """A tensor float32 [n, d]."""
     return torch.tensor(values, dtype=torch.float32)
 
 
-def channel(*values):
-    """Means and variances of images of one channel with these values."""
-    means, variances = zip(*((np.mean(value), np.var(value)) for value in values))
-    return torch.tensor(means)[:, None], torch.tensor(variances)[:, None]
+@pytest.mark.parametrize(("images", "clusters", "mean", "deviation"), [
+    ([[0], [2], [4], [6], [8]], [0, 0, 1, 1, 1], 3.5, 2.843122),  # every cluster counts the same
+    ([[0, 2], [4, 6, 8]], [0, 1], 3.5, 2.843122),  # positions of one image
+    ([[0], [2], [4], [6], [8]], [0] * 5, 4, 2.828429),  # as one, as CCST pools: every position counts the same
+])  # fmt: skip
+def test_pooled_clusters(images, clusters, mean, deviation):
+    moments = (torch.tensor([[f(image)] for image in images]) for f in (np.mean, np.var))
+    found, variance = pool_clusters(*moments, np.array(clusters))
+    assert (found.item(), style.deviation(variance).item()) == (mean, pytest.approx(deviation, abs=1e-6))
 
 
-def test_t1_every_cluster_counts_the_same():
-    """Clusters {0, 2} and {4, 6, 8}; pooled as one, as CCST does, every position counts the same."""
-    images = channel([0.0], [2.0], [4.0], [6.0], [8.0])
-    mean, variance = pool_clusters(*images, np.array([0, 0, 1, 1, 1]))
-    assert (mean.item(), style.deviation(variance).item()) == (3.5, pytest.approx(2.843122, abs=1e-6))
-    mean, variance = pool_clusters(*images, np.zeros(5, np.int64))
-    assert (mean.item(), variance.sqrt().item()) == (4, pytest.approx(2.828427, abs=1e-6))
-    mean, variance = pool_clusters(*channel([0.0, 2.0], [4.0, 6.0, 8.0]), np.array([0, 1]))  # positions of one image
-    assert (mean.item(), style.deviation(variance).item()) == (3.5, pytest.approx(2.843122, abs=1e-6))
-
-
-def test_t3_triplet():
+def test_triplet():
     """Distances .765367 and 1.414214: 0, and .948847 when positive and negative are exchanged."""
     labels, anchor = torch.tensor([0, 1]), rows((3, 0), (2, 0))
-    near, far = (5, 5), (0, 7)  # lengths do not matter
-
-    def loss(positive, negative):
-        both = triplet(anchor, rows(positive, negative), labels, FIRST, 0.3)
-        swapped = triplet(anchor, rows(negative, positive), labels, FIRST, 0.3)
-        assert both.item() == pytest.approx(swapped.item())  # each is the other's negative
-        return both.item()
-
-    assert loss(near, far) == pytest.approx((0 + 0.948847) / 2, abs=1e-6)
+    near, far = (5, 5), (0, 7)  # lengths do not matter; each is the other's negative
+    for styled in (rows(near, far), rows(far, near)):
+        assert triplet(anchor, styled, labels, FIRST, 0.3).item() == pytest.approx((0 + 0.948847) / 2, abs=1e-6)
     assert triplet(anchor[:1], rows(near), labels[:1], FIRST[:1], 0.3) == 0
     one = torch.tensor([0, 1, 1])  # of three samples, the first has the two others as negatives
     features, styled = rows((1, 0), (0, 1), (0, 1)), rows((1, 1), (0, 1), (1, 1))
     chosen = [triplet(features, styled, one, torch.tensor([draw, 0.0, 0.0]).double(), 2.0).item() for draw in (0, 0.99)]
     distance = np.hypot(1 - 0.5**0.5, 0.5**0.5)  # of (1, 0) and (1, 1) / sqrt 2
     rest = (2 - distance) + 2  # the two others: the stylised first sample is their negative
-    wanted = [(distance - 2**0.5 + 2 + rest) / 3, (2 + rest) / 3]
-    assert chosen == pytest.approx(wanted, abs=1e-5)
+    assert chosen == pytest.approx([(distance - 2**0.5 + 2 + rest) / 3, (2 + rest) / 3], abs=1e-5)
 
 
 def test_negatives_are_drawn_uniformly_from_other_labels():
@@ -76,46 +65,44 @@ def test_negatives_are_drawn_uniformly_from_other_labels():
     assert chosen.max() < 3
 
 
-def test_t4_mean_squares():
+def test_mean_squares():
     assert mean_squares(rows((1, 2)), rows((0, 1))).item() == 3
 
 
-def test_t6_one_label_has_no_triplets():
+def test_one_label_has_no_triplets():
     """And a feature of length 0 has a finite gradient."""
     features, styled = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     loss = triplet(features, styled, torch.ones(4, dtype=torch.long), torch.zeros(4).double(), 0.3)
-    assert loss.item() == 0
     loss.backward()
-    assert features.grad.abs().max() == 0
+    assert loss.item() == features.grad.abs().max() == 0
     zero = torch.zeros(2, 3, requires_grad=True)
     triplet(zero, zero * 2, torch.tensor([0, 1]), FIRST, 0.3).backward()
     assert zero.grad.isfinite().all()
 
 
-def test_t5_transfer_with_half_strength():
+@pytest.mark.parametrize(("correction", "wanted"), enumerate(
+    ([4.158365, 5.552788, 6.947212, 8.341635], [4.338108, 5.612703, 6.887297, 8.161892])
+))  # fmt: skip
+def test_transfer_with_half_strength(correction, wanted):
     """The term's own transfer, with both variances, before the values are limited to [0, 1]."""
     features, target = torch.tensor([1.0, 2, 3, 4]).reshape(1, 1, 1, 4), (rows((10,)), rows((2,)))
-    for correction, wanted in enumerate(
-        ([4.158365, 5.552788, 6.947212, 8.341635], [4.338108, 5.612703, 6.887297, 8.161892])
-    ):
-        affine = style.adain_affine(style.statistics([features], correction), target, StyleContrast().alpha)
-        assert style.move(features, affine).flatten().tolist() == pytest.approx(wanted, abs=1e-5)
-        scaled = style.restyle(style.Pixel(), features / 10, (target[0] / 10, target[1] / 10), 0.5, correction)
-        assert scaled.flatten().tolist() == pytest.approx(np.array(wanted) / 10, abs=1e-4)  # eps is not scaled
+    affine = style.adain_affine(style.statistics([features], correction), target, StyleContrast().alpha)
+    assert style.move(features, affine).flatten().tolist() == pytest.approx(wanted, abs=1e-5)
+    scaled = style.restyle(style.Pixel(), features / 10, (target[0] / 10, target[1] / 10), 0.5, correction)
+    assert scaled.flatten().tolist() == pytest.approx(np.array(wanted) / 10, abs=1e-4)  # eps is not scaled
 
 
-def small(part, records=TARGET, images=8, **changes):
+def small(part, records=TARGET, images=8):
     """A round on the digits CNN, the function of the term in it, and a batch."""
-    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 16, None, 0).train()
-    round = small_round(small_data(colour_images(images), augment=lambda x: x.flip(3)), records, net, **changes)
-    return round, part.begin(round), round.data.batch(np.arange(images))
+    data = small_data(colour_images(images), augment=lambda x: x.flip(3))
+    round = small_round(data, records, digits_net().train())
+    return round, part.begin(round), data.batch(np.arange(images))
 
 
 def test_term_of_a_batch(monkeypatch):
     """Both losses of the features of x and of x', which is made of the augmented batch; x' has no cross-entropy."""
     monkeypatch.setattr(style_contrast, "on_device", lambda numbers, device: torch.from_numpy(numbers))
-    part = StyleContrast(margin=0.5)
-    round, term, batch = small(part)
+    round, term, batch = small(StyleContrast(margin=0.5))
     seen = []
     round.net.register_forward_hook(lambda *_: seen.append("whole"))
     hook = round.net.backbone.register_forward_pre_hook(lambda module, images: seen.append(images[0]))
@@ -126,7 +113,7 @@ def test_term_of_a_batch(monkeypatch):
     affine = style.adain_affine(style.statistics([batch.augmented]), target, 0.5, style.Pixel.gain)
     styled = batch.normalize(style.apply_affine(style.Pixel(), batch.augmented, affine))
     torch.testing.assert_close(seen[-1], styled)
-    assert len(seen) == 2
+    assert len(seen) == round.net.backbone.norm1.num_batches_tracked == 2
     features = round.net.features(styled)
     draws = torch.from_numpy(round.rng("negatives").random(8))
     wanted = 0.75 * triplet(batch.features, features, batch.labels, draws, 0.5)
@@ -139,17 +126,9 @@ def test_term_of_a_batch(monkeypatch):
     assert round.net.backbone.conv1.weight.grad.abs().sum() > 0
 
 
-def test_t7_batch_norm_counts_two_passes():
-    """Without weights there is no term, and so no second pass; with one of them there is."""
-    for part, passes in ((StyleContrast(), 2), (StyleContrast(triplet_weight=0), 2)):
-        round, term, batch = small(part)
-        round.forward(batch)
-        term(batch)
-        assert round.net.backbone.norm1.num_batches_tracked == passes
+def test_without_weights_or_a_style_there_is_no_term(caplog):
     assert small(StyleContrast(triplet_weight=0, norm_weight=0))[1] is None
-
-
-def test_without_a_style_there_is_no_term(caplog):
+    assert small(StyleContrast(triplet_weight=0))[1] is not None
     with caplog.at_level(logging.WARNING):
         assert small(StyleContrast(), {"interpolation": {}})[1] is None
     assert "no client sent a style" in caplog.text
@@ -162,16 +141,13 @@ def test_local_style():
     images[3:6, :, :, :8] //= 8
     images[6:9, 0] //= 8
     images[9:] = 255
-    data = small_data(images, validation=2)
-    round, positions = small_round(data), np.arange(9)
-    raw = data.raw(positions)
+    round, positions = small_round(small_data(images, validation=2)), np.arange(9)
+    raw = round.data.raw(positions)
     found = finch(raw.flatten(1).double().numpy())
-    assert map_clusters(round, style.Pixel(), positions).tolist() == found.tolist()
-    assert found.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert map_clusters(round, style.Pixel(), positions).tolist() == found.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     for cluster in ("features", "style"):
         record = StyleContrast(cluster=cluster).collect(round)
-        means, variances = style.statistics([raw])
-        labels = found if cluster == "features" else style_clusters(means, variances)
+        labels = found if cluster == "features" else style_clusters(*style.statistics([raw]))
         members = [raw[labels == label] for label in range(labels.max() + 1)]
         mean = torch.stack([each.mean((0, 2, 3)) for each in members]).mean(0)
         second = torch.stack([each.square().mean((0, 2, 3)) for each in members]).mean(0)
@@ -192,8 +168,7 @@ def test_products_of_maps_in_any_memory(kept, monkeypatch):
 
 def test_few_and_many_images(caplog):
     """One image is one cluster. Of more than `clustered` images some are drawn, always the same; the log says so."""
-    one = StyleContrast().collect(small_round(small_data(colour_images(1))))
-    assert one["mean"].shape == (1, 3)
+    assert StyleContrast().collect(small_round(small_data(colour_images(1))))["mean"].shape == (1, 3)
     constant = StyleContrast().collect(small_round(small_data(np.full((5, 3, 16, 16), 51, np.uint8))))
     assert constant["mean"][0] == pytest.approx([0.2] * 3)
     assert constant["std"][0] == pytest.approx([1e-5**0.5] * 3, rel=1e-3)
@@ -220,3 +195,48 @@ def test_the_official_layer_is_before_the_relu(monkeypatch):
     assert before["mean"][0] == pytest.approx(wanted.float().numpy(), abs=1e-6)
     one = image_statistics(round, space, np.arange(3))
     assert same["mean"][0] == pytest.approx(style.pool(*one)[0].float().numpy(), abs=1e-6)
+
+
+def test_a_client_that_sent_no_style_gets_the_mean_of_the_others(tmp_path, caplog):
+    def tamper(message, reply):
+        config = message.content.config_records["config"]
+        lost = config["phase"] == "collect" and config["client"] == "rot15"
+        return Message(Error(2, "out of paint"), reply_to=message) if lost else reply
+
+    experiment = tiny_experiment(tmp_path, "fisc", run={"on_client_failure": "continue"})
+    with caplog.at_level(logging.WARNING, logger="fedsim"):
+        folder, grid = run_small(experiment, tamper=tamper)
+    assert any("plain mean" in text for text in caplog.messages)
+    at = {}
+    for message, reply in grid.seen:
+        config = message.content.config_records["config"]
+        at.setdefault((config["phase"], config["client"]), (message, reply))
+    own = [record_to_arrays(at["collect", name][1].content["interpolation"])["mean"] for name in ("rot0", "rot30")]
+    down = record_to_arrays(at["train", "rot15"][0].content["interpolation"])
+    assert down["mean"] == pytest.approx(np.mean(own, axis=0), abs=1e-6)
+    assert numbers(folder / "clients.csv").query("round == 2")["status"].tolist() == ["ok"] * 3
+
+
+OFF = {"triplet_weight": 0, "norm_weight": 0}
+PACS = {"data": {"dataset": "pacs", "image_size": 32, "domains": []}, "run": {"target": "photo"}}
+
+
+@pytest.mark.parametrize(("method", "sections", "words"), [
+    ({"style_contrast": {"encoder": "vgg"}}, {}, "colour images"),
+    ({"style_contrast": {"statistics_layer": "before_relu"}}, {}, "'before_relu' is for encoder 'vgg'"),
+    ({"style_contrast": {"alpha": 1.5}}, {}, "less than or equal to 1"),
+    ({"terms": []}, {}, "no part contributes to interpolation_style"),
+    ({"interpolation_style": {"shared": False}}, {}, "shared = false leaves style_contrast without its bank"),
+    ({"style_contrast": {"encoder": "vgg"}}, PACS, "method.style_contrast.encoder_weights is not set"),
+    ({"name": "deepall+fisc"}, {}, "all data pooled"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_refused(method, sections, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        build_recipe(small_experiment(tmp_path, {"name": "fisc", **method}, **sections))
+
+
+def test_the_bank_comes_and_goes_with_the_term(tmp_path):
+    alone = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["style_contrast"]}))
+    assert alone.banks == find_recipe("fisc").banks
+    off = build_recipe(small_experiment(tmp_path, {"name": "fisc", "style_contrast": OFF}))
+    assert off.disclosure() == "model updates"

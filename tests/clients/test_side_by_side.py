@@ -1,6 +1,7 @@
 """Clients that train as one program end a round with the same model as clients that train alone."""
 
 import copy
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from clients.stacked.optimizer import StackedOptimizer
 from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import app
 from fedsim.commands.contract import small_plan
-from fedsim.common.errors import UserError
+from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.methods.table import METHODS
 from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES
@@ -84,14 +85,10 @@ def train_both_ways(method, folder, *overrides):
     assert BothWays.compared == 6  # three clients, two rounds
 
 
-@pytest.mark.parametrize("method", EVERY_TIME)
-def test_methods_of_each_kind(method, double, tmp_path):
-    train_both_ways(method, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in ALLOWED if name not in EVERY_TIME])
-def test_every_other_method(method, double, tmp_path):
+@pytest.mark.parametrize(
+    "method", [name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.slow) for name in ALLOWED]
+)
+def test_methods_train_alike(method, double, tmp_path):
     train_both_ways(method, tmp_path)
 
 
@@ -101,20 +98,9 @@ def test_adam_whose_moments_are_kept_and_the_best_of_three_iterates(double, tmp_
 
 
 def test_the_methods_that_are_left_out_are_known():
-    """A new row that is left out must be named here; `reason_apart` gives the reason."""
     apart = {name: reason_apart(recipe) for name, recipe in METHODS.items() if name not in ALLOWED}
-    assert set(ALLOWED) >= {
-        "fedavg",
-        "fedprox",
-        "moon",
-        "scaffold",
-        "fedbn",
-        "fedsb",
-        "gperxan",
-        "feddg-ga",
-        "ccst",
-        "fpl",
-    }
+    allowed = {"fedavg", "fedprox", "moon", "scaffold", "fedbn", "fedsb", "gperxan", "feddg-ga", "ccst", "fpl"}
+    assert set(ALLOWED) >= allowed
     assert apart["deepall"] == "one client holds all data"
     for name, slot in (("csac", "client"), ("elcfs", "client"), ("fedig", "objective"), ("fedsam", "update")):
         assert part_name(getattr(METHODS[name], slot)) in apart[name]
@@ -122,10 +108,13 @@ def test_the_methods_that_are_left_out_are_known():
     assert "classifier_alignment" in apart["fediir"]
 
 
+def clients_of_one_round(method, folder, *overrides, grid=TogetherGrid):
+    plan = small_plan(method, folder, [*SHORT, "train.rounds=1", *overrides])
+    return pd.read_csv(serve(grid(app, plan), plan) / "clients.csv").query("round == 1").set_index("client")
+
+
 def test_a_method_that_needs_its_own_steps_falls_back_by_name(tmp_path, caplog):
-    plan = small_plan("mixstyle", tmp_path, [*SHORT, "train.rounds=1"])
-    clients = (serve(TogetherGrid(app, plan), plan) / "clients.csv").read_text()
-    assert "side_by_side" not in clients
+    assert "side_by_side" not in clients_of_one_round("mixstyle", tmp_path)
     assert [record.message for record in caplog.records if "mix_style" in record.message] == [
         "train.side_by_side: mix_style: not a function of one client's tensors and batch alone; clients train one "
         "after the other"
@@ -143,7 +132,7 @@ def test_the_trial_is_in_the_precision_of_training():
         raise ValueError("bf16 is not for this network")
 
     data = small_data(np.zeros((6, 1, 2, 2), np.uint8))
-    program = SideBySide(small_net(nn.BatchNorm1d(6)), {}, 2, CLASSIFIES)
+    program = SideBySide(flat_net(nn.BatchNorm1d(6)), {}, 2, CLASSIFIES)
     assert program.trial(data) == ""
     assert program.trial(data, refused) == "the network does not run as one program (bf16 is not for this network)"
 
@@ -151,44 +140,74 @@ def test_the_trial_is_in_the_precision_of_training():
 def test_a_network_that_branches_on_its_input_falls_back(tmp_path, caplog, monkeypatch):
     pooled = Net.pooled
     monkeypatch.setattr(Net, "pooled", lambda net, x: pooled(net, x if float(x.sum()) < 1e9 else -x))
-    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.rounds=1"])
-    serve(TogetherGrid(app, plan), plan)
+    clients_of_one_round("fedavg", tmp_path)
     assert [record for record in caplog.records if "the network does not run as one program" in record.message]
 
 
-def test_a_client_that_cannot_begin_is_the_only_one_that_fails(tmp_path, monkeypatch):
-    begin = DomainClient.begin_fit
-
-    def broken(client, parameters, config):
-        if config["client"] == "rot15":
-            raise ValueError("no images today")
-        return begin(client, parameters, config)
-
-    monkeypatch.setattr(DomainClient, "begin_fit", broken)
-    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.rounds=1", "run.on_client_failure=continue"])
-    rows = pd.read_csv(serve(TogetherGrid(app, plan), plan) / "clients.csv").query("round == 1").set_index("client")
-    assert "no images today" in rows["status"]["rot15"]
-    assert list(rows.drop("rot15")["side_by_side"]) == [2, 2]
+@pytest.mark.parametrize(("change", "words"), [
+    ("run.runtime=ray", "side_by_side"),
+    ("train.compile=default", r"^train\.compile .* train\.side_by_side; set one of them to its default$"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(change, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        small_plan("fedavg", tmp_path, [*SHORT, change])
 
 
-def test_only_one_process_trains_side_by_side(tmp_path):
-    with pytest.raises(UserError, match="side_by_side"):
-        small_plan("fedavg", tmp_path, [*SHORT, "run.runtime=ray"])
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return clients_of_one_round("fedprox", tmp_path_factory.mktemp("unbroken"))
 
 
-def test_a_compiled_pass_is_refused_and_not_dropped(tmp_path):
-    with pytest.raises(UserError, match=r"^train\.compile .* train\.side_by_side; set one of them to its default$"):
-        small_plan("fedavg", tmp_path, [*SHORT, "train.compile=default"])
+@pytest.mark.parametrize("place", ["begin", "batch", "term", "before_step", "took"])
+def test_a_client_that_fails_is_the_only_one(place, unbroken, tmp_path, monkeypatch):
+    """At the beginning or in its second step; the two others end with the losses that they have with it."""
+    begin = DomainClient.begin_steps
+
+    def broken(client, round):
+        if (round.client, place) == ("rot15", "begin"):
+            raise ValueError("cannot crop this image")
+        steps = begin(client, round)
+        if round.client == "rot15":
+            calls = itertools.count(1)
+
+            def failing(*arguments):
+                if next(calls) == 2:
+                    raise ValueError("cannot crop this image")
+                return 0.0
+
+            if place == "batch":
+                batch, client.data = client.data.batch, copy.copy(client.data)
+                client.data.batch = lambda *arguments: failing() or batch(*arguments)
+            elif place == "took":
+                steps.after = [*steps.after, failing]
+            else:
+                getattr(round, "terms" if place == "term" else place).append(failing)
+        return steps
+
+    monkeypatch.setattr(DomainClient, "begin_steps", broken)
+    rows, others = clients_of_one_round("fedprox", tmp_path, "run.on_client_failure=continue"), ["rot0", "rot30"]
+    assert "cannot crop this image" in rows["status"]["rot15"]
+    assert list(rows["side_by_side"][others]) == [2 if place == "begin" else 3] * 2
+    assert list(rows["train_loss"][others]) == pytest.approx(list(unbroken["train_loss"][others]), abs=1e-6)
 
 
-# --- the stack ----------------------------------------------------------------------------------------------------
+def test_an_error_of_the_common_pass_is_that_of_each_client(tmp_path, monkeypatch):
+    forward, calls = StackedNet.forward, itertools.count(1)
+
+    def broken(stack, rows, *arguments):
+        if next(calls) == 3:  # the trial is the first
+            raise RuntimeError("out of memory")
+        return forward(stack, rows, *arguments)
+
+    monkeypatch.setattr(StackedNet, "forward", broken)
+    with pytest.raises(ClientFailedError, match="out of memory"):
+        clients_of_one_round("fedavg", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("sgd", {"momentum": 0.9, "weight_decay": 0.1}), ("sgd", {}), ("adam", {"weight_decay": 0.1}),
-     ("adamw", {"weight_decay": 0.1})],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "options"), [
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.1}), ("sgd", {}), ("adam", {"weight_decay": 0.1}),
+    ("adamw", {"weight_decay": 0.1}),
+])  # fmt: skip
 def test_each_row_moves_as_by_its_own_optimizer(kind, options):
     """Of three clients, the second takes every other step, and the third starts with buffers of earlier steps.
 
@@ -209,11 +228,11 @@ def test_each_row_moves_as_by_its_own_optimizer(kind, options):
         chosen = [0, 2] if step % 2 else [0, 1, 2]
         rows = Rows(chosen, torch.device("cpu"))
         leaves = {name: rows.of(stack).detach().requires_grad_() for name, stack in stacks.items()}
+        for leaf in leaves.values():
+            leaf.grad = torch.zeros_like(leaf)
         for place, row in enumerate(chosen):
-            images = torch.randn(5, 3).double()
-            own[row](images).square().sum().backward()
+            own[row](torch.randn(5, 3).double()).square().sum().backward()
             for name, leaf in leaves.items():
-                leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 leaf.grad[place] = own[row].get_parameter(name).grad
             optimizers[row].step()
             optimizers[row].zero_grad()
@@ -230,14 +249,12 @@ def test_each_row_moves_as_by_its_own_optimizer(kind, options):
                 torch.testing.assert_close(value, optimizers[row].state[parameter][key])
 
 
-def small_net(*layers):
-    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 3)
-    net.train()
-    return net
+def flat_net(*layers):
+    return Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 3).train()
 
 
 def test_running_statistics_of_clients_that_are_no_neighbours():
-    net = small_net(nn.BatchNorm1d(6))
+    net = flat_net(nn.BatchNorm1d(6))
     stack = StackedNet(net, {}, 3, CLASSIFIES)
     images, labels = torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.int64)
     stack.forward(stack.rows([0, 2]), images, labels)
@@ -251,7 +268,7 @@ def test_running_statistics_of_clients_that_are_no_neighbours():
 
 def test_dropout_leaves_out_other_units_for_every_client():
     torch.manual_seed(0)
-    stack = StackedNet(small_net(nn.Dropout(0.5)), {}, 2, CLASSIFIES)
+    stack = StackedNet(flat_net(nn.Dropout(0.5)), {}, 2, CLASSIFIES)
     images = torch.randn(1, 500, 1, 2, 2).expand(2, -1, -1, -1, -1)
     out = stack.forward(stack.rows([0, 1]), images, torch.zeros(2, 500, dtype=torch.int64)).features == 0
     assert out.float().mean(dim=(1, 2)).sub(0.5).abs().max() < 0.05
@@ -259,7 +276,7 @@ def test_dropout_leaves_out_other_units_for_every_client():
 
 
 def test_frozen_tensors_are_not_stacked_and_do_not_move():
-    net = small_net(nn.BatchNorm1d(6))
+    net = flat_net(nn.BatchNorm1d(6))
     frozen = {name: "frozen" for name in net.state_dict() if name.startswith("backbone")}
     stack = StackedNet(net, frozen, 2, CLASSIFIES)
     passed = stack.forward(stack.rows([0, 1]), torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.int64))
