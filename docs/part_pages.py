@@ -12,7 +12,8 @@ from fedsim.methods.part_settings import toml_value
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.parts.part import part_name
-from fedsim.settings.effect import Only, conditions, in_words
+from fedsim.settings.effect import Only, conditions, in_words, marks
+from fedsim.settings.tuned import Tuned
 
 
 def write_part_pages(folder: Path) -> None:
@@ -39,7 +40,7 @@ def part_section(kind: type, part: object = None, heading: str = "") -> list[str
     """A part's heading, its docstring, those of its layers, and its settings: the values of `part`, or the defaults."""
     name = part_name(kind)
     lines = [f"## {heading or name}", "", f"`{kind.__module__.replace('.', '/')}.py`", ""]
-    texts, needs = field_texts(kind), conditions(kind)
+    texts, needs, drawn = field_texts(kind), conditions(kind), marks(kind, Tuned)
     lines += [to_markdown(inspect.getdoc(kind) or "", without=texts), ""]
     for layer in layers_of(kind):
         lines += [f"**`{layer.__name__}`**", "", to_markdown(inspect.getdoc(layer) or ""), ""]
@@ -48,18 +49,19 @@ def part_section(kind: type, part: object = None, heading: str = "") -> list[str
         shown = {field.name: field.default if part is None else getattr(part, field.name) for field in fields}
         lines += [f"| setting | {'default' if part is None else 'value in this row'} | meaning |", "|---|---|---|"]
         lines += [
-            f"| `method.{name}.{key}` | `{toml_value(value)}` | {in_cell(explained(texts[key], needs.get(key, ())))} |"
+            f"| `method.{name}.{key}` | `{toml_value(value)}` | "
+            f"{in_cell(explained(texts[key], needs.get(key, ()), drawn.get(key, ())))} |"
             for key, value in shown.items()
         ]
         lines.append("")
     return lines
 
 
-def explained(text: str, needs: tuple[Only, ...]) -> str:
-    """What a setting means, and where it has an effect if not everywhere."""
-    return (
-        "; ".join(filter(None, (text.rstrip("."), f"it has an effect only with {in_words(needs)}"))) if needs else text
-    )
+def explained(text: str, needs: tuple[Only, ...], drawn: tuple[Tuned, ...]) -> str:
+    """What a setting means, where it has an effect if not everywhere, and from what a search draws it."""
+    words = [f"it has an effect only with {in_words(needs)}"] if needs else []
+    words += [f"a search draws it from {one.words()}" for one in drawn]
+    return "; ".join(filter(None, (text.rstrip("."), *words))) if words else text
 
 
 def in_cell(text: str) -> str:

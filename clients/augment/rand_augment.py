@@ -14,6 +14,7 @@ from clients.parts import Augment, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.settings.effect import Above, Only
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.tuned import Tuned
 
 
 def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, float]:
@@ -51,8 +52,8 @@ class RandAugment(Augment):
     bins: the number of strengths
     """
 
-    N: Annotated[int, Field(ge=0)] = 2
-    M: Annotated[int, Field(ge=0), Only(N=Above(0))] = 9
+    N: Annotated[int, Field(ge=0), Tuned("1,2,3", "the paper's grid")] = 2
+    M: Annotated[int, Field(ge=0), Only(N=Above(0)), Tuned("int:3:30", "the paper's range")] = 9
     bins: Annotated[int, Field(ge=2), Only(N=Above(0))] = 31
     late: ClassVar[bool] = True
 

@@ -18,6 +18,7 @@ from clients.tools.losses import js_divergence, supervised_contrast, total
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
 from fedsim.parts.part import RecipeParts
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 CHUNK = 256  # images that are measured at a time
 NO_ROWS = "client %s: the bank has no statistics of other clients' images; its images keep their colours"
@@ -93,8 +94,8 @@ class AlignedViews(Objective):
     to 8 bit; and the bank has `refresh = "round"`
     """
 
-    lambda1: Annotated[float, Field(ge=0)] = 0.1
-    lambda2: Annotated[float, Field(ge=0)] = 0.1
+    lambda1: Annotated[float, Field(ge=0), Tuned("log:0.01:1", DECADE)] = 0.1
+    lambda2: Annotated[float, Field(ge=0), Tuned("log:0.01:1", DECADE)] = 0.1
     temperature: Annotated[float, Field(gt=0), Only(views=Above(0), lambda1=Above(0))] = 0.1
     r: Annotated[float, Field(ge=0, le=1), Only(views=Above(0), p=Above(0))] = 0.1
     views: Annotated[int, Field(ge=0)] = 2

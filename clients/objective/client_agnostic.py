@@ -18,6 +18,7 @@ from fedsim.models.inserts.base import Insert
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
 from fedsim.parts.part import RecipeParts
+from fedsim.settings.tuned import Tuned
 from strategies.bank import Bank
 
 GLOBAL_BN = "global_bn"  # the record with the averaged batch norm
@@ -59,8 +60,8 @@ class ClientAgnostic(Objective):
     cafl_reduction: "mean" over the feature dimensions, or their "sum" (the equation), which is D times larger
     """
 
-    lambda1: Annotated[float, Field(ge=0)] = 0.1
-    lambda2: Annotated[float, Field(ge=0)] = 4.0
+    lambda1: Annotated[float, Field(ge=0), Tuned("uniform:0.1:0.5", "the paper")] = 0.1
+    lambda2: Annotated[float, Field(ge=0), Tuned("uniform:2:5", "the paper")] = 4.0
     cafl_reduction: Literal["mean", "sum"] = "mean"
 
     def refuses(self, recipe: RecipeParts) -> str:

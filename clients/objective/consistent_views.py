@@ -13,6 +13,7 @@ from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
 from fedsim.models.inserts.base import leading
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ConsistentViews(Objective):
     severity, width, depth, alpha, all_operations: as in the augmentation `aug_mix`
     """
 
-    weight: Annotated[float, Field(ge=0)] = 12.0
+    weight: Annotated[float, Field(ge=0), Tuned("log:1.2:120", DECADE)] = 12.0
     severity: Annotated[int, Field(ge=1, le=STRENGTHS), Only(weight=Above(0))] = 3
     width: Annotated[int, Field(ge=1), Only(weight=Above(0))] = 3
     depth: Annotated[int, Field(ge=-1), Only(weight=Above(0))] = -1

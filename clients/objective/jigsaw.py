@@ -14,6 +14,7 @@ from clients.tools.networks import evaluating
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
 from fedsim.settings.effect import Only, Scene
+from fedsim.settings.tuned import Tuned
 
 SIDE, TILES = 3, 9  # tiles in a row, and in an image
 WORDS = """
@@ -43,8 +44,8 @@ class Jigsaw(Objective):
     border: what becomes of the pixels beside the tiles
     """
 
-    alpha: Annotated[float, Field(ge=0)] = 0.7
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.9
+    alpha: Annotated[float, Field(ge=0), Tuned("0.7,0.9", "the paper's values for its networks")] = 0.7
+    beta: Annotated[float, Field(ge=0, le=1), Tuned("0.7,0.9", "the paper's values for its networks")] = 0.9
     grey: Annotated[float, Field(ge=0, le=1), Only(Scene.COLOURS)] = 0.1
     border: Literal["crop", "keep"] = "crop"
     requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}

@@ -16,6 +16,7 @@ from clients.tools.networks import descend, statistics_frozen
 from fedsim.models.inserts.base import Insert
 from fedsim.models.inserts.stochastic_embedding import moments_of
 from fedsim.parts.part import RecipeParts, part_name
+from fedsim.settings.tuned import DECADE, Tuned
 
 ENTRY = "augmenter"  # the store's entry for the client's augmenter
 BANDWIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # exp(-d / b), b = mean distance / 4 and doubled four times, as 2 a s
@@ -45,9 +46,9 @@ class LearnToDiversify(Objective):
     augmenter_lr: the learning rate of plain SGD on G, 0.005 in the run script
     """
 
-    alpha1: Annotated[float, Field(ge=0)] = 1.0
-    alpha2: Annotated[float, Field(ge=0)] = 1.0
-    beta: Annotated[float, Field(ge=0)] = 0.1
+    alpha1: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
+    alpha2: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
+    beta: Annotated[float, Field(ge=0), Tuned("log:0.01:1", DECADE)] = 0.1
     temperature: Annotated[float, Field(gt=0)] = 0.07
     augmenter_lr: Annotated[float, Field(gt=0)] = 0.005
     requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}

@@ -11,6 +11,7 @@ from clients.local_data import on_device
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 class Mixture(Objective):
@@ -54,7 +55,7 @@ class MixUp(Mixture):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-    alpha: Annotated[float, Field(ge=0)] = 0.2
+    alpha: Annotated[float, Field(ge=0), Tuned("log:0.1:10", "DomainBed")] = 0.2
 
     def weights(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """lam for all pixels."""
@@ -74,7 +75,7 @@ class CutMix(Mixture):
     alpha: the parameter of the Beta distribution
     """
 
-    alpha: Annotated[float, Field(ge=0)] = 1.0
+    alpha: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
 
     def weights(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """0 in the box, 1 outside."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
 from fedsim.settings.effect import Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RandomConvolution(Objective):
     """
 
     variant: Literal["mix", "img_p"] = "mix"
-    weight: Annotated[float, Field(ge=0)] = 10.0
+    weight: Annotated[float, Field(ge=0), Tuned("log:1:100", DECADE)] = 10.0
     p: Annotated[float, Field(ge=0, le=1), Only(variant="img_p")] = 0.5
     sizes: tuple[Literal[1, 3, 5, 7, 9, 11], ...] = (1, 3, 5, 7)
 

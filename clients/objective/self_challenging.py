@@ -14,6 +14,7 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.cut_network import CutNetwork
 from clients.tools.networks import statistics_frozen
+from fedsim.settings.tuned import Tuned
 
 # The constants of the released code (variant "official").
 SPATIAL, CHANNELS = 1 / 3, 1 / 3.2  # share of positions, or of channels, that is masked
@@ -45,8 +46,8 @@ class SelfChallenging(Objective):
     """
 
     variant: Literal["domainbed", "official"] = "domainbed"
-    f: Annotated[float, Field(ge=0, le=1)] = 1 / 3
-    b: Annotated[float, Field(ge=0, le=1)] = 1 / 3
+    f: Annotated[float, Field(ge=0, le=1), Tuned("uniform:0:0.5", "DomainBed (RSC)", variant="domainbed")] = 1 / 3
+    b: Annotated[float, Field(ge=0, le=1), Tuned("uniform:0:0.5", "DomainBed (RSC)", variant="domainbed")] = 1 / 3
 
     @property
     def needs_levels(self) -> bool:

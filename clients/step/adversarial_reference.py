@@ -23,6 +23,7 @@ from clients.step.feature_generator import (
 )
 from clients.tools.networks import apart, descend, evaluating
 from fedsim.common.seeding import torch_generator
+from fedsim.settings.tuned import DECADE, Tuned
 
 log = logging.getLogger("fedsim")
 DISCRIMINATOR = "discriminator"  # the store's entry
@@ -93,7 +94,7 @@ class AdversarialReference(Step):
     """
 
     lambda1: Annotated[float, Field(ge=0)] = 0.85
-    lambda0: Annotated[float, Field(ge=0)] = 0.15
+    lambda0: Annotated[float, Field(ge=0), Tuned("log:0.015:1.5", DECADE)] = 0.15
     E0: Annotated[int, Field(ge=0)] = 3
     E1: Annotated[int, Field(ge=1)] = 7
     smooth: Annotated[float, Field(ge=0, lt=1)] = 0.1

@@ -19,6 +19,7 @@ from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
 LEVELS = Only(weight=Above(0), align=("cross", "same_layer"))  # where feature levels are aligned
@@ -68,7 +69,9 @@ class SemanticCalibration(Step):
     cross_entropy: false drops the cross-entropy L_AR
     """
 
-    weight: Annotated[float, Field(ge=0), Only(align=("cross", "same_layer", "logits"))] = 0.6
+    weight: Annotated[
+        float, Field(ge=0), Only(align=("cross", "same_layer", "logits")), Tuned("log:0.06:6", DECADE)
+    ] = 0.6
     smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
     acquire_iterations: Annotated[int, Field(ge=0)] = 1800
     acquire_epochs: Annotated[int, Field(ge=0), Only(acquire_iterations=0)] = 30

@@ -28,6 +28,7 @@ from clients.tools.networks import apart, statistics_frozen
 from fedsim.models.inserts.base import Insert
 from fedsim.parts.part import RecipeParts, part_name
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # the store's entries
 
@@ -63,9 +64,9 @@ class DisentanglingAdversary(Step):
     confuse_updates_g: step 4 trains G as well (DAL's code)
     """
 
-    lambda_adv: Annotated[float, Field(ge=0)] = 0.01
-    lambda_mi: Annotated[float, Field(ge=0)] = 1e-4
-    lambda_rec: Annotated[float, Field(ge=0)] = 0.01
+    lambda_adv: Annotated[float, Field(ge=0), Tuned("log:0.001:0.1", DECADE)] = 0.01
+    lambda_mi: Annotated[float, Field(ge=0), Tuned("log:1e-5:1e-3", DECADE)] = 1e-4
+    lambda_rec: Annotated[float, Field(ge=0), Tuned("log:0.001:0.1", DECADE)] = 0.01
     mine: Annotated[Literal["alternate", "joint"], Only(lambda_mi=Above(0))] = "alternate"
     lr: Annotated[float, Field(gt=0)] = 2e-4
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4

@@ -21,6 +21,7 @@ from fedsim.common.tasks import ANY_TASK
 from fedsim.models.weights import StateDict
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Above, Only, Scene
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class EpisodicStep(Step):
     L_w: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Half-width of the window as a share of the shorter side: b = floor(L_w min(H, W)). With 0.01, images of less than
     100 pixels exchange the zero frequency alone, so that only the brightness changes. 0.05 at 64 pixels gives b = 3."""
-    beta: Annotated[float, Field(ge=0)] = 1e-3
+    beta: Annotated[float, Field(ge=0), Tuned("log:1e-4:1e-2", DECADE)] = 1e-3
     """Learning rate of the inner step."""
     clip: Annotated[float, Field(gt=0)] = 100.0
     """c, the limit of each element of the inner gradient (1.0 in CCST's version for PACS)."""

@@ -13,6 +13,7 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.common.errors import UserError
 from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.tuned import Tuned
 
 
 def squared_distance(gradients: list[Tensor], references: list[Tensor]) -> Tensor:
@@ -35,7 +36,9 @@ class ClassifierAlignment(Term):
     OfficeHome
     """
 
-    gamma: Annotated[float, Field(ge=0)] = 1e-3
+    gamma: Annotated[
+        float, Field(ge=0), Tuned("5e-4,1e-3,5e-3,1e-2", "the official code's values for its data sets")
+    ] = 1e-3
     bank: ClassVar[str] = "classifier_gradient"
     requires: ClassVar[dict[str, str]] = {"banks": "classifier_gradients"}
     assumes = (

@@ -9,6 +9,7 @@ from pydantic import Field
 from clients.parts import LocalRound, Term
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ClientMomentum(Term):
 
     side_by_side: ClassVar[bool] = True
 
-    alpha: Annotated[float, Field(gt=0, le=1)] = 0.1
+    alpha: Annotated[float, Field(gt=0, le=1), Tuned("log:0.01:1", DECADE)] = 0.1
     variant: Literal["paper", "official"] = "paper"
     first_round: Literal["scaled", "plain"] = "scaled"
     requires: ClassVar[dict[str, str]] = {"banks": "global_direction"}

@@ -13,6 +13,7 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.representation import gaussian_of
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Only
+from fedsim.settings.tuned import Tuned
 
 ENTRY = "class-reference"  # the store's entry for the client's own reference, and the scratch entry for any
 MOMENTUM = "class-reference-momentum"  # the store's entry, used with train.persist_optimizer
@@ -76,7 +77,7 @@ class ConditionalInformation(Term):
     are sent
     """
 
-    alpha_cmi: Annotated[float, Field(ge=0)] = 0.001
+    alpha_cmi: Annotated[float, Field(ge=0), Tuned("1e-4,1e-3,1e-2", "FedSR's grid")] = 0.001
     variant: Literal["shared", "official"] = "shared"
     kappa: Annotated[Literal["free", "softplus", "none"], Only(variant="official")] = "free"
     reference_weights: Annotated[Literal["examples", "uniform"], Only(variant="shared")] = "examples"

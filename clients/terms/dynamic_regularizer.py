@@ -9,6 +9,7 @@ from pydantic import Field
 from clients.parts import LocalRound, Term
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 
 OWN = "past-moves"  # the store's entry for h_k
 
@@ -33,7 +34,7 @@ class DynamicRegularizer(Term):
 
     side_by_side: ClassVar[bool] = True
 
-    lam: Annotated[float, Field(ge=0)] = 0.1
+    lam: Annotated[float, Field(ge=0), Tuned("0.001,0.01,0.1", "the paper")] = 0.1
     requires: ClassVar[dict[str, str]] = {"refine": "dynamic_correction"}
     assumes = (Fact.WHOLE_MODEL,)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 MOMENTS = "class-moments"  # the store's entry: count, sum and sum of outer products of each class's features
 FOLD_FROM = 4096  # so many rows are remembered before they are added to the sums
@@ -41,7 +42,7 @@ class FeatureAugmentation(Term):
     sigma1: Annotated[float, Field(ge=0), Only(lam=Above(0))] = 0.5
     sigma2: Annotated[float, Field(ge=0), Only(variant="s", lam=Above(0))] = 0.5
     nu: Annotated[float, Field(ge=0), Only(variant="a", lam=Above(0))] = 1.0
-    lam: Annotated[float, Field(ge=0)] = 1.0
+    lam: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
     warmup: Annotated[int, Field(ge=1), Only(variant="a", lam=Above(0))] = 1
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class GuidingHead(Term):
     side_by_side: ClassVar[bool] = True
     assumes = (Fact.GLOBAL_HEAD,)
 
-    weight: Annotated[float, Field(ge=0)] = 0.5
+    weight: Annotated[float, Field(ge=0), Tuned("0,0.25,0.5,0.75,1", "the paper's grid")] = 0.5
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes a copy of the received head; returns None when the weight is 0."""

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.settings.tuned import Tuned
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class LabelSmoothing(Term):
     in_prelude: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = True
 
-    eps: Annotated[float, Field(ge=0, le=1)] = 0.01
+    eps: Annotated[float, Field(ge=0, le=1), Tuned("0.01,0.05,0.1,0.2", "ours: from the released code's value on")] = (
+        0.01
+    )
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term, or None when eps is 0."""

@@ -12,6 +12,7 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 from clients.tools.networks import frozen_copy
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import Tuned
 
 PREVIOUS = "previous-model"  # the store's entry for the model that the client trained last
 
@@ -46,7 +47,7 @@ class ModelContrast(Term):
     assumes = (Fact.WHOLE_MODEL, Fact.ROWS)
     keeps_last_iterate: ClassVar[bool] = True
 
-    mu: Annotated[float, Field(ge=0)] = 1.0
+    mu: Annotated[float, Field(ge=0), Tuned("log:0.001:10", "the released code")] = 1.0
     T: Annotated[float, Field(gt=0), Only(mu=Above(0))] = 0.5
 
     def begin(self, round: LocalRound) -> StepFunction | None:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from clients.tools.losses import total
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class OtherHeads(Term):
 
     side_by_side: ClassVar[bool] = True
 
-    weight: Annotated[float, Field(ge=0)] = 1.0
+    weight: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
     mean: bool = False
     requires: ClassVar[dict[str, str]] = {"banks": "heads"}
     assumes = (Fact.SEVERAL_CLIENTS,)

@@ -13,6 +13,7 @@ from clients.budget import fedavg_amount
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from clients.tools.networks import evaluating
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 
 SEEN = "prototypes"  # the scratch entry for the class means while they are summed
 
@@ -81,7 +82,7 @@ class PrototypeContrast(Term):
     side_by_side: ClassVar[bool] = True
     assumes = (Fact.HARD_LABELS,)
 
-    tau: Annotated[float, Field(gt=0)] = 0.02
+    tau: Annotated[float, Field(gt=0), Tuned("log:0.02:0.2", "the released code and MarsFL")] = 0.02
     upcr: Literal["mean", "sum"] = "mean"
     proto_source: Literal["last_epoch", "final_pass"] = "last_epoch"
     min_per_proto: Annotated[int, Field(ge=1)] = 1

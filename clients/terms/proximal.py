@@ -8,6 +8,7 @@ from pydantic import Field
 from clients.parts import LocalRound, StepFunction, Term
 from clients.tools.losses import proximal
 from fedsim.common.tasks import ANY_TASK
+from fedsim.settings.tuned import Tuned
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Proximal(Term):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
 
-    mu: Annotated[float, Field(ge=0)] = 0.1
+    mu: Annotated[float, Field(ge=0), Tuned("0.001,0.01,0.1", "FedDG_Benchmark")] = 0.1
 
     @property
     def pull(self) -> float:

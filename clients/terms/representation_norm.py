@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.settings.tuned import Tuned
 
 
 def l2r(z: Tensor, kind: str = "squared") -> Tensor:
@@ -34,7 +35,7 @@ class RepresentationNorm(Term):
 
     side_by_side: ClassVar[bool] = True
 
-    alpha_l2r: Annotated[float, Field(ge=0)] = 0.01
+    alpha_l2r: Annotated[float, Field(ge=0), Tuned("1e-3,1e-2,1e-1", "FedSR's grid")] = 0.01
     l2r: Literal["squared", "norm"] = "squared"
 
     def begin(self, round: LocalRound) -> StepFunction | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Above, Only
+from fedsim.settings.tuned import DECADE, Tuned
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SelfReg(Term):
 
     alpha: Annotated[float, Field(gt=0), Only(weight=Above(0))] = 0.5
     feature_weight: Annotated[float, Field(ge=0), Only(weight=Above(0))] = 0.3
-    weight: Annotated[float, Field(ge=0)] = 1.0
+    weight: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
     requires: ClassVar[dict[str, str]] = {"inserts": "projector"}
 
     def begin(self, round: LocalRound) -> StepFunction | None:

@@ -30,6 +30,7 @@ from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.effect import Above, Only, Size
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.tuned import DECADE, Tuned
 
 EPS = 1e-7  # added to every difference of the distance, so that its gradient exists at 0
 log = logging.getLogger(__name__)
@@ -95,9 +96,9 @@ class StyleContrast(Term):
 
     side_by_side: ClassVar[bool] = True
 
-    triplet_weight: Annotated[float, Field(ge=0)] = 0.75
+    triplet_weight: Annotated[float, Field(ge=0), Tuned("log:0.075:7.5", DECADE)] = 0.75
     """The weight of T."""
-    norm_weight: Annotated[float, Field(ge=0)] = 0.2
+    norm_weight: Annotated[float, Field(ge=0), Tuned("log:0.02:2", DECADE)] = 0.2
     """The weight of R, which is in the released code alone: 0.2, and 0.1 on Office-Home."""
     margin: Annotated[float, Field(ge=0), Only(triplet_weight=Above(0))] = 0.3
     """How much nearer the positive is to be than the negative; distances are from 0 to 2."""

@@ -15,6 +15,7 @@ from clients.tools.networks import statistics_frozen
 from clients.update.one_gradient import OneGradient
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.tuned import Tuned
 
 SMALL = 1e-7  # added to norms
 
@@ -62,7 +63,7 @@ class SharpnessAware(Perturbed):
     variant: `official` lets the second pass update running statistics too, as the released code does
     """
 
-    rho: Annotated[float, Field(ge=0)] = 0.05
+    rho: Annotated[float, Field(ge=0), Tuned("0.01,0.05,0.1,0.5", "FedSAM, and SAM in DomainBed")] = 0.05
     variant: Literal["paper", "official"] = "paper"
 
     def begin(self, round: LocalRound) -> UpdateFunction:
@@ -99,7 +100,7 @@ class GlobalAscent(Perturbed):
     rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
     """
 
-    rho: Annotated[float, Field(ge=0)] = 0.05
+    rho: Annotated[float, Field(ge=0), Tuned("0.01,0.05,0.1,0.5", "FedSAM, and SAM in DomainBed")] = 0.05
     whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> UpdateFunction:

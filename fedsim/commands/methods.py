@@ -76,6 +76,9 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe, parts_of
     from fedsim.parts.part import part_name
+    from fedsim.settings import TrainSettings
+    from fedsim.settings.effect import marks
+    from fedsim.settings.tuned import Tuned
 
     recipe = find_recipe(name)
     console.print(Text(f"{name}: {recipe.paper}", "bold"))
@@ -90,6 +93,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     say("")
     _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
     _say_wrapped(f"discloses: {recipe.disclosure()}")
+    own = [f"train.{key} from {one.words()}" for key, each in marks(TrainSettings, Tuned).items() for one in each]
+    _say_wrapped(f"a search also draws {'; '.join(own)}")
     if recipe.tried_with:
         say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:

@@ -23,12 +23,15 @@ GpusPerCell = Annotated[float, typer.Option(min=0, help="GPUs for one run, e.g. 
 RayCluster = Annotated[
     str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
-]
 Space = Annotated[
     list[str] | None,
-    typer.Option(help="key=log:LOW:HIGH, key=uniform:LOW:HIGH, key=int:LOW:HIGH or key=v1,v2 (repeatable)"),
+    typer.Option(
+        help="key=log:LOW:HIGH, key=uniform:LOW:HIGH, key=int:LOW:HIGH or key=v1,v2 (repeatable; "
+        "default: what the method's parts and [train] declare)"
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
 ]
 Slots = Annotated[str, typer.Option(help="comma-separated slots: search combinations of parts, not values")]
 Candidates = Annotated[int, typer.Option("--budget", min=2, help="with --slots: candidates, the base method included")]

@@ -18,6 +18,7 @@ from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
 from fedsim.settings.effect import Facts, Scene, conditions, in_words
 from fedsim.settings.experiment import parse_override
+from fedsim.settings.tuned import spaces
 
 
 def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
@@ -191,11 +192,11 @@ def method_facts(recipe: Recipe) -> Facts:
 
 
 def explained(part: Part, facts: Facts) -> dict[str, str]:
-    """{field: its range, unless its meaning names all values; its meaning; where it has an effect; the part's default,
-    where the value is another}."""
+    """{field: its range, unless its meaning names all values; its meaning; where it has an effect; from what a search
+    draws it; the part's default, where the value is another}."""
     kind: type = type(part)
     texts, schema = field_texts(kind), _adapter(kind).json_schema().get("properties", {})
-    found = {}
+    found, drawn = {}, spaces(part, facts)
     for field in dataclasses.fields(part):
         text, values = texts[field.name], schema[field.name].get("enum")
         shown = values and all(str(value) in text for value in values)
@@ -205,6 +206,8 @@ def explained(part: Part, facts: Facts) -> dict[str, str]:
             idle = not any(one.holds(part, facts, (value,)) for one in needs)
             begin = "it has no effect here, only with " if idle else "it has an effect only with "
             words.append(begin + in_words(needs))
+        if field.name in drawn:
+            words.append(f"a search draws it from {drawn[field.name].words()}")
         if field.default != getattr(part, field.name):
             words.append(f"the part's default is {toml_value(field.default)}")
         found[field.name] = "; ".join(word.rstrip(".") for word in words if word)

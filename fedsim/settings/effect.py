@@ -96,12 +96,17 @@ def _shown(wanted: object) -> str:
 
 
 @cache
+def marks(kind: type, mark: type) -> dict[str, tuple[Any, ...]]:
+    """{setting: its marks of that class} of the fields whose annotation has one."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    every = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    found = {name: tuple(one for one in own if type(one) is mark) for name, own in every.items()}
+    return {name: own for name, own in found.items() if own}
+
+
 def conditions(kind: type) -> dict[str, tuple[Only, ...]]:
     """{setting: what it needs}, one of which is enough, of the fields that declare it."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    found = {name: tuple(one for one in own if isinstance(one, Only)) for name, own in marks.items()}
-    return {name: needs for name, needs in found.items() if needs}
+    return marks(kind, Only)
 
 
 def unmet(settings: object, usual: object, facts: Facts) -> dict[str, tuple[Only, ...]]:

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
+from fedsim.settings.tuned import Tuned
 
 
 class TrainSettings(Settings):
@@ -16,16 +17,20 @@ class TrainSettings(Settings):
         1, ge=1, description="local passes over the data per round, unless iterations is set"
     )
     iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs says how many")
-    batch_size: int = Field(64, ge=2)
+    batch_size: Annotated[int, Tuned("8,16,32,64", "DomainBed, powers of two")] = Field(64, ge=2)
     budget: Literal["paper", "images", "steps"] = Field(
         "paper",
         description="how much a client trains: paper: as much as the method's parts ask for; images or steps: on as "
         "many images, or for as many steps, as with FedAvg, including preludes and copies (clients/budget.py)",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(0.01, gt=0)
+    lr: Annotated[
+        float,
+        Tuned("log:0.001:0.1", "Reddi et al., ICLR 2021, up to 0.1", optimizer="sgd"),
+        Tuned("log:1e-5:3e-3", "DomainBed, both of its ranges", optimizer=("adam", "adamw")),
+    ] = Field(0.01, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: Annotated[float, Tuned("log:1e-6:0.01", "DomainBed")] = Field(0.0, ge=0)
     schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
         "constant",
         description="learning rate over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "

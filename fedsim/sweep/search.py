@@ -84,8 +84,6 @@ class Knob:
 
 def read_space(words: Sequence[str]) -> list[Knob]:
     """The searched settings in the order of their names; UserError for one that is refused or given twice."""
-    if not words:
-        raise UserError(f"a search needs at least one --space {FORMS}")
     knobs = sorted(map(_knob, words), key=lambda knob: knob.key)
     for before, knob in itertools.pairwise(knobs):
         if before.key == knob.key:

@@ -5,6 +5,7 @@ The score comes from the source clients' validation alone. Nothing that was meas
 
 import functools
 import json
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import UserError
+from fedsim.common.seeding import stream_seed
 from fedsim.common.tasks import task_of
-from fedsim.methods.part_settings import parts_in
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.part_settings import method_facts, parts_in
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
 from fedsim.parts.part import part_name
 from fedsim.results.differences import ABSENT
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.settings.experiment import Experiment, overlap, parse_override, read_experiment
+from fedsim.settings.tuned import spaces
 from fedsim.sweep.axes import OPTIONS, Axes
 from fedsim.sweep.plan import Cell, plan_cells, readers
-from fedsim.sweep.search import Knob, first_alike, points, ranking, read_space, score
+from fedsim.sweep.search import FORMS, Knob, first_alike, points, ranking, read_space, score
 
 NOT_RUN = "not run"
 
@@ -130,9 +134,12 @@ class PlannedSearch:
 
 def plan_search(config: str, search: Search, overrides: Sequence[str], preset: str) -> PlannedSearch:
     """Every trial with its cells, all of them resolved and checked; UserError for settings that no trial may have."""
-    knobs = read_space(search.space)
     method = search.method or read_experiment(config, overrides, preset).method_name
     search = replace(search, method=method)
+    space = search.space or declared_space(read_experiment(config, [*overrides, f"method.name={method}"], preset))
+    knobs = [knob for knob in read_space(space) if search.space or not _given(knob, overrides)]
+    if not knobs:
+        raise UserError(f"--set leaves no declared setting of {method} open; a search needs a --space {FORMS}")
     _refuse_overridden(knobs, overrides)
     shared = readers()
 
@@ -144,8 +151,24 @@ def plan_search(config: str, search: Search, overrides: Sequence[str], preset: s
     words = [*overrides, f"method.name={method}", f"run.target={json.dumps(target, ensure_ascii=False)}"]
     read = functools.partial(_read, config, words, preset)
     own = own_values(knobs, read)
-    trials = _plan_trials(points(knobs, search.trials, search.seed), own, cells_of)
+    trials = _plan_trials(points(knobs, search.trials, stream_seed(search.seed, method)), own, cells_of)
     return PlannedSearch(config, search, knobs, own, trials, overrides, preset)
+
+
+def declared_space(experiment: Experiment) -> list[str]:
+    """The spaces that [train] and the parts of a method declare (`settings/tuned.py`), as `--space` takes them."""
+    recipe = build_recipe(experiment)
+    facts = method_facts(recipe)
+    found = {f"train.{name}": own for name, own in spaces(experiment.train, facts).items()}
+    for _, part in parts_of(recipe):
+        found |= {f"method.{part_name(part)}.{name}": own for name, own in spaces(part, facts).items()}
+    return [f"{key}={own.space}" for key, own in found.items()]
+
+
+def _given(knob: Knob, overrides: Sequence[str]) -> bool:
+    """Whether `--set` gives a setting, also where it names a part in [parts]."""
+    keys = [re.sub("^parts[.]", "method.", parse_override(word)[0]) for word in overrides]
+    return any(overlap(knob.key, key) for key in keys)
 
 
 def _refuse_overridden(knobs: Sequence[Knob], overrides: Sequence[str]) -> None:

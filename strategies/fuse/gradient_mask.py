@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
@@ -31,7 +32,7 @@ class GradientMask(Fuse):
     that code, m = tau (1 + A) where A >= tau, else 0; that code also masks running statistics, which we leave out
     """
 
-    tau: Annotated[float, Field(ge=0, le=1)] = 0.4
+    tau: Annotated[float, Field(ge=0, le=1), Tuned("0.1,0.4,0.9", "FedDG_Benchmark")] = 0.4
     variant: Literal["soft", "hard", "feddg_benchmark"] = "soft"
 
     def fuse(

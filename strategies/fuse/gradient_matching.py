@@ -12,6 +12,7 @@ from fedsim.common.errors import UserError
 from fedsim.parts.facts import Fact, Facts
 from fedsim.settings.effect import Only
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.tools.moves import gram, mean_move, moved, moves
@@ -49,7 +50,7 @@ class GradientMatching(Fuse):
     so that their running statistics keep the initial values
     """
 
-    c: Annotated[float, Field(ge=0)] = 0.5
+    c: Annotated[float, Field(ge=0), Tuned("0.25,0.3,0.4,0.5", "the released scripts")] = 0.5
     solver: Literal["descent", "exact"] = "descent"
     lr: Annotated[float, Field(gt=0), Only(solver="descent")] = 25.0
     momentum: Annotated[float, Field(ge=0, lt=1), Only(solver="descent")] = 0.5

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
@@ -27,7 +28,7 @@ class QFedAvg(Fuse):
     q: how much high losses count; the paper tries 0.1 to 10
     """
 
-    q: Annotated[float, Field(ge=0)] = 0.1
+    q: Annotated[float, Field(ge=0), Tuned("log:0.1:10", "the paper")] = 0.1
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
     needs: ClassVar[tuple[str, ...]] = (flower.LOSS,)
 

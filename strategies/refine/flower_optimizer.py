@@ -17,10 +17,12 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 from strategies.parts import Arrays, Refine, ServerRound
 from strategies.wire import flower_strategies as flower
 
-Positive = Annotated[float, Field(gt=0)]
+ServerRate = Annotated[float, Field(gt=0), Tuned("log:0.001:10", "Reddi et al., ICLR 2021")]
+Adaptivity = Annotated[float, Field(gt=0), Tuned("log:1e-5:0.1", "Reddi et al., ICLR 2021")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -54,8 +56,8 @@ class FedAvgM(FlowerOptimizer):
     momentum: the decay of the averaged updates, in [0, 1); the paper tries 0.7 to 0.997
     """
 
-    lr: Positive = 1.0
-    momentum: Decay = 0.9
+    lr: ServerRate = 1.0
+    momentum: Annotated[Decay, Tuned("0,0.7,0.9,0.97,0.99,0.997", "the paper")] = 0.9
 
     def strategy(self) -> flower.FedAvgM:
         """Flower's FedAvgM."""
@@ -77,10 +79,10 @@ class FedAdam(FlowerOptimizer):
     tau: the adaptivity; coordinates with updates much smaller than tau move less
     """
 
-    eta: Positive = 0.1
+    eta: ServerRate = 0.1
     beta_1: Decay = 0.9
     beta_2: Decay = 0.99
-    tau: Positive = 1e-3
+    tau: Adaptivity = 1e-3
 
     def strategy(self) -> flower.FedAdam:
         """Flower's FedAdam."""
@@ -99,10 +101,10 @@ class FedYogi(FlowerOptimizer):
     eta, beta_1, beta_2, tau: as those of FedAdam
     """
 
-    eta: Positive = 0.01
+    eta: ServerRate = 0.01
     beta_1: Decay = 0.9
     beta_2: Decay = 0.99
-    tau: Positive = 1e-3
+    tau: Adaptivity = 1e-3
 
     def strategy(self) -> flower.FedYogi:
         """Flower's FedYogi."""
@@ -120,8 +122,8 @@ class FedAdagrad(FlowerOptimizer):
     tau: the adaptivity
     """
 
-    eta: Positive = 0.1
-    tau: Positive = 1e-3
+    eta: ServerRate = 0.1
+    tau: Adaptivity = 1e-3
 
     def strategy(self) -> flower.FedAdagrad:
         """Flower's FedAdagrad."""

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.settings.effect import Only
+from fedsim.settings.tuned import Tuned
 from strategies.parts import Arrays, Refine, ServerRound
 
 
@@ -24,7 +25,9 @@ class ServerAverage(Refine):
     comes after all other refining parts.
     """
 
-    beta: Annotated[float, Field(ge=0, lt=1), Only(running=False)] = 0.9
+    beta: Annotated[
+        float, Field(ge=0, lt=1), Only(running=False), Tuned("0.5,0.9,0.99", "DomainBed (MTL's average)")
+    ] = 0.9
     running: bool = False
     first_round: Annotated[int, Field(ge=1)] = 1
     order: ClassVar[int] = 4

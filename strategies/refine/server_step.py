@@ -6,6 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from fedsim.settings.tuned import DECADE, Tuned
 from strategies.parts import Arrays, Refine, ServerRound
 
 
@@ -20,7 +21,7 @@ class ServerStep(Refine):
     eta: the server's learning rate, above 0; above 1 the step goes beyond the clients' average
     """
 
-    eta: Annotated[float, Field(gt=0)] = 1.0
+    eta: Annotated[float, Field(gt=0), Tuned("log:0.1:10", DECADE)] = 1.0
     assumes = ()
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:

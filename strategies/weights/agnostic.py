@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedsim.settings.tuned import Tuned
 from strategies.aggregate import project_simplex
 from strategies.parts import ServerRound, Update, Weights
 
@@ -26,7 +27,7 @@ class AgnosticWeights(Weights):
     gamma: the step size of lambda, which must suit the size of the loss; 0.01 in MarsFL and FedDG_Benchmark
     """
 
-    gamma: Annotated[float, Field(ge=0)] = 0.01
+    gamma: Annotated[float, Field(ge=0), Tuned("log:0.001:0.1", "DomainBed (GroupDRO)")] = 0.01
     requires: ClassVar[dict[str, str]] = {"reports": "received_loss"}
     needs: ClassVar[tuple[str, ...]] = ("received_loss",)
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.settings.tuned import Tuned
 from strategies.parts import ServerRound, Update, Weights
 
 VARIANTS = ("centred", "paper", "official")
@@ -114,7 +115,7 @@ class GeneralizationAdjustment(Weights):
     a_min: the floor of the weights (default 0; a client with weight 0 may get weight again)
     """
 
-    d: Annotated[float, Field(ge=0)] = 0.2
+    d: Annotated[float, Field(ge=0), Tuned("log:0.05:0.5", "ours: around the official 0.2")] = 0.2
     variant: Literal["centred", "paper", "official"] = "centred"
     a_min: Annotated[float, Field(ge=0, lt=1)] = 0.0
     requires: ClassVar[dict[str, str]] = {"reports": "generalization_gap"}

@@ -75,7 +75,6 @@ def test_equal_values_are_one_trial_and_values_are_nested_for_toml():
 @pytest.mark.parametrize(
     ("space", "said"),
     [
-        ([], "needs at least one --space"),
         (["train.lr"], "is not of the form"),
         (["train.lr=log:0:1"], "must begin above 0"),
         (["train.lr=log:-1:1"], "must begin above 0"),

@@ -180,8 +180,8 @@ def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
 
 
 def test_repeated_values_are_one_cell():
-    """Five trials over two values, one of which is the file's own, are two different trials."""
-    found = plan("train.momentum=0.9,0.5", trials=5)
+    """Eight trials over two values, one of which is the file's own, are two different trials."""
+    found = plan("train.momentum=0.9,0.5", trials=8)
     assert len(found.cells) == 2
     assert {row["repeats"] for row in trial_rows(found)} > {0, None}
 

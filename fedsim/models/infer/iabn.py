@@ -14,6 +14,7 @@ from fedsim.models.infer.statistics import with_rule
 from fedsim.models.net import Net
 from fedsim.models.norms.moments import running
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 
 
 def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class IABN(Infer):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
-    k: Annotated[float, Field(ge=0)] = 4.0
+    k: Annotated[float, Field(ge=0), Tuned("2,3,4,8", "ours: around NOTE's 3 and 4")] = 4.0
     assumes = (Fact.BATCH_NORM,)
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:

@@ -15,6 +15,7 @@ from fedsim.models.infer.statistics import with_rule
 from fedsim.models.net import Net
 from fedsim.models.norms.moments import batch_moments, running
 from fedsim.parts.facts import Fact
+from fedsim.settings.tuned import Tuned
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class MixNorm(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     views: Annotated[int, Field(ge=1)] = 5
-    m: Annotated[float, Field(ge=0, le=1)] = 0.05
+    m: Annotated[float, Field(ge=0, le=1), Tuned("0.05,0.1,0.3,0.5", "ours: from the paper's value on")] = 0.05
     scale: Annotated[float, Field(gt=0, le=1)] = 0.7
     seed: Annotated[int, Field(ge=0)] = 0
     assumes = (Fact.BATCH_NORM,)

@@ -11,6 +11,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.settings.tuned import DECADE, Tuned
 
 Style = tuple[Tensor, Tensor]  # mean and standard deviation of each sample and channel, [B, C, 1, 1]
 
@@ -88,7 +89,7 @@ class MixStyle(Insert):
     side_by_side: ClassVar[bool] = False  # a draw decides for a whole batch whether its styles are mixed
 
     p: Annotated[float, Field(ge=0, le=1)] = 0.5
-    alpha: Annotated[float, Field(gt=0)] = 0.1
+    alpha: Annotated[float, Field(gt=0), Tuned("log:0.01:1", DECADE)] = 0.1
     eps: Annotated[float, Field(gt=0)] = 1e-6
     stages: tuple[int, ...] = (1, 2, 3)
     second_view: ClassVar[bool] = True

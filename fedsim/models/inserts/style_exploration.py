@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert, channels_at
 from fedsim.models.net import Net
+from fedsim.settings.tuned import Tuned
 
 EPS = 1e-6  # is added to the variance before the root, as in the released code
 FEWEST = 4  # a batch with fewer samples keeps its own styles
@@ -187,7 +188,7 @@ class StyleExploration(Insert):
     order: ClassVar[int] = 0  # before what reads the last map: on digits-cnn-bn stage 1 is the last
 
     p: Annotated[float, Field(ge=0, le=1)] = 0.5
-    alpha: Annotated[float, Field(ge=0)] = 3.0
+    alpha: Annotated[float, Field(ge=0), Tuned("uniform:1:5", "ours: around the paper's 3")] = 3.0
     additions: Annotated[int, Field(ge=0)] = 0
     beta: Annotated[float, Field(gt=0)] = 0.1
     stages: tuple[int, ...] = (1, 2, 3)
