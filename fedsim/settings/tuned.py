@@ -15,8 +15,8 @@ class Tuned(Only):
     """
 
     def __init__(self, space: str, source: str, **others: object) -> None:
-        super().__init__(**others)
-        self.space, self.source = space, source
+        super().__init__()
+        self.space, self.source, self.others = space, source, others
 
     def words(self) -> str:
         """`log:0.1:10 with optimizer = 'sgd' (DomainBed)`."""
