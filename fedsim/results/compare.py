@@ -107,8 +107,7 @@ def _beside(
     if methods is None:
         return pd.DataFrame(columns=COLUMNS), []
     given = {run: runs.experiments[run] for run in row_of}
-    defaults = {run: table.get("defaults", {}) for run, table in recorded.items()}
-    rows, notes = beside(given, runs.labels(), row_of, targets, defaults)
+    rows, notes = beside(given, runs.labels(), row_of, targets, recorded)
     return rows, notes + (order_notes(methods, next(iter(given.values()))) if len(rows) else [])
 
 

@@ -78,6 +78,13 @@ def with_recorded_values(
     return filled
 
 
+def used_settings(experiment: Experiment, record: Mapping[str, Any]) -> Experiment:
+    """The settings without those of parts that the recipe in a run's record (environment.json) does not have."""
+    known = {name.split(".", 1)[1] for name in record.get("recipe", {})}
+    parts = {part: own for part, own in experiment.parts.items() if not known or named_part(part) in known}
+    return experiment.model_copy(update={"parts": parts})
+
+
 def value_text(value: Any) -> str:
     """A setting's value as it is typed in an override."""
     return value if isinstance(value, str) else json.dumps(value)

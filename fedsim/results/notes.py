@@ -6,8 +6,13 @@ from typing import Any
 import pandas as pd
 
 from fedsim.results.compared import Compared
-from fedsim.results.published import paper_notes
 
+PAPER_NOTES = {
+    "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
+    "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
+    "take its own row as an upper estimate",
+    "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
+}
 FEWEST_PAIRS = 6
 BUDGET_TOLERANCE = 0.05
 # Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first.
@@ -47,6 +52,12 @@ def comparison_notes(
         notes += [f"{note}." for note in paper_notes(comparison.published["source"])]
     notes += published_reasons
     return notes + unfinished_notes(unfinished)
+
+
+def paper_notes(sources: Iterable[str]) -> list[str]:
+    """Notes on what a paper's ± and its protocol are, for the papers among the sources."""
+    papers = dict.fromkeys(source.split(" Table")[0] for source in sources)
+    return [PAPER_NOTES[paper] for paper in papers if paper in PAPER_NOTES]
 
 
 def part_notes(only: str) -> list[str]:

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fedsim.common.errors import UserError
-from fedsim.results.differences import ABSENT, PartValues, comparable_settings, method_words, value_text, with_values
+from fedsim.results.differences import ABSENT, comparable_settings, method_words, used_settings, value_text, with_values
 from fedsim.settings.experiment import Experiment, read_experiment
 
 FILE = Path(__file__).with_name("published.csv")
@@ -56,12 +57,6 @@ PROTOCOLS = {
 FREE_KEYS = ("data.split_seed",)  # no part of a protocol: the images that a seed draws (the table reports it)
 SHOWN_DIFFERENCES = 4
 COLUMNS = ["label", "method", "source", "target", "mean", "std"]
-PAPER_NOTES = {
-    "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
-    "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
-    "take its own row as an upper estimate",
-    "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
-}
 
 
 @cache
@@ -112,11 +107,11 @@ def beside(
     labels: Mapping[str, str],
     rows: Mapping[str, str],
     targets: Iterable[str],
-    defaults: Mapping[str, PartValues] | None = None,
+    recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows with the protocol and variant of our runs, and notes on why other rows are left out.
 
-    experiments, labels, rows: settings, label, and row of the table of each run. defaults: see `only_theirs`.
+    experiments, labels, rows: settings, label, and row of the table of each run. recorded: see `only_theirs`.
     """
     first, settings = next(iter(experiments.values())), {setting(experiment) for experiment in experiments.values()}
     name, methods = DATASETS.get(first.data.dataset, ""), {one.method_name: one for one in experiments.values()}
@@ -126,7 +121,7 @@ def beside(
         why = f"of {name}: the papers have all images of all domains, one client for each, images of "
         why += f"{IMAGE_SIZES.get(name, 224)} pixels, their own backbones, and the weights that these start from."
     else:
-        return only_theirs(published_rows(first, methods, targets), experiments, labels, rows, defaults)
+        return only_theirs(published_rows(first, methods, targets), experiments, labels, rows, recorded)
     return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
 
 
@@ -174,18 +169,19 @@ def only_theirs(
     experiments: Mapping[str, Experiment],
     labels: Mapping[str, str],
     lines: Mapping[str, str] | None = None,
-    defaults: Mapping[str, PartValues] | None = None,
+    recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The published rows of methods that we ran as the paper did, and one note for each reason to leave others out.
 
     experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
     row of our table that a run is in, by default its label; a paper's row needs one row of ours with its protocol.
-    defaults: what a run's recipe has where a protocol gives no value, as far as the run recorded it.
+    recorded: environment.json of each run. Parts that its recipe does not have are no difference; its defaults are the
+    values where a protocol gives none.
     """
     kept = []
     reasons: dict[str, list[str]] = {}
     for (method, source), own in rows.groupby(["method", "source"], sort=False):
-        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels, defaults or {})
+        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels, recorded or {})
         if reason:
             reasons.setdefault(reason, []).append(method)
         else:
@@ -201,7 +197,7 @@ def _reason(
     experiments: Mapping[str, Experiment],
     labels: Mapping[str, str],
     lines: Mapping[str, str],
-    defaults: Mapping[str, PartValues],
+    recorded: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
     own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
@@ -216,7 +212,9 @@ def _reason(
         protocol = protocol_of(paper, own[run])
         if protocol is None:
             return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
-        differences = protocol_differences(own[run], with_values(protocol, defaults.get(run, {})))
+        record = recorded.get(run, {})
+        theirs = used_settings(with_values(protocol, record.get("defaults", {})), record)
+        differences = protocol_differences(used_settings(own[run], record), theirs)
         found.setdefault(lines[run], []).extend(
             text for text in differences if not (bare and text.startswith("method."))
         )
@@ -281,12 +279,6 @@ def _protocol_settings(experiment: Experiment) -> dict[str, object]:
     known = DATASETS.get(data.dataset)
     free = {*FREE_KEYS} | ({"data.domains"} if known and not _lacks_domains(known, data.domains) else set())
     return {key: value for key, value in comparable_settings(experiment).items() if key not in free}
-
-
-def paper_notes(sources: Iterable[str]) -> list[str]:
-    """Notes on what a paper's ± and its protocol are, for the papers among the sources."""
-    papers = dict.fromkeys(source.split(" Table")[0] for source in sources)
-    return [PAPER_NOTES[paper] for paper in papers if paper in PAPER_NOTES]
 
 
 def _squeeze(name: str) -> str:

@@ -5,8 +5,12 @@ from invented import pacs_experiment, write_run
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.variants import recipe_record
+from fedsim.results import compare, read_runs
 from fedsim.results.environment import read_environment
 from fedsim.results.recorder import Recorder
+from fedsim.settings.experiment import read_experiment
 
 COMMANDS = ("compare", "plot", "report")
 
@@ -37,3 +41,14 @@ def test_runs_on_other_images_are_refused(command, tmp_path):
         data = {"cartoon": {"images": 9, "content": content}}
         Recorder(folder).write_environment(read_environment(folder) | {"data": data})
     assert "different images under the name 'cartoon'" in said(command, tmp_path)
+
+
+def test_a_grid_over_a_part_keeps_the_published_rows_of_all_methods(tmp_path):
+    """FedAvg's settings hold the part of the grid, which its recipe does not have."""
+    align = "parts.semantic_calibration.align"
+    for method, value in (("fedavg", "cross"), ("csac", "cross"), ("csac", "logits")):
+        experiment = read_experiment("pacs", ["run.target=photo", f"method.name={method}", f"{align}={value}"], "csac")
+        folder = write_run(tmp_path / value, experiment)
+        Recorder(folder).write_environment(recipe_record(experiment, build_recipe(experiment)))
+    published = compare(read_runs(tmp_path), by=[align]).published
+    assert set(zip(published["method"], published["source"])) == {("fedavg", "CSAC Table I"), ("csac", "CSAC Table I")}
