@@ -18,8 +18,10 @@ included. Validation, reports and further passes over the same batch within one 
 
       T N_k / (A_k + T N_k)          T becomes T m / K where m of K clients are drawn each round
 
-The pooled client (DeepAll) represents all K clients: with I it takes K I steps, under every budget, also where
-only m of K clients are drawn each round: DeepAll then has K / m times the images of FedAvg.
+The pooled client (DeepAll) represents all K clients, also where only m of them are drawn each round: DeepAll then
+has K / m times the images of FedAvg. Under `paper` it takes K I steps with I, and with E the ceil(n / B) batches of
+all n images, which are fewer than those of K clients, because each of these has an incomplete last batch. Under
+`images` and `steps` it has the sum of all N_k.
 """
 
 import math
@@ -62,7 +64,7 @@ def local_plan(
 ) -> tuple[TrainSettings, list[np.ndarray]]:
     """The work that the step part asks for, and the batches of this round as positions of training items.
 
-    counts: the training images of every client (of the pooled client alone, where there is one)
+    counts: the training images of every client
     clients: how many clients hold source data, the pooled ones included
     """
     work = _work_of(recipe, round, clients)
@@ -90,9 +92,10 @@ def _paper_plan(recipe: ClientRecipe, round: LocalRound, work: TrainSettings) ->
 def _limit(recipe: ClientRecipe, round: LocalRound, counts: Sequence[int], clients: int, unit: str) -> int:
     """Images or steps of this round. Fractions are carried over to the next round, so that the sum over the run is
     exact."""
-    train = _for_all(recipe, round.train, clients)
-    whose = counts if recipe.batches.balanced else [round.data.examples]
-    each = float(np.mean([getattr(fedavg_amount(count, train), unit) for count in whose]))
+    train = round.train
+    whose = counts if recipe.batches.balanced and not recipe.pooled else round.data.held
+    amounts = [getattr(fedavg_amount(count, train), unit) for count in whose]
+    each = float(sum(amounts) if recipe.pooled else np.mean(amounts))
     prelude, share = 0.0, 1.0
     if recipe.prelude:
         before = round.for_phase(recipe.prelude)

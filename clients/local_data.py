@@ -19,6 +19,7 @@ class LocalData:
     """The training and validation examples of one client; positions count from 0 within each split.
 
     task: the kind of labels, and how they are learned
+    held: the training images of this client, or of each client whose data are pooled
     domains: the domain of every training example, int64 [n]; all are 0 where the data are not pooled
     labels: the labels of a batch: classes int64 [N], or masks uint8 [N,Q,H,W] where the data set has masks
     """
@@ -35,6 +36,7 @@ class LocalData:
         self.device = device
         own = np.concatenate([data.train, data.validation])
         self.examples = len(data.train)
+        self.held = data.held or (self.examples,)
         self.validation = np.arange(len(data.train), len(own))
         index = data.domain_index if data.pooled else np.zeros_like(data.domain_index)
         self.domains, domains = index[data.train], index[data.validation]

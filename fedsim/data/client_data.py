@@ -17,6 +17,7 @@ class ClientData:
     sizes: int32 [N,2], heights and widths of the images before they were resized to squares; None when all were square
     masks: uint8 [N,Q,H,W], for Q structures, where the data set has masks
     pooled: whether this is the data of all clients together, where domains are validated one by one
+    held: of pooled data, the training images of each client
 
     A client of mixed domains (data.mix) has its own images only, domain after domain.
     """
@@ -32,6 +33,7 @@ class ClientData:
     sizes: np.ndarray | None = None
     masks: np.ndarray | None = None
     pooled: bool = False
+    held: tuple[int, ...] = ()
 
     @property
     def examples(self) -> int:

@@ -206,10 +206,12 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
     every value of data.mix the same images train and validate.
     """
-    found = benchmark(data)
+    found, given = benchmark(data), data
     if data.mix:  # the domains' images are held out before they are mixed
         data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1})
     clients = [load_client(data, client, found=found) for client in client_names(data, target, found)]
+    names = client_names(given, target, found) if given.mix else ()
+    whose = [load_client(given, name, target, found) for name in names] or clients
     domains = tuple(dict.fromkeys(client.domains[0] for client in clients))
     first = {domain: next(client for client in clients if client.domains[0] == domain) for domain in domains}
     sizes = [len(first[domain].labels) for domain in domains]
@@ -227,6 +229,7 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
         joined_sizes([first[domain] for domain in domains]),
         None if masks[0] is None else np.concatenate([mask for mask in masks if mask is not None]),
         pooled=True,
+        held=tuple(client.examples for client in whose),
     )
 
 

@@ -53,10 +53,21 @@ def test_every_budget_leaves_fedavg_as_it_is(budget, train):
     assert [batch.tolist() for batch in plan] == [batch.tolist() for batch in plain]
 
 
-@pytest.mark.parametrize("budget", ["paper", "images", "steps"])
-def test_the_pooled_client_takes_the_steps_of_all_clients(budget):
-    plan = plan_of({"iterations": 5, "budget": budget}, counts=(20,), clients=3, pooled=True)
-    assert len(plan) == 15
+@pytest.mark.parametrize(
+    ("train", "budget", "amount"),
+    [
+        ({"iterations": 5}, "paper", (100, 15)),  # 8 8 4, five times
+        ({"iterations": 5}, "steps", (100, 15)),
+        ({"iterations": 5}, "images", (78, 12)),  # FedAvg: 5 x 6 images, 8 2 8 2 8, and 5 x 4
+        ({"epochs": 2}, "paper", (40, 6)),
+        ({"epochs": 2}, "steps", (56, 8)),  # FedAvg: twice one step, two and one
+        ({"epochs": 2}, "images", (40, 6)),
+    ],
+)
+def test_the_pooled_client_has_the_budget_of_all_clients(monkeypatch, train, budget, amount):
+    """It holds the 20 images of three clients with 6, 10 and 4."""
+    monkeypatch.setattr(DATA, "held", (6, 10, 4))
+    assert Amount.of(plan_of({**train, "budget": budget}, counts=(20,), clients=3, pooled=True)) == amount
 
 
 @pytest.mark.parametrize(("budget", "amount"), [("paper", (100, 13)), ("images", (30, 4)), ("steps", (32, 4))])

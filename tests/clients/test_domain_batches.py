@@ -28,7 +28,7 @@ def pooled_data(sizes=SIZES, held_out=3):
     order = np.random.default_rng(0).permutation(count)
     domain_index = np.repeat(np.arange(len(sizes) + 1), (*sizes, held_out))  # the held-out ones are another domain's
     data = ClientData("pooled", colour_images(count), np.arange(count) % 3, order[order < sum(sizes)],
-                      order[order >= sum(sizes)], ("x", "y", "z"), ("a",), domain_index, pooled=True)  # fmt: skip
+                      order[order >= sum(sizes)], ("x", "y", "z"), ("a",), domain_index, pooled=True, held=sizes)  # fmt: skip
     return LocalData(data, Transforms(lambda x: x, Normalization()), torch.device("cpu"))
 
 
@@ -47,8 +47,9 @@ def test_every_batch_has_the_same_number_of_each_domain(budget, train):
     plan = plan_of(data, budget=budget, **train)
     assert all(np.bincount(data.domains[batch]).tolist() == [3, 3, 3] for batch in plan)
     paper = 15 if "iterations" in train else 90 // 9  # the pooled client takes the steps of three clients
-    fedavg = fedavg_amount(30, TrainSettings(batch_size=8, epochs=3, iterations=15 if "iterations" in train else 0))
-    assert len(plan) == {"paper": paper, "images": fedavg.images // 9, "steps": fedavg.steps}[budget]
+    fedavg = [fedavg_amount(size, TrainSettings(batch_size=8, **train)) for size in SIZES]
+    images, steps = map(sum, zip(*fedavg))
+    assert len(plan) == {"paper": paper, "images": images // 9, "steps": steps}[budget]
     if budget == "paper":
         seen = np.bincount(np.concatenate(plan), minlength=30)
         for domain, size in enumerate(SIZES):

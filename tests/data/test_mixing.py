@@ -58,6 +58,7 @@ def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, 
     for client in found:
         assert sorted([*client.train, *client.validation]) == list(range(len(client.images)))
     pooled = load_pooled(data, "sketch")
+    assert pooled.held == tuple(client.examples for client in found)
     for part in ("train", "validation"):
         one_by_one = [bytes(image) for client in found for image in client.images[getattr(client, part)]]
         assert sorted(one_by_one) == sorted(map(bytes, pooled.images[getattr(pooled, part)]))
