@@ -27,8 +27,18 @@ def pooled_data(sizes=SIZES, held_out=3):
     count = sum(sizes) + held_out
     order = np.random.default_rng(0).permutation(count)
     domain_index = np.repeat(np.arange(len(sizes) + 1), (*sizes, held_out))  # the held-out ones are another domain's
-    data = ClientData("pooled", colour_images(count), np.arange(count) % 3, order[order < sum(sizes)],
-                      order[order >= sum(sizes)], ("x", "y", "z"), ("a",), domain_index, pooled=True, held=sizes)  # fmt: skip
+    data = ClientData(
+        "pooled",
+        colour_images(count),
+        np.arange(count) % 3,
+        order[order < sum(sizes)],
+        order[order >= sum(sizes)],
+        ("x", "y", "z"),
+        ("a",),
+        domain_index,
+        pooled=True,
+        held=sizes,
+    )
     return LocalData(data, Transforms(lambda x: x, Normalization()), torch.device("cpu"))
 
 
