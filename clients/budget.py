@@ -19,9 +19,9 @@ included. Validation, reports and further passes over the same batch within one 
       T N_k / (A_k + T N_k)          T becomes T m / K where m of K clients are drawn each round
 
 The pooled client (DeepAll) represents all K clients, also where only m of them are drawn each round: DeepAll then
-has K / m times the images of FedAvg. Under `paper` it takes K I steps with I, and with E the ceil(n / B) batches of
-all n images, which are fewer than those of K clients, because each of these has an incomplete last batch. Under
-`images` and `steps` it has the sum of all N_k.
+has K / m times the images of FedAvg. Under `paper` it takes K I steps with I, and E ceil(n / B) steps with E, where n
+is the number of all images. These are fewer than those of K clients, each of which has an incomplete last batch.
+Under `images` and `steps` it has the sum of all N_k.
 """
 
 import math
