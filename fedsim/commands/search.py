@@ -80,10 +80,13 @@ def _combine(config: str, combination: "Combination", budget: "Budget", **option
     """Search combinations of parts, and show the comparison of the outer run."""
     from fedsim.commands.results import chosen_runs, show_comparison
     from fedsim.results.selection import DEFAULT_RULE
+    from fedsim.run.plan import results_folder
+    from fedsim.sweep.combine_outer import compare_options, fresh_seeds
     from fedsim.sweep.combine_run import run_combinations
 
-    failed, folder, outer = run_combinations(config, combination, budget, **options)
-    for target, seeds in outer.items():
+    failed, plan, outer = run_combinations(config, combination, budget, **options)
+    folder, seeds = results_folder(plan.base), fresh_seeds(plan, options["confirm"])
+    for target, arms in outer.items():
         runs = chosen_runs(folder, "", target, ",".join(map(str, seeds)))
-        show_comparison(folder, runs, DEFAULT_RULE, "", [], "table")
+        show_comparison(folder, runs, DEFAULT_RULE, *compare_options(plan, arms), "table")
     raise typer.Exit(1 if failed else 0)

@@ -12,7 +12,7 @@ from fedsim.methods.listing import step_costs
 from fedsim.methods.recipe import parts_of, slots_of
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
-from fedsim.run.plan import resolve
+from fedsim.run.plan import resolve, results_folder
 from fedsim.run.work import planned_work
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.sweep.axes import Axes
@@ -128,6 +128,21 @@ def command(plan: PlannedCombination, target: str, arm: Arm, seeds: Sequence[int
         key, value = parse_override(word)
         words += ["--output", str(value)] if key == "run.output" else ["--set", word]
     return shlex.join([*words, *(part for grid in axes.grid for part in ("--grid", grid))])
+
+
+def compare_options(plan: PlannedCombination, found: Sequence[Arm]) -> tuple[str, list[str]]:
+    """(the row of the base, the settings that tell the rows apart) in the comparison of the outer run."""
+    label = "@".join(filter(None, (plan.search.method, plan.candidates[0].label)))
+    same = len({arm.rounds for arm in found}) == 1
+    return (label, []) if same else (f"{label} (rounds={found[0].rounds})", ["train.rounds"])
+
+
+def compare_command(plan: PlannedCombination, target: str, found: Sequence[Arm], seeds: Sequence[int]) -> str:
+    """The comparison of the outer run as a command."""
+    baseline, by = compare_options(plan, found)
+    words = ["fedsim", "compare", str(results_folder(plan.base)), "--targets", target]
+    words += ["--seeds", ",".join(map(str, seeds)), "--baseline", baseline]
+    return shlex.join([*words, *(part for key in by for part in ("--by", key))])
 
 
 def fresh_seeds(plan: PlannedCombination, count: int) -> list[int]:

@@ -4,12 +4,10 @@ Which candidates a rung has is decided from the records on disk, so that the sam
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.table import Table
 
 from fedsim.common.console import say
-from fedsim.run.plan import results_folder
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.combine_outer import Arm, fresh_seeds, plan_arm
@@ -27,8 +25,8 @@ def run_combinations(
     preset: str = "",
     dry_run: bool = False,
     confirm: int = 0,
-) -> tuple[list[Cell], Path, dict[str, list[int]]]:
-    """(the failed cells, the experiment's folder, {unseen domain: seeds of its outer run}).
+) -> tuple[list[Cell], PlannedCombination, dict[str, list[Arm]]]:
+    """(the failed cells, the plan, {unseen domain: the arms of its outer run, where that has been run}).
 
     confirm: the number of fresh seeds of the outer run; 0: only its commands are shown
     """
@@ -49,15 +47,14 @@ def run_combinations(
         failed += [cell for cell in own if cell not in failed]
         if dry_run and unfinished:
             say("The later rungs follow from the records of this one.")
-            return failed, results_folder(plan.base), {}
+            return failed, plan, {}
         plan.judge(rung)
-    found = {unseen.target: show_winner(plan, unseen) for unseen in plan.unseen}
+    found = {unseen.target: show_winner(plan, unseen, confirm) for unseen in plan.unseen}
     say(f"all candidates: {write_candidates(plan)}")
     outer = {target: own for target, own in found.items() if own}
-    seeds = fresh_seeds(plan, confirm)
     if confirm and outer:
-        failed += _confirm(plan, outer, seeds, budget, dry_run)
-    return failed, results_folder(plan.base), dict.fromkeys(outer, seeds) if confirm and not dry_run else {}
+        failed += _confirm(plan, outer, fresh_seeds(plan, confirm), budget, dry_run)
+    return failed, plan, outer if confirm and not dry_run else {}
 
 
 def _confirm(

@@ -15,7 +15,7 @@ from fedsim.methods.part_settings import typed
 from fedsim.results.recorder import csv_text
 from fedsim.run.plan import results_folder
 from fedsim.settings.experiment import parse_override
-from fedsim.sweep.combine_outer import Arm, arms, command, fresh_seeds
+from fedsim.sweep.combine_outer import Arm, arms, command, compare_command, fresh_seeds
 from fedsim.sweep.combine_plan import Candidate, Outcome, PlannedCombination, Unseen
 from fedsim.sweep.search import nested
 
@@ -53,7 +53,7 @@ def show_refused(plan: PlannedCombination) -> None:
         say(f"  {words}: {why}")
 
 
-def show_winner(plan: PlannedCombination, unseen: Unseen) -> list[Arm]:
+def show_winner(plan: PlannedCombination, unseen: Unseen, confirm: int) -> list[Arm]:
     """Print the table, the winner in three forms, and the outer run; returns the arms of that run."""
     console.print(candidate_table(plan, unseen))
     best = next(iter(unseen.last.values()), None)
@@ -74,8 +74,10 @@ def show_winner(plan: PlannedCombination, unseen: Unseen) -> list[Arm]:
     found = arms(plan, unseen.target, best.candidate.options)
     console.print(arm_table(found))
     say(f"cost of a step: {step_costs()[1]}; the costs of the parts are added, and an update multiplies them")
+    seeds = fresh_seeds(plan, confirm or CONFIRMED)
     for arm in found:
-        say(command(plan, unseen.target, arm, fresh_seeds(plan, CONFIRMED)))
+        say(command(plan, unseen.target, arm, seeds))
+    say(compare_command(plan, unseen.target, found, seeds))
     return found
 
 
