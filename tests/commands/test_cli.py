@@ -80,34 +80,31 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(method, tm
         assert numbers(broken / name).equals(numbers(whole / name)), name
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("run digits --method gperxn", "did you mean 'gperxan'"),
-        ("run digits --target rot7", "did you mean"),
-        ("run digits --seed -1", "greater than or equal to 0"),
-        ("run nowhere.toml", "no experiment file"),
-        ("run pacs --set data.root=/nowhere --set model.weights=none", "/nowhere"),
-        ("run digits --set model.backbone=digits-cnn --method gperxan", "batch norm"),
-        ("run digits --set model.backbone=resnet19", "did you mean"),
-        ("run digits --set run.device=cuda", "no CUDA device"),
-        ("run --what", "No such option"),
-        ("run digits --method fedprox --set method.name=fedavg", "another value, 'fedprox'; remove"),
-        ("run digits --seed 3 --set run.seed=4", "an option gives run.seed another value, 3"),
-        ("run digits --callback a:B --set run.callbacks=['c:D']", "another value, ['a:B']"),
-        ("pictures digits --target rot0 --set run.target=rot15", "another value, 'rot0'"),
-        ("sweep digits --set run.output=elsewhere", "an option gives run.output another value"),
-        ('sweep digits --set run={target="rot0"}', "run is a section; set single keys"),
-        ("sweep digits --grid train={lr=0.1},{lr=0.2}", "train is a section; set single keys"),
-        ("sweep digits --methods fedavg,nope", "unknown method 'nope'"),
-        ("compare /nowhere", "/nowhere"),
-        ("run tables/fedig-a-table-5", "fedsim sweep tables/fedig-a-table-5"),
-        (f"run {config_folders()[0] / 'tables' / 'fedig-a-table-5.toml'}", "is a table of a paper"),
-        ("datasets --grid x.png", "--grid draws the images of a folder or table of your own"),
-        ("datasets pacs --grid x.png", "--grid draws the images of a folder or table of your own"),
-        ("methods --changes fuse,,terms", "--changes 'fuse,,terms': a name is empty"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ("run digits --method gperxn", "did you mean 'gperxan'"),
+    ("run digits --target rot7", "did you mean"),
+    ("run digits --seed -1", "greater than or equal to 0"),
+    ("run nowhere.toml", "no experiment file"),
+    ("run pacs --set data.root=/nowhere --set model.weights=none", "/nowhere"),
+    ("run digits --set model.backbone=digits-cnn --method gperxan", "batch norm"),
+    ("run digits --set model.backbone=resnet19", "did you mean"),
+    ("run digits --set run.device=cuda", "no CUDA device"),
+    ("run --what", "No such option"),
+    ("run digits --method fedprox --set method.name=fedavg", "another value, 'fedprox'; remove"),
+    ("run digits --seed 3 --set run.seed=4", "an option gives run.seed another value, 3"),
+    ("run digits --callback a:B --set run.callbacks=['c:D']", "another value, ['a:B']"),
+    ("pictures digits --target rot0 --set run.target=rot15", "another value, 'rot0'"),
+    ("sweep digits --set run.output=elsewhere", "an option gives run.output another value"),
+    ('sweep digits --set run={target="rot0"}', "run is a section; set single keys"),
+    ("sweep digits --grid train={lr=0.1},{lr=0.2}", "train is a section; set single keys"),
+    ("sweep digits --methods fedavg,nope", "unknown method 'nope'"),
+    ("compare /nowhere", "/nowhere"),
+    ("run tables/fedig-a-table-5", "fedsim sweep tables/fedig-a-table-5"),
+    (f"run {config_folders()[0] / 'tables' / 'fedig-a-table-5.toml'}", "is a table of a paper"),
+    ("datasets --grid x.png", "--grid draws the images of a folder or table of your own"),
+    ("datasets pacs --grid x.png", "--grid draws the images of a folder or table of your own"),
+    ("methods --changes fuse,,terms", "--changes 'fuse,,terms': a name is empty"),
+])  # fmt: skip
 def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
     """The exit code is 2, one line says what to do, and no file is left."""
     monkeypatch.chdir(tmp_path)
@@ -179,15 +176,12 @@ def test_every_argument_and_option_is_explained():
         assert not silent, (command.name, silent)
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("folder", "ROOT/DOMAIN/CLASS/IMAGE"),
-        ("table", "columns path, label, domain"),
-        ("hugging-face", "save_to_disk"),
-        ("masks", "domain/mask/NAME"),
-    ],
-)
+@pytest.mark.parametrize(("name", "layout"), [
+    ("folder", "ROOT/DOMAIN/CLASS/IMAGE"),
+    ("table", "columns path, label, domain"),
+    ("hugging-face", "save_to_disk"),
+    ("masks", "domain/mask/NAME"),
+])  # fmt: skip
 def test_own_data_says_what_to_write(tmp_path, name, layout, called):
     """A user's own data have no fixed domains; instead of an empty table a valid experiment file is printed."""
     code, out, _ = called("datasets", name)

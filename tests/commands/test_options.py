@@ -10,16 +10,13 @@ from fedsim.sweep.axes import Axes, check_axes
 SWEEP = ["sweep", "digits", "--dry-run", "--set", "train.rounds=1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "cells"),
-    [
-        (["--targets", " rot0 , rot15 "], 2),
-        (["--targets", ""], 6),
-        (["--targets", "all"], 6),
-        (["--targets", "rot0", "--methods", "fedavg, fedprox", "--seeds", "0, 1"], 4),
-        (["--targets", "rot0", "--methods", "", "--seeds", ""], 1),
-    ],
-)
+@pytest.mark.parametrize(("words", "cells"), [
+    (["--targets", " rot0 , rot15 "], 2),
+    (["--targets", ""], 6),
+    (["--targets", "all"], 6),
+    (["--targets", "rot0", "--methods", "fedavg, fedprox", "--seeds", "0, 1"], 4),
+    (["--targets", "rot0", "--methods", "", "--seeds", ""], 1),
+])  # fmt: skip
 def test_blanks_do_not_matter_and_an_empty_option_is_not_given(tmp_path, words, cells):
     shown = CliRunner().invoke(app, [*SWEEP, "--output", str(tmp_path), *words])
     assert shown.exit_code == 0, shown.exception

@@ -11,16 +11,13 @@ from fedsim.commands import progress
 from fedsim.settings.experiment import read_experiment
 
 
-@pytest.mark.parametrize(
-    ("width", "method", "target", "rounds", "seconds", "expected"),
-    [
-        (80, "fedavg", "rot75", 40, 12, r"fedavg → rot75 \(seed 0\) .* 00:12 left"),
-        (80, "gperxan+fedprox", "art_painting", 100, 7300, r"gperxa.* 2:01:40 left"),
-        (80, "fedprox", "rot0", 10, None, r"fedpro.* --:-- left"),
-        (80, "fedavg", "rot75", 40, 0, r"fedavg .* 00:00 in all"),  # after the last round nothing is left
-        (160, "gperxan+fedprox", "art_painting", 100, 12, r"gperxan\+fedprox → art_painting \(seed 0\) ━.* 00:12 left"),
-    ],
-)
+@pytest.mark.parametrize(("width", "method", "target", "rounds", "seconds", "expected"), [
+    (80, "fedavg", "rot75", 40, 12, r"fedavg → rot75 \(seed 0\) .* 00:12 left"),
+    (80, "gperxan+fedprox", "art_painting", 100, 7300, r"gperxa.* 2:01:40 left"),
+    (80, "fedprox", "rot0", 10, None, r"fedpro.* --:-- left"),
+    (80, "fedavg", "rot75", 40, 0, r"fedavg .* 00:00 in all"),  # after the last round nothing is left
+    (160, "gperxan+fedprox", "art_painting", 100, 12, r"gperxan\+fedprox → art_painting \(seed 0\) ━.* 00:12 left"),
+])  # fmt: skip
 def test_nothing_of_the_bar_is_cut(monkeypatch, tmp_path, width, method, target, rounds, seconds, expected):
     terminal = Console(width=width, file=io.StringIO(), force_terminal=True)
     monkeypatch.setattr(progress, "errors", terminal)

@@ -14,10 +14,7 @@ TABLES = {"fedig-a-table-3": 1, "gperxan-regulariser": 1, "gperxan-table-2": 3} 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_of_a_table_train_and_differ(name, tmp_path):
-    """FedIG-A's Table 3; the guiding regularizer on FedAvg, ELCFS and CCST; gPerXAN's Table 2 with MixStyle and RSC.
-
-    A short run of each row's recipe: its losses are finite, and models or predictions of any two rows differ.
-    """
+    """FedIG-A's Table 3; the guiding regularizer on FedAvg, ELCFS and CCST; gPerXAN's Table 2 with MixStyle and RSC."""
     rows = {}
     for block in read_table(find_table(f"tables/{name}.toml")).blocks:
         for row in block.rows:

@@ -124,15 +124,12 @@ def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, 
         assert text in shown
 
 
-@pytest.mark.parametrize(
-    ("method", "setting", "said"),
-    [
-        ("fedbn", "without_batch_norm.upload=True", "valid boolean (got 'True'); write true or false"),
-        ("gperxan", "xan.stages=(1,2)", "valid array (got '(1,2)'); write a list such as [1, 2, 3, 4]"),
-        ("gperxan", "xan=true", "method.xan is a part; set its fields, e.g. method.xan.FIELD=true"),
-        ("gperxan", "xan.stages=[1,x]", "valid array (got '[1,x]'); write a list such as [1, 2, 3, 4]"),
-    ],
-)
+@pytest.mark.parametrize(("method", "setting", "said"), [
+    ("fedbn", "without_batch_norm.upload=True", "valid boolean (got 'True'); write true or false"),
+    ("gperxan", "xan.stages=(1,2)", "valid array (got '(1,2)'); write a list such as [1, 2, 3, 4]"),
+    ("gperxan", "xan=true", "method.xan is a part; set its fields, e.g. method.xan.FIELD=true"),
+    ("gperxan", "xan.stages=[1,x]", "valid array (got '[1,x]'); write a list such as [1, 2, 3, 4]"),
+])  # fmt: skip
 def test_a_wrong_value_is_refused_with_the_right_form(method, setting, said):
     words = ["run", "digits", "--method", method, "--set", f"method.{setting}"]
     assert str(CliRunner().invoke(app, words).exception).endswith(said)

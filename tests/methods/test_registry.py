@@ -83,47 +83,44 @@ def test_combinations_and_exchange():
     assert [term.weight for term in exchanged.terms] == [0.25]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("fedprox proximal.mu=-1", "method.proximal.mu: Input should be greater than or equal to 0"),
-        ("gfedavg guiding_head.weight=-5", "method.guiding_head.weight"),
-        ("csac semantic_calibration.acquire_epochs=-1", "acquire_epochs"),
-        ("csac semantic_calibration.acquire_epochs=true", "valid integer"),
-        ('fedprox proximal.mu="0.1"', "valid number"),
-        ("fedprox proximal.mu=inf", "finite"),
-        ("fedprox proximal.nu=1", "known: mu"),
-        ("fedprox proximal=1", "is a part"),
-        ("fedsb balanced_budget.unit=images", "'examples' or 'batches'"),
-        ("fedavg fuse=trimmed_mean trimmed_mean.beta=0.5", "less than 0.5"),
-        ("fedprox add=['proximal']", "already"),
-        ("fedavg add=['proximal','proximal']", "twice"),
-        ("fedavg terms=['proximal','proximal']", "twice"),
-        ("fedavg add=['uniform','generalization_adjustment']", "takes one part"),
-        ("fedavg weights.d=0.5", "method.by_examples.d"),
-        ("fedavg client.weight=0.3", "method.supervised_step.weight"),
-        ("fedavg norm=['xan']", "takes one part"),
-        ("fedavg norm=5", "no part '5'"),
-        ("fedavg terms=5", "names of parts"),
-        ("fedavg add=5", "names of parts"),
-        ("fedavg add=[5]", "names of parts"),
-        ("fedavg weights=unifrom", "did you mean 'uniform'"),
-        ("fedavg guide=1", "has no part 'guide'"),
-        ("fedavg guiding_head.weight=1", "add it with method.add"),
-        ("fedavg add=['style_bank']", "no part contributes"),
-        ("gperxn", "did you mean 'gperxan'"),
-        ("csac weights=generalization_adjustment", "use one of the two"),
-        ("gperxan norm=batch_norm", "needs norm 'xan'"),
-        ("gperxan+gfedavg-ibn", "cannot be combined"),
-        ("deepall+fedbn", "pooled"),
-        ("deepall+feddg-ga", "pooled on one client"),
-        ("deepall fuse=coordinate_median", "pooled on one client"),
-        ("fedavg+fedprox", "fedavg adds nothing to fedprox"),
-        ("fedbn without_batch_norm.upload=false", "no model for the unseen domain"),
-        ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
-        ("fedavg infer=zero_shot_adapter", "adapter = true"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ("fedprox proximal.mu=-1", "method.proximal.mu: Input should be greater than or equal to 0"),
+    ("gfedavg guiding_head.weight=-5", "method.guiding_head.weight"),
+    ("csac semantic_calibration.acquire_epochs=-1", "acquire_epochs"),
+    ("csac semantic_calibration.acquire_epochs=true", "valid integer"),
+    ('fedprox proximal.mu="0.1"', "valid number"),
+    ("fedprox proximal.mu=inf", "finite"),
+    ("fedprox proximal.nu=1", "known: mu"),
+    ("fedprox proximal=1", "is a part"),
+    ("fedsb balanced_budget.unit=images", "'examples' or 'batches'"),
+    ("fedavg fuse=trimmed_mean trimmed_mean.beta=0.5", "less than 0.5"),
+    ("fedprox add=['proximal']", "already"),
+    ("fedavg add=['proximal','proximal']", "twice"),
+    ("fedavg terms=['proximal','proximal']", "twice"),
+    ("fedavg add=['uniform','generalization_adjustment']", "takes one part"),
+    ("fedavg weights.d=0.5", "method.by_examples.d"),
+    ("fedavg client.weight=0.3", "method.supervised_step.weight"),
+    ("fedavg norm=['xan']", "takes one part"),
+    ("fedavg norm=5", "no part '5'"),
+    ("fedavg terms=5", "names of parts"),
+    ("fedavg add=5", "names of parts"),
+    ("fedavg add=[5]", "names of parts"),
+    ("fedavg weights=unifrom", "did you mean 'uniform'"),
+    ("fedavg guide=1", "has no part 'guide'"),
+    ("fedavg guiding_head.weight=1", "add it with method.add"),
+    ("fedavg add=['style_bank']", "no part contributes"),
+    ("gperxn", "did you mean 'gperxan'"),
+    ("csac weights=generalization_adjustment", "use one of the two"),
+    ("gperxan norm=batch_norm", "needs norm 'xan'"),
+    ("gperxan+gfedavg-ibn", "cannot be combined"),
+    ("deepall+fedbn", "pooled"),
+    ("deepall+feddg-ga", "pooled on one client"),
+    ("deepall fuse=coordinate_median", "pooled on one client"),
+    ("fedavg+fedprox", "fedavg adds nothing to fedprox"),
+    ("fedbn without_batch_norm.upload=false", "no model for the unseen domain"),
+    ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
+    ("fedavg infer=zero_shot_adapter", "adapter = true"),
+])  # fmt: skip
 def test_settings_of_parts_that_cannot_be_are_one_line(words, said):
     """A wrong range or type, a part that is named twice, parts that do not fit together, and a part without effect."""
     name, *settings = words.split(" ")
@@ -144,14 +141,11 @@ def test_a_row_with_a_value_outside_its_range_is_refused(monkeypatch):
         find_recipe("wrong")
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ({"semantic_calibration": {"acquire": 3}}, "parts.semantic_calibration has no field 'acquire'"),
-        ({"semantic_calibraton": {"acquire_epochs": 3}}, "did you mean 'semantic_calibration'"),
-        ({"semantic_calibration": {"acquire_epochs": -1}}, "acquire_epochs"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "said"), [
+    ({"semantic_calibration": {"acquire": 3}}, "parts.semantic_calibration has no field 'acquire'"),
+    ({"semantic_calibraton": {"acquire_epochs": 3}}, "did you mean 'semantic_calibration'"),
+    ({"semantic_calibration": {"acquire_epochs": -1}}, "acquire_epochs"),
+])  # fmt: skip
 def test_the_table_of_parts_is_checked_for_every_method(parts, said):
     """A typo in [parts] is an error even when the method does not have that part."""
     with pytest.raises(UserError, match=said) as error:

@@ -20,33 +20,30 @@ def label(parts=None, **method):
 MU = {"proximal": {"mu": 0.5}}
 
 
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ({}, "fedavg"),
-        ({"add": ["guiding_head"]}, "fedavg@add=guiding_head"),
-        ({"add": "guiding_head", "guiding_head": {"weight": 0.5}}, "fedavg@add=guiding_head"),
-        ({"add": ["guiding_head"], "guiding_head": {"weight": 1}}, "fedavg@add=guiding_head,guiding_head.weight=1"),
-        ({"terms": ["proximal", "guiding_head"]}, "fedavg@add=guiding_head+proximal"),
-        ({"name": "fedprox", "proximal": {"mu": 0.01}}, "fedprox@proximal.mu=0.01"),
-        ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
-        ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
-        ({"name": "fedprox", "terms": "guiding_head"}, "fedprox@terms=guiding_head"),
-        ({"weights": "uniform"}, "fedavg@weights=uniform"),
-        ({"add": ["uniform"]}, "fedavg@weights=uniform"),
-        ({"weights": "by_examples"}, "fedavg"),
-        ({"weights": "generalization_adjustment"}, "fedavg@weights=generalization_adjustment"),
-        ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
-        ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
-        ({"name": "gperxan+fedprox", "guiding_head": {"weight": 0}}, "gperxan+fedprox@guiding_head.weight=0"),
-        ({"name": "ccst", "cross_client_style": {"quantise": True}}, "ccst@cross_client_style.quantise=true"),
-        # [parts] belongs to the data set; a setting of the method is compared with these values.
-        ({"parts": MU, "name": "fedprox"}, "fedprox"),
-        ({"parts": MU, "name": "fedprox", **MU}, "fedprox"),
-        ({"parts": MU, "name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox@proximal.mu=0.1"),
-        ({"parts": MU, "add": ["proximal"]}, "fedavg@add=proximal"),
-    ],
-)
+@pytest.mark.parametrize(("method", "expected"), [
+    ({}, "fedavg"),
+    ({"add": ["guiding_head"]}, "fedavg@add=guiding_head"),
+    ({"add": "guiding_head", "guiding_head": {"weight": 0.5}}, "fedavg@add=guiding_head"),
+    ({"add": ["guiding_head"], "guiding_head": {"weight": 1}}, "fedavg@add=guiding_head,guiding_head.weight=1"),
+    ({"terms": ["proximal", "guiding_head"]}, "fedavg@add=guiding_head+proximal"),
+    ({"name": "fedprox", "proximal": {"mu": 0.01}}, "fedprox@proximal.mu=0.01"),
+    ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
+    ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
+    ({"name": "fedprox", "terms": "guiding_head"}, "fedprox@terms=guiding_head"),
+    ({"weights": "uniform"}, "fedavg@weights=uniform"),
+    ({"add": ["uniform"]}, "fedavg@weights=uniform"),
+    ({"weights": "by_examples"}, "fedavg"),
+    ({"weights": "generalization_adjustment"}, "fedavg@weights=generalization_adjustment"),
+    ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
+    ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
+    ({"name": "gperxan+fedprox", "guiding_head": {"weight": 0}}, "gperxan+fedprox@guiding_head.weight=0"),
+    ({"name": "ccst", "cross_client_style": {"quantise": True}}, "ccst@cross_client_style.quantise=true"),
+    # [parts] belongs to the data set; a setting of the method is compared with these values.
+    ({"parts": MU, "name": "fedprox"}, "fedprox"),
+    ({"parts": MU, "name": "fedprox", **MU}, "fedprox"),
+    ({"parts": MU, "name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox@proximal.mu=0.1"),
+    ({"parts": MU, "add": ["proximal"]}, "fedavg@add=proximal"),
+])  # fmt: skip
 def test_the_difference_is_readable_and_the_same_for_equal_recipes(method, expected):
     """It names the differences in the order of the slots; settings with the same meaning give the same text."""
     assert label(**method) == expected

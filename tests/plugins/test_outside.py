@@ -58,10 +58,7 @@ def test_everything_from_outside_runs(tmp_path):
 
 
 def test_entry_points_make_plain_names(installed, offer, tmp_path):
-    """An installed package's names are known by plain name, with their origin. Without it, records are still read.
-
-    Earlier every table over such a record ended with an error; only a new run needs the augmentation.
-    """
+    """An installed package's names are known by plain name, with their origin."""
     method = {"name": "shrunk", "shrink": {"weight": 0.2}}
     experiment = small_experiment(tmp_path, method, **PLAIN, train={"rounds": 1})
     folder, _ = run_small(experiment)

@@ -42,10 +42,7 @@ def read(tmp_path):
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_each_spelling_sets_the_part(read, spelling):
-    """Earlier only the settings name did; the other values were accepted and not used.
-
-    A method without the part goes on without its values; the module's package is one that every machine needs.
-    """
+    """Earlier only the settings name did; the other values were accepted and not used."""
     for method in (["outside:shrunk"], ["fedavg", 'method.add=["outside:Shrink"]']):
         experiment = read(f"method.name={method[0]}", *method[1:], f"parts.{spelling}.weight=0.7")
         assert build_recipe(experiment).terms[0].weight == 0.7

@@ -15,8 +15,7 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_link_made_again_leaves_nothing_else(saved, killed):
-    """A resumed run creates the link to its best model again, perhaps to the same file. Under the temporary name there
-    may be an incomplete file of a killed writer, or a second name of the old file."""
+    """A resumed run creates the link to its best model again, perhaps to the same file."""
     best = saved.with_name("best.safetensors")
     for _ in range(2):
         if killed:

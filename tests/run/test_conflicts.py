@@ -44,8 +44,7 @@ def _new_process():
 @pytest.mark.parametrize("key", OTHERS)
 @pytest.mark.parametrize(("state", "call"), [("finished", launch), ("finished", run_one), ("stopped", launch)])
 def test_a_run_with_other_settings_is_neither_the_result_nor_continued(key, state, call, folders):
-    """Neither for `fedsim run` nor for `launch`, which `flwr run` and programs use. With another domain held out, the
-    model would have been trained on the domain that selects its round."""
+    """Neither for `fedsim run` nor for `launch`, which `flwr run` and programs use."""
     with pytest.raises(UserError, match=f"holds a run with other settings \\({key}\\)"):
         call(folders(state, **OTHERS[key]))
 

@@ -42,8 +42,7 @@ def refusal(monkeypatch, reason):
 
 @pytest.mark.parametrize("reason", [UserError("client 'rot0': too few"), ClientFailedError("no node for rot0"), ""])
 def test_a_run_that_the_handshake_refuses_leaves_nothing(tmp_path, monkeypatch, reason):
-    """Its folder and those above it are gone, and the command with another setting runs. A node may refuse as well, as
-    a deployed site with too few images does."""
+    """Its folder and those above it are gone, and the command with another setting runs."""
     said = "user error: client 'rot0' has 0 images"
     refuse = {"tamper": lambda message, reply: Message(Error(code=2, reason=said), reply_to=message)}
     with monkeypatch.context() as patch:

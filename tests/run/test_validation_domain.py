@@ -67,15 +67,12 @@ def test_the_pooled_client_lacks_it_too(on_images):
     assert resolve(experiment.replace(method={"name": "deepall"})).sources == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "run", "said"),
-    [
-        ({}, {"validation_domain": "sketch"}, "is the unseen domain"),
-        ({}, {"validation_domain": "photos"}, "no domain 'photos'"),
-        ({}, {**PHOTO, "select_on": "local"}, "leave run.select_on"),
-        ({"domains": ["photo", "sketch"]}, PHOTO, "nothing is left to train on"),
-    ],
-)
+@pytest.mark.parametrize(("data", "run", "said"), [
+    ({}, {"validation_domain": "sketch"}, "is the unseen domain"),
+    ({}, {"validation_domain": "photos"}, "no domain 'photos'"),
+    ({}, {**PHOTO, "select_on": "local"}, "leave run.select_on"),
+    ({"domains": ["photo", "sketch"]}, PHOTO, "nothing is left to train on"),
+])  # fmt: skip
 def test_a_wrong_one_is_refused(on_images, data, run, said):
     with pytest.raises(UserError, match=said):
         resolve(complete(on_images(data=data, **run)))

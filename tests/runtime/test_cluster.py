@@ -25,36 +25,30 @@ def planned(monkeypatch):
     return plan
 
 
-@pytest.mark.parametrize(
-    ("settings", "resources", "workers", "gpus"),
-    [
-        ({}, [{"CPU": 8.0}], 5, 0.0),  # one per client at most
-        ({}, [{"CPU": 2.0}], 2, 0.0),
-        ({"cpus_per_worker": 2.0}, [{"CPU": 3.0}, {"CPU": 5.0}], 3, 0.0),  # whole workers per machine
-        ({"workers": 2}, [{"CPU": 8.0}], 2, 0.0),
-        ({"ray_address": "somewhere", "workers": 2}, [{"CPU": 8.0}], 2, 0.0),  # only what is reserved
-        ({"cpus_per_worker": 0.5}, [{"CPU": 1.0}], 2, 0.0),
-        ({"gpus_per_worker": 0.25}, [{"CPU": 8.0, "GPU": 1.0}], 4, 0.25),
-        ({"gpus_per_worker": 0.6}, [{"CPU": 8.0, "GPU": 2.0}], 2, 0.6),  # a fraction does not span two GPUs
-        ({}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.2),  # without a wish the GPUs are shared
-        ({}, [{"CPU": 8.0, "GPU": 2.0}], 5, 0.3333),
-        ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("settings", "resources", "workers", "gpus"), [
+    ({}, [{"CPU": 8.0}], 5, 0.0),  # one per client at most
+    ({}, [{"CPU": 2.0}], 2, 0.0),
+    ({"cpus_per_worker": 2.0}, [{"CPU": 3.0}, {"CPU": 5.0}], 3, 0.0),  # whole workers per machine
+    ({"workers": 2}, [{"CPU": 8.0}], 2, 0.0),
+    ({"ray_address": "somewhere", "workers": 2}, [{"CPU": 8.0}], 2, 0.0),  # only what is reserved
+    ({"cpus_per_worker": 0.5}, [{"CPU": 1.0}], 2, 0.0),
+    ({"gpus_per_worker": 0.25}, [{"CPU": 8.0, "GPU": 1.0}], 4, 0.25),
+    ({"gpus_per_worker": 0.6}, [{"CPU": 8.0, "GPU": 2.0}], 2, 0.6),  # a fraction does not span two GPUs
+    ({}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.2),  # without a wish the GPUs are shared
+    ({}, [{"CPU": 8.0, "GPU": 2.0}], 5, 0.3333),
+    ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0),
+])  # fmt: skip
 def test_workers_fill_the_cluster(planned, settings, resources, workers, gpus):
     plan = planned(settings, *resources)
     assert (plan.workers, plan.gpus) == (workers, gpus)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"cpus_per_worker": 16.0}, "has room for 0 workers of 16 CPUs"),
-        ({"ray_address": "somewhere", "workers": 5, "cpus_per_worker": 4.0}, "has room for 2 workers of 4 CPUs"),
-        ({"device": "cuda"}, "no GPU"),
-        ({"gpus_per_worker": 0.5}, "has room for 0 workers"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"cpus_per_worker": 16.0}, "has room for 0 workers of 16 CPUs"),
+    ({"ray_address": "somewhere", "workers": 5, "cpus_per_worker": 4.0}, "has room for 2 workers of 4 CPUs"),
+    ({"device": "cuda"}, "no GPU"),
+    ({"gpus_per_worker": 0.5}, "has room for 0 workers"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said_before_anything_starts(planned, settings, said):
     with pytest.raises(UserError, match=said):
         planned(settings, {"CPU": 8.0})

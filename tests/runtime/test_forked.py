@@ -239,14 +239,11 @@ def test_a_run_whose_processes_cannot_be_forked_goes_on_in_one(one, monkeypatch,
     assert f"{ONE}another could not be forked ([Errno 12] Cannot allocate memory)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"run": {"processes": 2, "threads": 2}}, "several processes have one thread each"),
-        ({"run": {"processes": 2, "runtime": "ray"}}, r"run\.runtime = ray"),  # and not dropped in silence
-        ({"run": {"processes": 2}, "train": {"side_by_side": 3}}, r"train\.side_by_side"),
-    ],
-)
+@pytest.mark.parametrize(("sections", "said"), [
+    ({"run": {"processes": 2, "threads": 2}}, "several processes have one thread each"),
+    ({"run": {"processes": 2, "runtime": "ray"}}, r"run\.runtime = ray"),  # and not dropped in silence
+    ({"run": {"processes": 2}, "train": {"side_by_side": 3}}, r"train\.side_by_side"),
+])  # fmt: skip
 def test_what_cannot_be_forked_is_refused(tmp_path, sections, said):
     with pytest.raises(UserError, match=TWO + said):
         launch(tiny_experiment(tmp_path, **sections))

@@ -53,10 +53,7 @@ def test_silobn(tmp_path):
 
 
 def test_feddrop(tmp_path):
-    """Each client trains half of the 50 hidden units, twice as strong; the server fills in w^t and averages.
-
-    Which units they are is seen in the message: its rows of the layer are rows of the global one.
-    """
+    """Each client trains half of the 50 hidden units, twice as strong; the server fills in w^t and averages."""
     evidence, tape, start = recorded("feddrop", tmp_path)
     rows = {
         (config["round"], config["client"]): torch.tensor(sent["arrays"]["backbone.fc.weight"].numpy())

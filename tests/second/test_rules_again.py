@@ -51,10 +51,7 @@ def test_tsmobn(tmp_path):
 
 
 def test_mixnorm(tmp_path):
-    """Five views of each image; mu = 0.05 mu_views + 0.95 mu_G, var as well; the original view is the prediction.
-
-    The views are taken from what the network got.
-    """
+    """Five views of each image; mu = 0.05 mu_views + 0.95 mu_G, var as well; the original view is the prediction."""
     shown, own = [], torch.nn.Conv2d._conv_forward
 
     def seen(layer, x, *words):

@@ -43,11 +43,7 @@ def test_hours_are_measured_or_said_to_be_not():
 
 
 def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
-    """0.5 s per step of FedAvg and a cost of 1.2 of FedProx give 14,400 s.
-
-    A row's own time is used first, then FedAvg's on the same data set. Where a setting changes what a step does, the
-    cost of the method says nothing.
-    """
+    """0.5 s per step of FedAvg and a cost of 1.2 of FedProx give 14,400 s."""
     one, key, cost = cell("fedprox", "fedig"), step_key(cell("fedavg", "fedig").experiment), {"fedprox": 1.2}
     elsewhere = {("vlcs", *key[1:]): (0.25, "another")}
     times = {key: (0.5, "a machine, 1 thread")} | elsewhere

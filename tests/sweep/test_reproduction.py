@@ -31,10 +31,7 @@ TABLES = [
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_is_a_method_with_settings_that_exist(name):
-    """Each row has another recipe, and each target is a domain.
-
-    Nothing of the paper's table is left out without a reason, and every name is spelled as in published.csv.
-    """
+    """Each row has another recipe, and each target is a domain."""
     assert name in known_tables()
     assert len(shipped(name).seeds) == SEEDS[name.split("-")[0]]
     for block in shipped(name).blocks:
@@ -78,20 +75,17 @@ def test_cells_are_blocks_times_rows_times_targets_times_seeds(tmp_path):
     assert chosen[0].cells[0].experiment.run.seed == 7
 
 
-@pytest.mark.parametrize(
-    ("file", "choice", "overrides", "said"),
-    [
-        ({}, Choice(["fedavgg"]), [], "no row 'fedavgg'; did you mean 'fedavg'"),
-        ({}, Choice(targets=["rot90"]), [], "--targets rot90: no block of the table has this domain"),
-        ({}, Choice(targets=["rot0", "rot90"]), [], "--targets rot90: no block of the table has this domain"),
-        ({}, Choice(), ["name=mine"], "the table's file sets this"),
-        ({}, Choice(), ["train.roundz=1"], "train.roundz"),
-        ({"rows": '{ metod = "fedavg" }'}, Choice(), [], "rows.0"),
-        ({"rows": '{ method = "fedavg", settings = ["train.lr=1.0"] }'}, Choice(), [], "applies to a whole block"),
-        ({"seeds": "[]"}, Choice(), [], "seeds"),
-        ({"rows": '{ method = "fedafg" }'}, Choice(), [], "block 'digits' of the table: .*fedafg"),
-    ],
-)
+@pytest.mark.parametrize(("file", "choice", "overrides", "said"), [
+    ({}, Choice(["fedavgg"]), [], "no row 'fedavgg'; did you mean 'fedavg'"),
+    ({}, Choice(targets=["rot90"]), [], "--targets rot90: no block of the table has this domain"),
+    ({}, Choice(targets=["rot0", "rot90"]), [], "--targets rot90: no block of the table has this domain"),
+    ({}, Choice(), ["name=mine"], "the table's file sets this"),
+    ({}, Choice(), ["train.roundz=1"], "train.roundz"),
+    ({"rows": '{ metod = "fedavg" }'}, Choice(), [], "rows.0"),
+    ({"rows": '{ method = "fedavg", settings = ["train.lr=1.0"] }'}, Choice(), [], "applies to a whole block"),
+    ({"seeds": "[]"}, Choice(), [], "seeds"),
+    ({"rows": '{ method = "fedafg" }'}, Choice(), [], "block 'digits' of the table: .*fedafg"),
+])  # fmt: skip
 def test_a_wrong_choice_or_file_is_one_line(tmp_path, file, choice, overrides, said):
     with pytest.raises(UserError, match=said):
         plan_table(small_table(tmp_path, **file), choice, overrides, str(tmp_path))

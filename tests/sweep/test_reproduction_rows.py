@@ -39,13 +39,10 @@ def record(folder, target="photo", **facts):
     (folder / "pacs" / "fedavg" / target / "seed0" / "environment.json").write_text(json.dumps(facts))
 
 
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ([{"data": {"sketch": {"images": n, "content": f"{n}"}}} for n in (3, 4)], "different images under the name"),
-        ([{"recipe": {"terms.proximal": {"mu": mu}}} for mu in (0.1, 0.2)], "FedAvg was not the same recipe"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "said"), [
+    ([{"data": {"sketch": {"images": n, "content": f"{n}"}}} for n in (3, 4)], "different images under the name"),
+    ([{"recipe": {"terms.proximal": {"mu": mu}}} for mu in (0.1, 0.2)], "FedAvg was not the same recipe"),
+])  # fmt: skip
 def test_other_images_and_recipes_of_one_row_are_refused(folder, facts, said):
     for target, own in zip(("photo", "cartoon"), facts):
         record(folder, target, **own)

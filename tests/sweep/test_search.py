@@ -72,32 +72,29 @@ def test_equal_values_are_one_trial_and_values_are_nested_for_toml():
     assert nested({"train.lr": 0.1, "method.guiding_head.weight": 1}) == expected
 
 
-@pytest.mark.parametrize(
-    ("space", "said"),
-    [
-        (["train.lr"], "is not of the form"),
-        (["train.lr=log:0:1"], "must begin above 0"),
-        (["train.lr=log:-1:1"], "must begin above 0"),
-        (["train.lr=uniform:1:1"], "the range is empty"),
-        (["train.lr=uniform:0.2:0.1"], "0.2 is not below 0.1"),
-        (["train.lr=uniform:0.1"], "give two numbers"),
-        (["train.lr=uniform:a:b"], "give two numbers"),
-        (["train.lr=uniform:0:inf"], "must be finite"),
-        (["train.batch_size=int:2:4.5"], "whole numbers"),
-        (["train.lr=loguniform:1e-4:1"], "this is one value"),
-        (["train.lr=0.1,,0.2"], "a value is empty"),
-        (["train.lr=0.1,0.1"], "a value is given twice"),
-        ([RATE, "train.lr=0.1,0.2"], "train.lr is given twice"),
-        (["run.target=rot0,rot15"], "use --targets"),
-        (["run.seed=int:0:9"], "use --seeds"),
-        (["method.name=fedavg,csac"], "use --method"),
-        (["run.select_on=aggregated,local"], "run.select_on is not searched"),
-        (['data.domains=["rot0"],["rot15"]'], "[data] says what the task is"),
-        (["data.fraction=uniform:0.1:1"], "[data] says what the task is"),
-        (["train.evaluate_every=int:1:3"], "the validation by which the trials are scored"),
-        (["lr=0.1,0.2"], "whole name"),
-    ],
-)
+@pytest.mark.parametrize(("space", "said"), [
+    (["train.lr"], "is not of the form"),
+    (["train.lr=log:0:1"], "must begin above 0"),
+    (["train.lr=log:-1:1"], "must begin above 0"),
+    (["train.lr=uniform:1:1"], "the range is empty"),
+    (["train.lr=uniform:0.2:0.1"], "0.2 is not below 0.1"),
+    (["train.lr=uniform:0.1"], "give two numbers"),
+    (["train.lr=uniform:a:b"], "give two numbers"),
+    (["train.lr=uniform:0:inf"], "must be finite"),
+    (["train.batch_size=int:2:4.5"], "whole numbers"),
+    (["train.lr=loguniform:1e-4:1"], "this is one value"),
+    (["train.lr=0.1,,0.2"], "a value is empty"),
+    (["train.lr=0.1,0.1"], "a value is given twice"),
+    ([RATE, "train.lr=0.1,0.2"], "train.lr is given twice"),
+    (["run.target=rot0,rot15"], "use --targets"),
+    (["run.seed=int:0:9"], "use --seeds"),
+    (["method.name=fedavg,csac"], "use --method"),
+    (["run.select_on=aggregated,local"], "run.select_on is not searched"),
+    (['data.domains=["rot0"],["rot15"]'], "[data] says what the task is"),
+    (["data.fraction=uniform:0.1:1"], "[data] says what the task is"),
+    (["train.evaluate_every=int:1:3"], "the validation by which the trials are scored"),
+    (["lr=0.1,0.2"], "whole name"),
+])  # fmt: skip
 def test_a_space_is_refused_by_itself(space, said):
     with pytest.raises(UserError) as refused:
         read_space(space)

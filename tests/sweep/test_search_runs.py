@@ -26,18 +26,15 @@ def plan(*space, output="/nowhere", method="fedavg", trials=2, targets=("rot0",)
     return plan_search("digits", search, [*SMALL, f"run.output={output}", *more], "")
 
 
-@pytest.mark.parametrize(
-    ("space", "said"),
-    [
-        ("train.lrr=0.1,0.2", "did you mean 'lr'"),
-        ("train.lr=uniform:-1:1", "greater than 0"),
-        ("train.momentum=uniform:0:1", "less than 1"),
-        ("train.batch_size=uniform:2:9", "valid integer"),
-        ("data.augment=none,nope", "data.augment: unknown 'nope'"),
-        ("method.guiding_head.weight=0.1,0.2", "has no part 'guiding_head'"),
-        ("parts.guiding_head.weight=0.1,0.2", "has no part 'guiding_head'"),
-    ],
-)
+@pytest.mark.parametrize(("space", "said"), [
+    ("train.lrr=0.1,0.2", "did you mean 'lr'"),
+    ("train.lr=uniform:-1:1", "greater than 0"),
+    ("train.momentum=uniform:0:1", "less than 1"),
+    ("train.batch_size=uniform:2:9", "valid integer"),
+    ("data.augment=none,nope", "data.augment: unknown 'nope'"),
+    ("method.guiding_head.weight=0.1,0.2", "has no part 'guiding_head'"),
+    ("parts.guiding_head.weight=0.1,0.2", "has no part 'guiding_head'"),
+])  # fmt: skip
 def test_what_the_method_or_its_settings_refuse(space, said):
     """Before anything starts, and even when no draw would leave the bounds."""
     with pytest.raises(UserError) as refused:
@@ -46,16 +43,13 @@ def test_what_the_method_or_its_settings_refuse(space, said):
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("space", "word", "said"),
-    [
-        (RATE, "train.lr=0.1", "--set gives train.lr one value too"),
-        (RATE, "run.target=rot0", "use --targets rot0"),
-        (RATE, "method.name=csac", "use --method csac"),
-        (RATE, "train={lr=0.1}", "--set gives train one value too"),
-        ("method.proximal.mu=0.1,0.2", "method.proximal={mu=0.3}", r"--set gives method\.proximal one value too"),
-    ],
-)
+@pytest.mark.parametrize(("space", "word", "said"), [
+    (RATE, "train.lr=0.1", "--set gives train.lr one value too"),
+    (RATE, "run.target=rot0", "use --targets rot0"),
+    (RATE, "method.name=csac", "use --method csac"),
+    (RATE, "train={lr=0.1}", "--set gives train one value too"),
+    ("method.proximal.mu=0.1,0.2", "method.proximal={mu=0.3}", r"--set gives method\.proximal one value too"),
+])  # fmt: skip
 def test_nothing_is_given_twice(space, word, said):
     with pytest.raises(UserError, match=said):
         plan(space, method="fedprox", more=[word])
@@ -90,11 +84,7 @@ def recorded(folder: Path, validation, **columns) -> Cell:
 
 
 def test_a_score_is_the_validation_of_the_selected_round(tmp_path):
-    """The best round from 1 on, and not the one that is best on the unseen domain, whose values change nothing.
-
-    A failed or diverged cell has no score, nor has one in which a client failed: the mean over the others could be
-    greater without a better model.
-    """
+    """The best round from 1 on, and not the one that is best on the unseen domain, whose values change nothing."""
     good = recorded(tmp_path / "a", [0.9, 0.25, 0.5, 0.375])
     hidden = recorded(tmp_path / "b", [0.9, 0.25, 0.5, 0.375], target_accuracy=[math.nan] * 4)
     assert validation_of(good) == validation_of(hidden) == 0.5
@@ -156,10 +146,7 @@ def test_the_ranking_says_what_it_rests_on(tmp_path):
 
 
 def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
-    """A continued search replaces its own rows; those of another space or method stay.
-
-    Searches with other settings are other searches, because their scores do not compare.
-    """
+    """A continued search replaces its own rows; those of another space or method stay."""
     write_trials(searched(tmp_path, [0.5], ["failed"]))
     file = tmp_path / "digits" / "search.csv"
     write_trials(searched(tmp_path, [0.5], ["failed"], [0.75]))

@@ -130,30 +130,27 @@ def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp
     assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--grid", "run.seed=1,2"], "--grid run.seed=1,2: a sweep takes this from --seeds; use --seeds 1,2"),
-        (["--grid", "run.target=rot0,rot15"], "use --targets rot0,rot15"),
-        (["--grid", "method.name=fedavg,csac"], "use --methods fedavg,csac"),
-        (["--set", "run.seed=3"], "--set run.seed=3: a sweep takes this from --seeds"),
-        (["--set", "run.target=rot0"], "from --targets"),
-        (["--set", "method.name=csac"], "from --methods"),
-        (["--grid", "run.label=a,b"], "a sweep has only one value of run.label"),
-        (["--grid", "run.output=a,b"], "use --output"),
-        (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
-        (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "gives train.lr one value too"),
-        (["--grid", "method.proximal.mu=0.1,0.2", "--set", "method.proximal={mu=0.3}"], "method.proximal one value"),
-        (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
-        (["--grid", "method.proximal={mu=1},{mu=2}", "--grid", "method.proximal.mu=3,4"], "is given twice"),
-        (["--grid", "preset=a,b", "--preset", "a"], "preset"),
-        (["--seeds", "0,x"], "--seeds"),
-        (["--cores-per-cell", "9999"], "cores"),
-        (["--callback", "nowhere.at:All"], "nowhere"),
-        (["--callback", "json"], "package.module:name"),
-        (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--grid", "run.seed=1,2"], "--grid run.seed=1,2: a sweep takes this from --seeds; use --seeds 1,2"),
+    (["--grid", "run.target=rot0,rot15"], "use --targets rot0,rot15"),
+    (["--grid", "method.name=fedavg,csac"], "use --methods fedavg,csac"),
+    (["--set", "run.seed=3"], "--set run.seed=3: a sweep takes this from --seeds"),
+    (["--set", "run.target=rot0"], "from --targets"),
+    (["--set", "method.name=csac"], "from --methods"),
+    (["--grid", "run.label=a,b"], "a sweep has only one value of run.label"),
+    (["--grid", "run.output=a,b"], "use --output"),
+    (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
+    (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "gives train.lr one value too"),
+    (["--grid", "method.proximal.mu=0.1,0.2", "--set", "method.proximal={mu=0.3}"], "method.proximal one value"),
+    (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
+    (["--grid", "method.proximal={mu=1},{mu=2}", "--grid", "method.proximal.mu=3,4"], "is given twice"),
+    (["--grid", "preset=a,b", "--preset", "a"], "preset"),
+    (["--seeds", "0,x"], "--seeds"),
+    (["--cores-per-cell", "9999"], "cores"),
+    (["--callback", "nowhere.at:All"], "nowhere"),
+    (["--callback", "json"], "package.module:name"),
+    (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
+])  # fmt: skip
 def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_starts(words, said, tmp_path):
     result = CliRunner().invoke(app, ["sweep", "digits", "--output", str(tmp_path / "out"), *words])
     assert isinstance(result.exception, UserError)  # one line and exit code 2
@@ -168,10 +165,7 @@ def cell(method="fedavg", rounds=10, **state):
 
 
 def test_time_left_by_hand():
-    """It is the remaining rounds times the method's seconds per round, divided by the width.
-
-    It is never less than the time of the longest cell.
-    """
+    """It is the remaining rounds times the method's seconds per round, divided by the width."""
     cells = [cell(state="running", round=4), cell("fedbn"), cell(state="finished"), cell(state="failed")]
     rates = {"fedavg": 2.0, "fedbn": 4.0}
     assert time_left(cells, rates, 1) == 6 * 2 + 10 * 4

@@ -20,22 +20,19 @@ def reserved(monkeypatch):
     return reserve
 
 
-@pytest.mark.parametrize(
-    ("wish", "cores", "gpus", "expected", "devices"),
-    [
-        (Budget(), 4, "", [1, 1, 1, 1], [""] * 4),
-        (Budget(jobs=2), 4, "", [1, 1], [""] * 2),  # the same threads, so the same numbers, whatever runs beside it
-        (Budget(jobs=8), 4, "", [1] * 8, [""] * 8),  # more cells than cores is the user's choice
-        (Budget(cores=2), 5, "", [2, 2], [""] * 2),
-        (Budget(jobs=8, cores=2), 4, "", [2, 2], [""] * 2),  # but not more cores than there are
-        (Budget(jobs=1, cores=2), 8, "", [2], [""]),
-        (Budget(), 4, "ab", [1, 1, 1, 1], list("abab")),  # GPUs are shared evenly
-        (Budget(gpus=0.5), 8, "ab", [1, 1, 1, 1], list("abab")),
-        (Budget(gpus=1), 8, "ab", [1, 1], list("ab")),
-        (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], list("aa")),
-        (Budget(gpus=2), 8, "abcde", [1, 1], ["ab", "cd"]),  # no device is given twice
-    ],
-)
+@pytest.mark.parametrize(("wish", "cores", "gpus", "expected", "devices"), [
+    (Budget(), 4, "", [1, 1, 1, 1], [""] * 4),
+    (Budget(jobs=2), 4, "", [1, 1], [""] * 2),  # the same threads, so the same numbers, whatever runs beside it
+    (Budget(jobs=8), 4, "", [1] * 8, [""] * 8),  # more cells than cores is the user's choice
+    (Budget(cores=2), 5, "", [2, 2], [""] * 2),
+    (Budget(jobs=8, cores=2), 4, "", [2, 2], [""] * 2),  # but not more cores than there are
+    (Budget(jobs=1, cores=2), 8, "", [2], [""]),
+    (Budget(), 4, "ab", [1, 1, 1, 1], list("abab")),  # GPUs are shared evenly
+    (Budget(gpus=0.5), 8, "ab", [1, 1, 1, 1], list("abab")),
+    (Budget(gpus=1), 8, "ab", [1, 1], list("ab")),
+    (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], list("aa")),
+    (Budget(gpus=2), 8, "abcde", [1, 1], ["ab", "cd"]),  # no device is given twice
+])  # fmt: skip
 def test_reservations_keep_the_budget(reserved, wish, cores, gpus, expected, devices):
     assert reserved(wish, cores, gpus) == (expected, devices)
 
@@ -46,16 +43,13 @@ def test_devices_and_threads_of_the_settings(reserved):
     assert reserved(Budget(jobs=4), 8, "ab", threads=3)[0] == [3] * 4
 
 
-@pytest.mark.parametrize(
-    ("wish", "device", "gpus", "said"),
-    [
-        (Budget(cores=9), "auto", "", "has 8 cores"),
-        (Budget(gpus=0.5), "auto", "", "no CUDA device"),
-        (Budget(gpus=0.5), "cpu", "a", "run.device is 'cpu'"),
-        (Budget(gpus=1.5), "auto", "ab", "whole number up to 2"),
-        (Budget(gpus=3), "auto", "ab", "whole number up to 2"),
-    ],
-)
+@pytest.mark.parametrize(("wish", "device", "gpus", "said"), [
+    (Budget(cores=9), "auto", "", "has 8 cores"),
+    (Budget(gpus=0.5), "auto", "", "no CUDA device"),
+    (Budget(gpus=0.5), "cpu", "a", "run.device is 'cpu'"),
+    (Budget(gpus=1.5), "auto", "ab", "whole number up to 2"),
+    (Budget(gpus=3), "auto", "ab", "whole number up to 2"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said(reserved, wish, device, gpus, said):
     with pytest.raises(UserError, match=said):
         reserved(wish, 8, gpus, device)
