@@ -11,14 +11,7 @@ from fedsim.sweep.plan import Cell, look_for_data
 STARTS = {
     "fedsim.sweep.pool.give": ["sweep", "pacs", "--targets", "photo"],  # the start of a process for a cell
     "fedsim.sweep.pool.start": ["sweep", "tables/csac-table-3", "--targets", "M0"],
-    "fedsim.run.plan.build_net": [
-        "run",
-        "pacs",
-        "--method",
-        "fedavg",
-        "--target",
-        "sketch",
-    ],  # perhaps a download
+    "fedsim.run.plan.build_net": ["run", "pacs", "--method", "fedavg", "--target", "sketch"],  # perhaps a download
 }
 
 
@@ -26,21 +19,13 @@ STARTS = {
 def test_missing_data_are_refused_before_anything_starts(start, tmp_path, monkeypatch):
     """A dry run says it and goes on: a user may plan without data, but must not be told that all is ready."""
     monkeypatch.setattr(start, lambda *_: pytest.fail("it was started"))
-    missing = str(tmp_path / "nowhere")
-    words = [
-        *STARTS[start],
-        "--set",
-        f"data.root={missing}",
-        "--set",
-        "model.backbone=digits-cnn",
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    missing, out = str(tmp_path / "nowhere"), tmp_path / "out"
+    settings = ["--set", f"data.root={missing}", "--set", "model.backbone=digits-cnn", "--output", str(out)]
+    words = [*STARTS[start], *settings]
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, UserError)
     assert missing in str(result.exception)
-    assert (result.output.strip(), "\n" in str(result.exception)) == ("", False)
-    assert not (tmp_path / "out").exists()
+    assert (result.output.strip(), "\n" in str(result.exception), out.exists()) == ("", False, False)
     if words[0] == "run":
         assert str(result.exception).startswith(f"PACS: no folder {missing}; set data.root")
         return

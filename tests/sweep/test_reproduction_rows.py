@@ -16,23 +16,16 @@ from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, read_t
 
 NAME = "fedig-a-table-5"
 BLOCK = shipped(NAME).blocks[0]
-TWO_ROUNDS, ONE_ROUND = '"train.rounds=2"', ["train.rounds=1"]
-
-
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("complete")
-    shutil.copy(find_table(NAME), folder / "table.toml")
-    for seed in (0, 1):
-        for target in ("art_painting", "cartoon", "photo", "sketch"):
-            finish(BLOCK, folder, target, seed, 0.8)
-    return folder
 
 
 @pytest.fixture
-def folder(complete, tmp_path):
-    """The two seeds of the first row of a shipped table, which a test may change."""
-    return shutil.copytree(complete, tmp_path / "table")
+def folder(tmp_path):
+    """Two seeds of the first row of a shipped table."""
+    shutil.copy(find_table(NAME), tmp_path / "table.toml")
+    for seed in (0, 1):
+        for target in ("art_painting", "cartoon", "photo", "sketch"):
+            finish(BLOCK, tmp_path, target, seed, 0.8)
+    return tmp_path
 
 
 def record(folder, target="photo", **facts):
@@ -52,9 +45,8 @@ def test_other_images_and_recipes_of_one_row_are_refused(folder, facts, said):
 
 def test_a_run_that_is_there_twice_is_refused(folder):
     finish(BLOCK, folder, "photo", settings=["run.label=again"])
-    with pytest.raises(UserError, match="FedAvg on photo with seed 0 is there more than once") as caught:
+    with pytest.raises(UserError, match=r"FedAvg on photo with seed 0 is there more .*fedavg@again/photo/seed0"):
         compared(folder)
-    assert "fedavg@again/photo/seed0" in str(caught.value)
 
 
 def test_missing_unfinished_and_other_versions_are_said(folder):
@@ -103,34 +95,22 @@ def test_only_the_whole_table_under_the_default_rule_is_kept_as_a_file(folder):
     assert (folder / "comparison.csv").is_file()
 
 
-def test_the_title_says_what_selected_the_round(tmp_path):
-    """In the words of every other table: here the local models' validation, which is not the table's own."""
-    finish(own_table(tmp_path), tmp_path, "rot0", settings=["run.select_on=local"])
-    assert compared(tmp_path).title.endswith(": best source validation of the local models")
-
-
 def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
-    """The part with one setting can be compared: runs with the other setting are not the table's, as a note says."""
-    file = own_table(tmp_path, settings=TWO_ROUNDS)
+    """With one of the seeds it can be compared; settings of a part that the row does not have mix nothing."""
+    file = own_table(tmp_path, settings='"train.rounds=2"')
     for target in ("rot0", "rot75"):
-        finish(file, tmp_path, target)
-        finish(file, tmp_path, target, 1, settings=ONE_ROUND)
+        for seed, settings in ((0, ()), (1, ["train.rounds=1"]), (2, ["parts.proximal.mu=0.5"])):
+            folder = finish(file, tmp_path, target, seed, settings=settings)
+            (folder / "environment.json").write_text('{"recipe": {"local.sgd": {}}}')
     with pytest.raises(UserError) as caught:
         compared(tmp_path)
     assert "\n" not in str(caught.value)
     for words in ("block 'digits'", "'FedAvg'", "train.rounds (2 | 1)", "--seeds"):
         assert words in str(caught.value)
-    for seed in (0, 1):
-        output = CliRunner().invoke(app, ["compare", str(tmp_path), "--seeds", str(seed)]).output
-        assert ("the settings are not the table's (train.rounds is 1, there 2)" in output) == (seed == 1)
-
-
-def test_settings_of_a_part_that_the_row_does_not_have_mix_nothing(tmp_path):
-    file = own_table(tmp_path)
-    for seed, settings in enumerate(([], ["parts.proximal.mu=0.5"])):
-        folder = finish(file, tmp_path, "rot0", seed, settings=settings)
-        (folder / "environment.json").write_text('{"recipe": {"local.sgd": {}}}')
-    assert compared(tmp_path).lines[0].ours["rot0"].seeds == 2
+    for seeds, other in (("0,2", False), ("1", True)):
+        output = CliRunner().invoke(app, ["compare", str(tmp_path), "--seeds", seeds]).output
+        assert ("the settings are not the table's (train.rounds is 1, there 2)" in output) == other
+        assert "FedAvg" in output
 
 
 @pytest.mark.parametrize("where", ["table", "choice"])
@@ -150,22 +130,13 @@ def test_a_target_may_be_spelled_otherwise(tmp_path, where):
     assert not any("Missing" in note for note in result.notes)
 
 
-def test_all_targets_are_those_that_select_no_round(tmp_path):
-    file = own_table(
-        tmp_path, config="terra-incognita", targets='["all"]', settings='"run.validation_domain=location_38"'
-    )
-    rows = plan_table(file, Choice(["fedavg"], seeds=[0]), (), str(tmp_path / "out"))
-    assert [cell.experiment.run.target for cell in rows[0].cells] == ["location_100", "location_43", "location_46"]
-
-
 def test_a_table_is_compared_where_its_images_are_not(tmp_path):
     """Its targets are then as its file has them."""
     images = tmp_path / "images"
     for folder in ("alpha/cat", "alpha/dog", "beta/cat", "beta/dog"):
         (images / folder).mkdir(parents=True)
     for root in (images, tmp_path / "elsewhere"):
-        settings = f'"data.dataset=folder", "data.root={root}"'
-        file = own_table(tmp_path, targets='["alpha"]', settings=settings)
+        file = own_table(tmp_path, targets='["alpha"]', settings=f'"data.dataset=folder", "data.root={root}"')
         if root == images:
             finish(file, tmp_path, "alpha")
         assert compared(tmp_path).targets == ["alpha"]
@@ -178,44 +149,31 @@ def test_runs_of_targets_that_the_table_has_no_more_are_left_out_and_named(tmp_p
     finish(file, tmp_path, "rot75", row=1, settings=["method.proximal.mu=0.5"])
     own_table(tmp_path, targets='["rot0"]')
     result = compared(tmp_path)
-    assert result.targets == ["rot0"]
-    assert set(result.lines[0].ours) == {"rot0", "average"}
+    assert (result.targets, set(result.lines[0].ours)) == (["rot0"], {"rot0", "average"})
     assert result.lines[0].ours["average"].mean == pytest.approx(0.5)
     named = "fedavg on rot75 (1 run); fedprox@proximal.mu=0.5 on rot75 (1 run)"
     assert f"Runs on no target of the table, which are left out: {named}." in result.notes
     own_table(tmp_path, targets='["rot45"]')
-    result = compared(tmp_path)
-    assert result.lines == []
-    assert "fedavg on rot0 (1 run); fedavg on rot75 (1 run)" in " ".join(result.notes)
+    assert compared(tmp_path).lines == []
     assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("rows", "targets", "said"),
-    [
-        (
-            '{ method = "fedavg", printed = "A" }, { method = "fedavg", printed = "B" }', '["rot0"]',
-            r"block 'digits' of the table: the rows 'A' and 'B' have the same recipe",
-        ),
-        (
-            '{ method = "fedprox", printed = "A" }, '
-            '{ method = "fedprox", printed = "B", settings = ["method.proximal.mu=0.1"] }', '["rot0"]',
-            r"block 'digits' of the table: the rows 'A' and 'B' have the same recipe",
-        ),
-        (
-            '{ method = "fedavg", printed = "A" }, { method = "fedprox", printed = "A" }', '["rot0"]',
-            "table.toml: block 'digits': two rows are called 'A'",
-        ),
-        ('{ method = "fedavg" }, { method = "fedavg" }', '["rot0"]', "two rows are called 'fedavg'"),
-        (ROWS, '["rot0", "rot99"]', r"block 'digits' of the table: .* has no domain 'rot99'"),
-    ],
-)  # fmt: skip
+PAIR = '{{ method = "{}", printed = "A" }}, {{ method = "{}", printed = "{}"{} }}'.format
+
+
+@pytest.mark.parametrize(("rows", "targets", "said"), [
+    (PAIR("fedavg", "fedavg", "B", ""), '["rot0"]', "block 'digits' of the table: the rows 'A' and 'B' have the same"),
+    (PAIR("fedprox", "fedprox", "B", ', settings = ["method.proximal.mu=0.1"]'), '["rot0"]', "have the same recipe"),
+    (PAIR("fedavg", "fedprox", "A", ""), '["rot0"]', "table.toml: block 'digits': two rows are called 'A'"),
+    ('{ method = "fedavg" }, { method = "fedavg" }', '["rot0"]', "two rows are called 'fedavg'"),
+    (ROWS, '["rot0", "rot99"]', r"block 'digits' of the table: .* has no domain 'rot99'"),
+])  # fmt: skip
 def test_a_wrong_row_or_target_names_its_block(tmp_path, rows, targets, said):
     """Two rows with one recipe would be the same runs, and one of them would not be shown."""
     file = own_table(tmp_path, rows, targets)
     with pytest.raises(UserError, match=said):
         plan_table(file, Choice(), (), str(tmp_path / "out"))
-    if "recipe" in said:
+    if "have the same" in said:
         finish(read_table(file).blocks[0], tmp_path, "rot0")
         with pytest.raises(UserError, match=said):
             compared(tmp_path)
@@ -228,3 +186,14 @@ def test_a_row_whose_parts_do_not_fit_together_does_not_stop_the_others(tmp_path
     assert [{cell.state for cell in row.cells} for row in rows] == [{"waiting"}, {"failed"}, {"waiting"}]
     finish(file, tmp_path, "rot0")
     assert [line.row.method for line in compared(tmp_path).lines] == ["fedavg"]
+
+
+def test_all_targets_are_those_that_select_no_round(tmp_path):
+    file = own_table(tmp_path, ROWS, '["all"]', "terra-incognita", '"run.validation_domain=location_38"', "[0]")
+    rows = plan_table(file, Choice(["fedavg"]), (), str(tmp_path / "out"))
+    assert [cell.experiment.run.target for cell in rows[0].cells] == ["location_100", "location_43", "location_46"]
+
+
+def test_the_title_says_what_selected_the_round(tmp_path):
+    finish(own_table(tmp_path), tmp_path, "rot0", settings=["run.select_on=local"])
+    assert compared(tmp_path).title.endswith(": best source validation of the local models")

@@ -2,20 +2,21 @@
 
 import io
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from rich.console import Console
-from support import small_experiment
+from support import tiny_experiment
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.run import workspace
 from fedsim.run.plan import Plan, resolve
-from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget, run_cells
 from fedsim.sweep.axes import check_axes, grid_points, split_values
@@ -34,35 +35,26 @@ def planned(methods="fedavg", targets="rot0", grid=(), more=()):
 
 
 def test_grid_is_a_product_and_values_may_hold_commas():
-    """Lists and quoted texts are not split."""
     assert split_values('0, 0.25 ,["a","b"],"x,y"') == ["0", "0.25", '["a","b"]', '"x,y"']
     assert grid_points(["a=1,2", "b=x"]) == [("a=1", "b=x"), ("a=2", "b=x")]
     assert grid_points([]) == [()]
     assert grid_points(["a+b=1+x,2+y", "c=3+4"]) == [("a=1", "b=x", "c=3+4"), ("a=2", "b=y", "c=3+4")]
     with pytest.raises(UserError, match="2 has 1 values for 2 settings"):
         grid_points(["a+b=1+x,2"])
+    with pytest.raises(UserError, match="b is given twice"):
+        check_axes(Axes(["fedavg"], ["rot0"], [0], ["a+b=1+2,2+3", "b=2,3"]), [])
 
 
-def test_settings_that_change_together_give_longer_rounds_of_as_many_images(tmp_path):
-    """1, 2 and 4 epochs a round with 4, 2 and 1 rounds train on the same number of images in as many steps."""
-    grid = ["train.epochs+train.rounds=1+4,2+2,4+1"]
-    cells = plan_cells("digits", Axes(["fedavg"], ["rot0"], [0], grid), [*SMALL[:2], f"run.output={tmp_path}"], "")
+def test_cells_are_planned_once_each(tmp_path, monkeypatch):
+    """Repeated values count once, labels come from the grid, and each network is tried once."""
+    tried = []
+    monkeypatch.setattr(Plan, "refuse_misfits", lambda plan: tried.append(plan.experiment.method_name))
+    cells = planned("fedavg fedavg fedbn", "rot0 rot30", ["train.lr=0.1,0.2"], [f"run.output={tmp_path}"])
     assert [cell.title for cell in cells] == [
-        f"fedavg@train.epochs={e},train.rounds={r} → rot0 (seed 0)" for e, r in ((1, 4), (2, 2), (4, 1))
-    ]
-    work = [planned_work(resolve(cell.experiment), [72, 90])[1] for cell in cells]
-    assert {(r * each.images, r * each.steps) for r, each in zip((4, 2, 1), work)} == {(648.0, 16.0)}
-    with pytest.raises(UserError, match="rounds is given twice"):
-        check_axes(Axes(["fedavg"], ["rot0"], [0], [*grid, "train.rounds=2,3"]), [])
-
-
-def test_cells_are_planned_once_each(tmp_path):
-    """Cells are the product of the axes, repeated values count once, and labels come from the grid."""
-    cells = planned("fedavg fedavg", "rot0 rot30", ["train.lr=0.1,0.2"], [f"run.output={tmp_path}"])
-    assert [cell.title for cell in cells] == [
-        f"fedavg@train.lr={rate} → {target} (seed 0)" for rate in (0.1, 0.2) for target in ("rot0", "rot30")
-    ]
-    assert not list(tmp_path.iterdir())
+        f"{method}@train.lr={rate} → {target} (seed 0)"
+        for method in ("fedavg", "fedbn") for rate in (0.1, 0.2) for target in ("rot0", "rot30")
+    ]  # fmt: skip
+    assert (tried, list(tmp_path.iterdir())) == (["fedavg", "fedbn"], [])
     with pytest.raises(UserError, match="two values share the folder"):
         planned(grid=["data.root=/a/b,/a_b"])
     grid = planned("fedprox", grid=["method.proximal.mu=0.1,0.2"])  # the first is the row's own value
@@ -70,7 +62,22 @@ def test_cells_are_planned_once_each(tmp_path):
     # `--set run.label=x` is in the name of every cell's folder, before the grid's values.
     cells = planned(grid=["train.lr=0.1,0.2"], more=["run.label=x"])
     assert [cell.experiment.run.label for cell in cells] == ["x,train.lr=0.1", "x,train.lr=0.2"]
-    assert planned(more=["run.label=x"])[0].folder.parts[-3] == "fedavg@x"
+    cells = planned(grid=["train.epochs+train.lr=1+0.4,2+0.2"])
+    assert [cell.folder.parts[-3] for cell in cells] == [
+        f"fedavg@train.epochs={e},train.lr={lr}" for e, lr in ((1, 0.4), (2, 0.2))
+    ]
+
+
+def test_a_combination_or_network_that_is_refused_is_one_failed_cell():
+    """A name that does not exist stops the sweep."""
+    cells = planned("fedavg copa csac+feddg-ga", "rot0 rot15", more=["model.backbone=digits-cnn"])
+    assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 4
+    with pytest.raises(UserError) as refusal:
+        resolve(cells[2].experiment).build_net()
+    assert {cell.reason for cell in cells[2:4]} == {str(refusal.value)}
+    assert all("use one of the two" in cell.reason for cell in cells[4:])
+    with pytest.raises(UserError, match="fedaavg"):
+        planned("fedavg fedaavg")
 
 
 def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
@@ -98,57 +105,19 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     assert " s from finished rounds" in shown
 
 
-def test_a_refused_combination_does_not_stop_a_sweep():
-    """A pair whose parts do not fit together is one failed cell; a name that does not exist stops the sweep."""
-    cells = planned("fedavg csac+feddg-ga")
-    assert [(cell.state, cell.title.split(" ")[0]) for cell in cells] == [
-        ("waiting", "fedavg"), ("failed", "csac+feddg-ga"),
-    ]  # fmt: skip
-    with pytest.raises(UserError, match="fedaavg"):
-        planned("fedavg fedaavg")
-
-
-def test_each_network_is_tried_once(monkeypatch):
-    """Whatever the targets and the settings of training are."""
-    tried = []
-    monkeypatch.setattr(Plan, "refuse_misfits", lambda plan: tried.append(plan))
-    assert len(planned("fedavg fedbn", "rot0 rot15", ["train.lr=0.1,0.2"])) == 8
-    assert [plan.experiment.method_name for plan in tried] == ["fedavg", "fedbn"]
-
-
-def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp_path):
-    """`--dry-run` says of the cell what its run would say."""
-    cells = planned("fedavg copa", "rot0 rot15", more=[f"run.output={tmp_path}", "model.backbone=digits-cnn"])
-    assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 2
-    with pytest.raises(UserError) as refusal:
-        resolve(cells[2].experiment).build_net()
-    assert {cell.reason for cell in cells[2:]} == {str(refusal.value)}
-    options = [*SET, "--set", "model.backbone=digits-cnn", "--methods", "fedavg,copa", "--targets", "rot0"]
-    result = CliRunner().invoke(app, ["sweep", "digits", "--dry-run", *options, "--output", str(tmp_path)])
-    assert result.exit_code == 1
-    assert f"failed: copa → rot0 (seed 0): {refusal.value}" in result.output
-    assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
-
-
 @pytest.mark.parametrize(("words", "said"), [
     (["--grid", "run.seed=1,2"], "--grid run.seed=1,2: a sweep takes this from --seeds; use --seeds 1,2"),
-    (["--grid", "run.target=rot0,rot15"], "use --targets rot0,rot15"),
+    (["--set", "run.target=rot0"], "--set run.target=rot0: a sweep takes this from --targets"),
     (["--grid", "method.name=fedavg,csac"], "use --methods fedavg,csac"),
-    (["--set", "run.seed=3"], "--set run.seed=3: a sweep takes this from --seeds"),
-    (["--set", "run.target=rot0"], "from --targets"),
-    (["--set", "method.name=csac"], "from --methods"),
     (["--grid", "run.label=a,b"], "a sweep has only one value of run.label"),
-    (["--grid", "run.output=a,b"], "use --output"),
     (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
     (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "gives train.lr one value too"),
     (["--grid", "method.proximal.mu=0.1,0.2", "--set", "method.proximal={mu=0.3}"], "method.proximal one value"),
     (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
     (["--grid", "method.proximal={mu=1},{mu=2}", "--grid", "method.proximal.mu=3,4"], "is given twice"),
     (["--grid", "preset=a,b", "--preset", "a"], "preset"),
-    (["--seeds", "0,x"], "--seeds"),
     (["--cores-per-cell", "9999"], "cores"),
     (["--callback", "nowhere.at:All"], "nowhere"),
-    (["--callback", "json"], "package.module:name"),
     (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
 ])  # fmt: skip
 def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_starts(words, said, tmp_path):
@@ -156,6 +125,33 @@ def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_start
     assert isinstance(result.exception, UserError)  # one line and exit code 2
     assert said in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_view_shows_the_running_cells_the_time_left_and_the_ends(tmp_path, capsys):
+    """Another sweep may have finished a cell, so that no round is heard of; Ctrl-C leaves no summary of failures."""
+    cells = [cell(), cell("fedbn"), cell(state="finished")]
+    view = SweepView(cells, 1)
+    cells[0].begin("node7")
+    cells[0].started -= 20
+    cells[0].hear("round", 1, 0.25)
+    cells[0].hear("round", 2, 0.5)
+    view.update()
+    shown = Console(width=120, file=io.StringIO(), record=True)
+    shown.print(view.render())
+    text = shown.export_text()
+    for words in ("2/20", "3 min left", "cells: 1 finished, 1 running, 1 waiting"):  # 18 rounds of 10 s
+        assert words in text
+    (line,) = (line for line in text.splitlines() if "fedavg" in line)
+    assert line.split()[-6:] == ["2/10", "50.0", "%", "80", "s", "node7"]
+    cells[1].folder = tmp_path / "fedavg" / "rot0" / "seed0"
+    cells[1].folder.mkdir(parents=True)
+    (cells[1].folder / "summary.csv").write_text("method,last_target_dice\nfedavg,0.625\n")
+    cells[1].hear("finished", "", None)
+    cells[0].hear("failed", "norm IBN needs a backbone with [batch norm]", None)
+    view.update()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "62.5 % at the last round" in said
+    assert "(seed 0): norm IBN needs a backbone with [batch norm]" in said
 
 
 def cell(method="fedavg", rounds=10, **state):
@@ -175,41 +171,7 @@ def test_time_left_by_hand():
     assert [duration(seconds) for seconds in (45, 600, 9000)] == ["45 s", "10 min", "2 h 30 min"]
 
 
-def test_view_shows_the_running_cells_and_the_time_left():
-    """Round, accuracy, machine and time left of a running cell; time left of the whole sweep."""
-    cells = [cell(), cell("fedbn"), cell(state="finished")]
-    view = SweepView(cells, 1)
-    cells[0].begin("node7")
-    cells[0].started -= 20
-    cells[0].hear("round", 1, 0.25)
-    cells[0].hear("round", 2, 0.5)
-    view.update()
-    shown = Console(width=120, file=io.StringIO(), record=True)
-    shown.print(view.render())
-    text = shown.export_text()
-    for words in ("2/20", "3 min left", "cells: 1 finished, 1 running, 1 waiting"):  # 18 rounds of 10 s
-        assert words in text
-    (line,) = (line for line in text.splitlines() if "fedavg" in line)
-    assert line.split()[-6:] == ["2/10", "50.0", "%", "80", "s", "node7"]
-
-
-def test_the_end_of_a_cell_is_said_at_once(tmp_path, capsys):
-    """Another sweep may have finished it, so that no round is heard of; after Ctrl-C nothing sums up failures."""
-    done, failed = cell(), cell()
-    done.folder = tmp_path / "fedavg" / "rot0" / "seed0"
-    done.folder.mkdir(parents=True)
-    (done.folder / "summary.csv").write_text("method,last_target_dice\nfedavg,0.625\n")
-    view = SweepView([done, failed], 1)
-    done.hear("finished", "", None)
-    failed.hear("failed", "norm IBN needs a backbone with [batch norm]", None)
-    view.update()
-    said = " ".join(capsys.readouterr().err.split())
-    assert "62.5 % at the last round" in said
-    assert "(seed 0): norm IBN needs a backbone with [batch norm]" in said
-
-
 def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
-    """Rounds of an earlier sweep took no time in this one."""
     one = cell()
     one.begin()
     one.started -= 10
@@ -221,17 +183,12 @@ def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
     assert (one.state, one.rounds_left) == ("finished", 0)
 
 
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "OF_THE_SWEEP")
-
-
 class Witness:
     """Callback that writes what its process sees into the run's folder."""
 
     def on_start(self, experiment, folder):
-        import os
-        import signal
-
-        self.file, self.seen = folder / "witness.json", [os.environ.get(name) for name in VARIABLES]
+        self.file = folder / "witness.json"
+        self.seen = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OF_THE_SWEEP")]
         self.seen += [signal.getsignal(signal.SIGINT) == signal.SIG_IGN]
 
     def on_round(self, row, clients):
@@ -255,18 +212,15 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
 
 
 def test_a_finished_cell_leaves_no_network_or_data_in_memory(tmp_path, monkeypatch):
-    """A worker process runs many cells."""
     asked, told = [], []
     library = SimpleNamespace(CDLL=lambda name: SimpleNamespace(malloc_trim=asked.append))
     monkeypatch.setattr("fedsim.sweep.cell_process.ctypes", library)
-    settings = small_experiment(tmp_path, train={"rounds": 1}).toml()
-    assert run_cell(settings, told.append) == ("finished", "", None)
+    assert run_cell(tiny_experiment(tmp_path, rounds=1).toml(), told.append) == ("finished", "", None)
     assert [message[0] for message in told] == ["round", "round"]
     assert not workspace._open
     assert asked == [0]
 
 
 def test_causes_of_death():
-    """Signals are shown by their names."""
     causes = {-9: "SIGKILL, out of memory?", -15: "SIGTERM", 3: "exit code 3"}
     assert {code: cause(code) for code in causes} == causes

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import is_alive, until
 from support import numbers
 
 from fedsim.common.errors import UserError
@@ -21,7 +23,6 @@ from fedsim.sweep import Axes, budget, run_sweep
 from fedsim.sweep.plan import plan_cells
 from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, give, stop
 
-FEDSIM = [sys.executable, "-c", "from fedsim.commands.cli import main; main()"]
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
 
@@ -30,14 +31,7 @@ def workers(output: Path) -> dict[Path, int]:
     """{run's folder: id of the living process that holds it}; a lock file may also name a process that was killed."""
     texts = {file.parent: file.read_text() for file in output.rglob(".lock")}
     named = {folder: re.match(r"process (\d+) on", text) for folder, text in texts.items()}
-    return {folder: int(found[1]) for folder, found in named.items() if found and alive(int(found[1]))}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return {folder: int(found[1]) for folder, found in named.items() if found and is_alive(int(found[1]))}
 
 
 @pytest.mark.slow
@@ -45,26 +39,21 @@ def alive(pid: int) -> bool:
 def test_orphans_die_and_the_same_command_continues(tmp_path):
     """After `kill -9` of a sweep, its workers write nothing more; the records are then those of an unbroken one."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    words = [*FEDSIM, "sweep", "digits", "--methods", "fedbn", "--targets", "rot0,rot15", "--cores-per-cell", "1"]
+    words = shlex.split("-m fedsim sweep digits --methods fedbn --targets rot0,rot15 --cores-per-cell 1 --jobs 2")
     words += [part for word in (*SMALL, "train.rounds=30") for part in ("--set", word)]
 
     def start(output):
-        return subprocess.Popen([*words, "--jobs", "2", "--output", str(output)], start_new_session=True)
+        return subprocess.Popen([sys.executable, *words, "--output", str(output)], start_new_session=True)
 
     def rows():
         return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in broken.rglob("rounds.csv"))
 
-    def wait_until(done):
-        deadline = time.monotonic() + 300
-        while not done() and time.monotonic() < deadline:
-            time.sleep(0.01)
-
     sweep = start(broken)
-    wait_until(lambda: rows() >= 8 and len(workers(broken)) == 2)
+    until(lambda: rows() >= 8 and len(workers(broken)) == 2, 300)
     orphans = list(workers(broken).values())
     sweep.kill()
     sweep.wait()
-    wait_until(lambda: not any(map(alive, orphans)))
+    until(lambda: not any(map(is_alive, orphans)), 300)
     written = rows()
     time.sleep(0.3)
     assert rows() == written < 62
@@ -90,14 +79,14 @@ def test_a_dead_worker_fails_its_cell_only_and_ctrl_c_leaves_the_others_resumabl
             for pid in held.values():
                 os.kill(pid, signal.SIGINT)
             time.sleep(0.05)
-            assert all(map(alive, held.values()))
+            assert all(map(is_alive, held.values()))
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         LocalPool(cells, [budget.Reservation(1, ())] * 2).run(SimpleNamespace(update=update))
     assert (cells[0].state, cells[0].reason) == ("failed", "the worker process died (SIGKILL, out of memory?)")
     assert set(held) == {cell.folder for cell in cells[1:]}
-    assert not any(map(alive, held.values()))
+    assert not any(map(is_alive, held.values()))
     assert not any(is_claimed(folder) for folder in held)
     assert not list(tmp_path.rglob("summary.csv"))
 
@@ -131,9 +120,9 @@ def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
     assert not any(worker.process.is_alive() for worker in workers)
 
 
-@pytest.mark.parametrize(
-    ("error", "said"), [(OSError("AF_UNIX path too long"), "AF_UNIX path too long"), (EOFError(), "EOFError")]
-)
+@pytest.mark.parametrize(("error", "said"), [
+    (OSError("AF_UNIX path too long"), "AF_UNIX path too long"), (EOFError(), "EOFError"),
+])  # fmt: skip
 def test_a_worker_that_cannot_be_started_is_one_line(error, said, monkeypatch):
     """The fork server's socket lies in TMPDIR, and its path may have 107 characters."""
 
