@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -30,9 +31,6 @@ from fedsim.runtime.launch import launch
 from strategies.visits.target_training import TargetTraining
 from strategies.weights.by_examples import ByExamples
 
-TWO = r"run\.processes = 2: "
-ONE = "clients go on in one process: "
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -54,14 +52,7 @@ def run_in(processes, folder, method="fedavg", rounds=2, **run):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """one(method): the folder of the run in one process, which is done once."""
-    made = {}
-
-    def run(method="fedavg"):
-        if method not in made:
-            made[method] = launch(run_in(1, tmp_path_factory.mktemp("one"), method))
-        return made[method]
-
-    return run
+    return cache(lambda method="fedavg": launch(run_in(1, tmp_path_factory.mktemp("one"), method)))
 
 
 def same_records(one, other):
@@ -96,10 +87,9 @@ OWN = {
 
 # Server banks, personal tensors, visits. COPA predicts with a bank, and in one process. A rule that derives from one
 # that may be shared may not be itself.
-@pytest.mark.parametrize(
-    ("method", "shared"),
-    [("fedavg", True), ("scaffold", True), ("fedbn", None), ("visiting", None), ("copa", False), ("centred", False)],
-)
+@pytest.mark.parametrize(("method", "shared"), [
+    ("fedavg", True), ("scaffold", True), ("fedbn", None), ("visiting", None), ("copa", False), ("centred", False),
+])  # fmt: skip
 def test_two_processes_give_the_numbers_of_one_and_share_the_batches_of_the_unseen_domain(
     one, tmp_path, monkeypatch, method, shared
 ):
@@ -122,18 +112,15 @@ def forked(experiment, client_app=app, say=lambda text: None):
         grid.close()
 
 
-def unable(message, context):
-    """A client app whose processes die when they predict."""
-    if message.metadata.message_type == "query.predict":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return app(message, context)
+def dying(when):
+    """A client app whose process dies at these messages."""
 
+    def answer(message, context):
+        if when(message, context):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return app(message, context)
 
-def suicidal(message, context):
-    """A client app whose second client's process always dies."""
-    if context.node_id == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return app(message, context)
+    return answer
 
 
 def refusing(monkeypatch, refused=range(1, 100)):
@@ -153,17 +140,24 @@ def test_when_processes_cannot_predict_the_server_does(one, tmp_path, monkeypatc
     """They are asked once in the run; where one dies, it may be that the machine has no memory for another."""
     alone = one()
     refusing(monkeypatch, refused)
+    unable = dying(lambda message, context: message.metadata.message_type == "query.predict")
     with forked(run_in(2, tmp_path), unable) as (plan, grid):
         same_records(alone, serve(grid, plan))
     (line,) = [text for text in caplog.messages if text.startswith("the unseen domain is evaluated in one process")]
     assert said in line
 
 
-def test_a_machine_that_lets_no_client_have_a_process_is_one_line(tmp_path, monkeypatch):
+def test_a_machine_that_lets_no_process_be_forked_is_one_line_or_the_run_goes_on(one, tmp_path, monkeypatch, caplog):
+    alone = one()
+    monkeypatch.setattr(fedsim.runtime.forked, "LEAST_SAVED", 0.0)
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
     refusing(monkeypatch)
     said = r"could not be forked \(\[Errno 12\] Cannot allocate memory\); .*run\.processes = 1 "
     with pytest.raises(UserError, match=said):
         launch(run_in(2, tmp_path))
+    caplog.set_level("INFO")
+    same_records(alone, launch(run_in(0, tmp_path)))
+    assert f"{ONE}another could not be forked ([Errno 12] Cannot allocate memory)" in caplog.text
 
 
 class Killer(RunCallback):
@@ -189,6 +183,7 @@ def test_a_killed_process_is_replaced_and_changes_nothing(one, tmp_path):
 
 def test_a_message_that_kills_twice_is_its_clients_failure(tmp_path):
     said = r"died 2 times \(exit code -9; out of memory\?\)"
+    suicidal = dying(lambda message, context: context.node_id == 3)
     with forked(run_in(2, tmp_path), suicidal) as (plan, grid), pytest.raises(ClientFailedError, match=said):
         serve(grid, plan)
 
@@ -212,31 +207,17 @@ def test_processes_are_forked_when_that_saves_time(monkeypatch, tmp_path):
         assert decided(monkeypatch, tmp_path, seconds, **words) == ([], 0)
 
 
-def test_a_machine_that_does_not_let_them_fork_is_named(monkeypatch, tmp_path):
-    """With an accelerator, also for a run on the CPU: autograd's threads for it do not survive a fork."""
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.accelerator, "device_count", lambda: 1)
-        assert decided(patch, tmp_path, 0.29) == ([], 0)
-        (said,), count = decided(patch, tmp_path, 9.0)
-        assert said.startswith(f"{ONE}this machine has an accelerator")
-        assert count == 0
-        with pytest.raises(UserError, match=f"{TWO}this machine has an accelerator"):
-            launch(run_in(2, tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
-        (said,), count = decided(patch, tmp_path, 9.0)
-        assert said.startswith(f"{ONE}this process is a daemon")
-        assert count == 0
-
-
-def test_a_run_whose_processes_cannot_be_forked_goes_on_in_one(one, monkeypatch, tmp_path, caplog):
-    alone = one()
-    monkeypatch.setattr(fedsim.runtime.forked, "LEAST_SAVED", 0.0)
-    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    refusing(monkeypatch)
-    caplog.set_level("INFO")
-    same_records(alone, launch(run_in(0, tmp_path)))
-    assert f"{ONE}another could not be forked ([Errno 12] Cannot allocate memory)" in caplog.text
+@pytest.mark.parametrize(("place", "name", "value", "said"), [
+    (torch.accelerator, "device_count", lambda: 1, "this machine has an accelerator"),  # also for a run on the CPU
+    (multiprocessing.current_process(), "_config", {"daemon": True}, "this process is a daemon"),
+])  # fmt: skip
+def test_a_machine_that_does_not_let_them_fork_is_named(monkeypatch, tmp_path, place, name, value, said):
+    monkeypatch.setattr(place, name, value)
+    assert decided(monkeypatch, tmp_path, 0.29) == ([], 0)
+    (found,), count = decided(monkeypatch, tmp_path, 9.0)
+    assert (found.startswith(f"{ONE}{said}"), count) == (True, 0)
+    with pytest.raises(UserError, match=f"{TWO}{said}"):
+        launch(run_in(2, tmp_path))
 
 
 @pytest.mark.parametrize(("sections", "said"), [
@@ -262,3 +243,6 @@ def test_processes_end_with_a_killed_run(tmp_path):
     os.kill(run, signal.SIGKILL)
     os.waitpid(run, 0)
     until(lambda: not any(map(is_alive, children)))
+
+
+ONE, TWO = "clients go on in one process: ", r"run\.processes = 2: "

@@ -88,16 +88,14 @@ def test_a_model_that_was_put_back_is_sent_again(two_processes):
     assert list(answer(process, record)) == [1, 1, 1]
 
 
-def hanging(message, context):
-    """A client app of which one node never answers."""
-    time.sleep(60 if context.node_id == 3 else 0)
-    return Message(RecordDict(), reply_to=message)
-
-
 def test_a_process_that_is_late_is_ended(tmp_path):
     """Where a time limit was set; the process is forked again when its client is asked again."""
-    experiment = small_experiment(tmp_path, run={"processes": 2, "timeout": 0.3})
-    grid = ForkedGrid(hanging, resolve(experiment), 2)
+
+    def hanging(message, context):
+        time.sleep(60 if context.node_id == 3 else 0)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = ForkedGrid(hanging, resolve(small_experiment(tmp_path, run={"processes": 2, "timeout": 0.3})), 2)
 
     def replies(*nodes):
         messages = [Message(RecordDict(), node, "train") for node in nodes]

@@ -23,48 +23,39 @@ def test_the_longest_work_is_shared_first():
 
 @pytest.fixture
 def divided(monkeypatch, tmp_path):
-    """divided(rows_of, clients per domain): the names of each process's clients after a first round whose rows are
-    rows_of(names), on two cores."""
+    """divided(seconds, clients per domain, rows): each process's clients after a first round with these rows."""
     monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
     monkeypatch.setattr(fedsim.runtime.forked.ForkedProcess, "start", lambda process: None)
 
-    def divide(rows_of, many=1):
+    def divide(seconds, many=1, merged=lambda rows: rows):
         plan = resolve(tiny_experiment(tmp_path, rounds=11, data={"clients_per_domain": many, "fraction": 0.1}))
+        rows = [
+            {"round": 1, "client": name, "domain": name.split("/")[0], "status": "ok", "train_seconds": taken}
+            for name, taken in seconds(plan.clients)
+        ]
         grid = ForkedGrid(app, plan, len(plan.clients), str)
-        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows_of(plan.clients))
+        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, merged(rows))
         places = dict(zip(grid.node_ids, plan.clients))
         return [[places[node] for node in process.contexts] for process in grid._processes]
 
     return divide
 
 
-def trained(name, seconds):
-    return {"round": 1, "client": name, "domain": name.split("/")[0], "status": "ok", "train_seconds": seconds}
-
-
 def test_clients_are_divided_by_the_seconds_of_the_first_round(divided):
-    found = divided(lambda names: [trained(name, seconds) for name, seconds in zip(names, (1.0, 2.0, 4.0))])
-    assert found == [["rot30"], ["rot0", "rot15"]]
+    assert divided(lambda names: zip(names, (1.0, 2.0, 4.0))) == [["rot30"], ["rot0", "rot15"]]
 
 
 @pytest.mark.parametrize("drawn", [0, 3, 20])
 def test_clients_that_were_not_drawn_count_as_the_others(divided, drawn):
-    """Of 30 clients that train about as long, 3 were drawn in the first round: both processes get 14 to 16."""
-
-    def rows_of(names):
-        return [trained(name, 1.0 + 0.01 * place) for place, name in enumerate(names[7 : 7 + drawn])]
-
-    first, second = divided(rows_of, 10)
+    """Of 30 clients that train about as long, few were drawn in the first round: both processes get 14 to 16."""
+    seconds = lambda names: [(name, 1.0 + 0.01 * place) for place, name in enumerate(names[7 : 7 + drawn])]  # noqa: E731
+    first, second = divided(seconds, 10)
     assert len(first) + len(second) == 30
     assert abs(len(first) - len(second)) <= 2
 
 
 def test_clients_are_divided_by_the_means_of_their_domains_where_rows_are_merged(divided):
     """In the first domain each of the three clients trains ten times as long: one process gets two of them alone."""
-
-    def rows_of(names):
-        return client_rows([trained(name, 1.0 if name.startswith("rot0/") else 0.1) for name in names], "domains")
-
-    first, second = divided(rows_of, 3)
-    assert first == ["rot0/0", "rot0/2"]
-    assert len(second) == 7
+    seconds = lambda names: [(name, 1.0 if name.startswith("rot0/") else 0.1) for name in names]  # noqa: E731
+    first, second = divided(seconds, 3, lambda rows: client_rows(rows, "domains"))
+    assert (first, len(second)) == (["rot0/0", "rot0/2"], 7)
