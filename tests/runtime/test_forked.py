@@ -31,6 +31,8 @@ from fedsim.runtime.launch import launch
 from strategies.visits.target_training import TargetTraining
 from strategies.weights.by_examples import ByExamples
 
+ONE, TWO = "clients go on in one process: ", r"run\.processes = 2: "
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -243,6 +245,3 @@ def test_processes_end_with_a_killed_run(tmp_path):
     os.kill(run, signal.SIGKILL)
     os.waitpid(run, 0)
     until(lambda: not any(map(is_alive, children)))
-
-
-ONE, TWO = "clients go on in one process: ", r"run\.processes = 2: "
