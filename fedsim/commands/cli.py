@@ -20,6 +20,7 @@ from fedsim.commands.options import (
     Preset,
     RayCluster,
 )
+from fedsim.commands.results import compare, plot, report
 from fedsim.commands.search import search
 from fedsim.common.edge import answer_signals, guarded
 from fedsim.common.errors import UserError
@@ -34,12 +35,6 @@ app = typer.Typer(
     help="Federated domain generalization: run, compare and deploy methods as recipes.",
 )
 app.add_typer(deploy, name="deploy")
-
-METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
-By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
-OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
-OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
-OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
 
 
 def main() -> None:
@@ -155,62 +150,9 @@ def sweep(
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command()
-def compare(
-    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
-    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
-    baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
-    by: By = None,
-    format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
-    metric: Annotated[str, typer.Option(help=METRIC_HELP)] = "",
-    correction: Annotated[str, typer.Option(help="corrects p for testing several methods: holm or none")] = "holm",
-    methods: OnlyMethods = "",
-    targets: OnlyTargets = "",
-    seeds: OnlySeeds = "",
-) -> None:
-    """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
-
-    In the folder of a paper's table it shows our numbers beside those of the paper, with the difference.
-    """
-    from fedsim.commands.results import chosen_runs, is_table, show_comparison, show_reproduction
-
-    runs = chosen_runs(folder, methods, targets, seeds, only=["summary"])
-    if is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
-        show_reproduction(folder, runs, select, format)
-    else:
-        show_comparison(folder, runs, select, baseline, by or [], format, metric, correction)
-
-
-@app.command()
-def plot(
-    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
-    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
-    by: By = None,
-    methods: OnlyMethods = "",
-    targets: OnlyTargets = "",
-    seeds: OnlySeeds = "",
-) -> None:
-    """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots.
-
-    Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
-    """
-    from fedsim.commands.results import chosen_runs, draw_plots
-
-    draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select, by or [])
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")],
-    by: By = None,
-    methods: OnlyMethods = "",
-    targets: OnlyTargets = "",
-    seeds: OnlySeeds = "",
-) -> None:
-    """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
-    from fedsim.commands.results import chosen_runs, make_report
-
-    make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
+app.command()(compare)
+app.command()(plot)
+app.command()(report)
 
 
 @app.command()

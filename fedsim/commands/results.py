@@ -3,7 +3,9 @@
 import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from fedsim.common.console import console, errors, say
 from fedsim.common.errors import UserError
@@ -12,6 +14,71 @@ from fedsim.settings.experiment import Experiment
 
 if TYPE_CHECKING:
     from fedsim.results import Runs
+
+METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
+By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
+OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
+OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
+OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="folder of results, e.g. outputs/digits; or one per data set")],
+    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+    baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
+    by: By = None,
+    format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
+    metric: Annotated[str, typer.Option(help=METRIC_HELP)] = "",
+    correction: Annotated[str, typer.Option(help="corrects p for testing several methods: holm or none")] = "holm",
+    published: Annotated[Path | None, typer.Option(help="numbers of more papers, a CSV file like ours")] = None,
+    figure: Annotated[Path | None, typer.Option(help="of several data sets: draw the mean ranks, PNG or SVG")] = None,
+    methods: OnlyMethods = "",
+    targets: OnlyTargets = "",
+    seeds: OnlySeeds = "",
+) -> None:
+    """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
+
+    In the folder of a paper's table it shows our numbers beside those of the paper, with the difference. With several
+    folders it shows one column per data set, and tests of all pairs of methods over the unseen domains of all of them.
+    """
+    parts = {folder: chosen_runs(folder, methods, targets, seeds, only=["summary"]) for folder in folders}
+    folder, runs = next(iter(parts.items()))
+    if len(parts) > 1:
+        if by or published:
+            raise UserError("--by and --published are for one folder: compare each data set by itself")
+        show_across(parts, select, baseline, format, metric, correction, figure)
+    elif figure:
+        raise UserError("--figure draws the mean ranks over several data sets; give their folders, or use fedsim plot")
+    elif is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
+        show_reproduction(folder, runs, select, format)
+    else:
+        show_comparison(folder, runs, select, baseline, by or [], format, metric, correction, published)
+
+
+def plot(
+    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+    by: By = None,
+    methods: OnlyMethods = "",
+    targets: OnlyTargets = "",
+    seeds: OnlySeeds = "",
+) -> None:
+    """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots.
+
+    Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
+    """
+    draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select, by or [])
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")],
+    by: By = None,
+    methods: OnlyMethods = "",
+    targets: OnlyTargets = "",
+    seeds: OnlySeeds = "",
+) -> None:
+    """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
+    make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":
@@ -34,6 +101,7 @@ def show_comparison(
     format: str,
     metric: str = "",
     correction: str = "holm",
+    published: Path | None = None,
 ) -> None:
     """Print the comparison of a folder's finished runs.
 
@@ -43,14 +111,48 @@ def show_comparison(
     from fedsim.common.files import atomic_write
     from fedsim.results import compare
 
-    comparison = compare(runs, select, baseline or None, by, metric=metric, correction=correction)
+    comparison = compare(runs, select, baseline or None, by, published or True, metric, correction)
     if format == "table":
         comparison.show(console)
         name = "comparison" if comparison.primary else f"comparison-{metric}"
-        if is_whole(runs, select) and not is_table(folder):
+        if is_whole(runs, select) and not (published or is_table(folder)):
             atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))
+
+
+def show_across(
+    parts: "dict[Path, Runs]",
+    select: str,
+    baseline: str,
+    format: str,
+    metric: str,
+    correction: str,
+    figure: Path | None,
+) -> None:
+    """Print the table of several data sets and the tests of all pairs; draw the figure of mean ranks where asked."""
+    from fedsim.results import compare
+    from fedsim.results.across import across, notes_on, pairs
+
+    named = [" and ".join(dict.fromkeys(one.name for one in runs.experiments.values())) for runs in parts.values()]
+    names = named if len(set(named)) == len(named) else list(map(str, parts))
+    compared = {
+        name: compare(runs, select, published=False, metric=metric) for name, runs in zip(names, parts.values())
+    }
+    comparison, tests = across(compared, baseline or None, correction), pairs(compared)
+    comparison.notes += notes_on(tests)
+    if format == "table":
+        comparison.show(console)
+    else:
+        print(comparison.render(format))
+    if figure:
+        from fedsim.results.critical_figure import critical_figure
+        from fedsim.results.figure_style import look
+
+        with look([*names, *tests.ranks.index]):
+            critical_figure(tests, ", ".join(names)).savefig(figure, dpi=150, facecolor="white", bbox_inches="tight")
+        tests.tests.to_csv(figure.with_suffix(".csv"), index=False)
+        errors.print(f"{figure}, and all pairs in {figure.with_suffix('.csv')}", soft_wrap=True, highlight=False)
 
 
 def is_whole(runs: "Runs", select: str) -> bool:

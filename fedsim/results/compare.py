@@ -7,6 +7,7 @@ domain has no average. Difference, p and rank use only pairs of runs that both m
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from rich.console import Console
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
+from fedsim.results.added_numbers import added_rows
 from fedsim.results.agreement import order_notes
 from fedsim.results.compared import Compared
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
@@ -51,7 +53,7 @@ def compare(
     select: str = "best_validation",
     baseline: str | None = None,
     by: Sequence[str] = (),
-    published: bool = True,
+    published: bool | Path = True,
     metric: str = "",
     correction: str = "holm",
 ) -> Comparison:
@@ -60,6 +62,7 @@ def compare(
     metric: empty for the task's own (accuracy, Dice), or one from the kept predictions (`metrics.METRICS`).
     baseline: method or label that the others are compared with over the cells (target, seed) that both have.
     correction: "holm" adds `p_holm`, p corrected for testing all these methods against the baseline; or "none".
+    published: whether the papers' numbers are shown; a path adds those of a file (`added_rows`).
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
@@ -80,21 +83,32 @@ def compare(
         values, reasons_without = metric_values(runs, metric, select)
         table["accuracy"] = table["run"].map(values)
     targets = _targets(table)
-    less = METRICS[metric].less_is_better
-    labels = _in_order(table, targets, -1 if less else 1)
-    base = _baseline_label(table, baseline)
-    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
-    methods = corrected(pd.DataFrame([_method(table, label, targets, base, by) for label in labels]), correction)
-    methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
+    cells, methods, base, ranked_seeds = numbers(
+        table, targets, by, baseline, correction, -1 if METRICS[metric].less_is_better else 1
+    )
     others = methods if published and METRICS[metric].primary else None  # the papers print no other metric
     elsewhere, reasons = _beside(runs, recorded, row_of, targets, others)
+    if isinstance(published, Path):
+        added, notes = added_rows(published, next(iter(experiments.values())), methods["method"], targets)
+        elsewhere, reasons = pd.concat([elsewhere, added], ignore_index=True), reasons + notes
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
-    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule)
+    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule, table)
     result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
     result.notes += damaged_notes(runs.damaged) + provenance_notes(recorded) + without_notes(reasons_without)
     result.notes += _notes_on_rounds(runs, select)
     return result
+
+
+def numbers(
+    table: pd.DataFrame, targets: list[str], by: Sequence[str], baseline: str | None, correction: str, sign: int
+) -> tuple[pd.DataFrame, pd.DataFrame, str, dict[str, list[int]]]:
+    """(cells, methods, label of the baseline, seeds of each ranking) of a table with a row per run."""
+    labels, base = _in_order(table, targets, sign), _baseline_label(table, baseline)
+    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
+    methods = corrected(pd.DataFrame([_method(table, label, targets, base, by) for label in labels]), correction)
+    methods, ranked_seeds = _with_ranks(methods, table, targets, base, sign)
+    return cells, methods, base, ranked_seeds
 
 
 def _beside(

@@ -25,6 +25,7 @@ class Compared:
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
     metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
     predictions), "accuracy" in this text means that metric. rule: `select` in words.
+    table: one row per run, of which all the others are made: label, method, target, seed, accuracy, costs.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Compared:
     notes: list[str] = field(default_factory=list)
     metric: str = "accuracy"
     rule: str = ""
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def measured(self) -> str:

@@ -2,14 +2,18 @@
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import Looks, legend_below, set_title
+from fedsim.results.figure_style import Looks, Style, legend_below, set_title
 from fedsim.results.metrics import METRICS
 from fedsim.results.statistics import over_seeds
 
 FRONT = "cost-quality front"
+MOST_APART = 14  # methods that a reader can tell apart; of more, only those on the front have a mark of their own
+OTHER_METHODS = "other methods"
+OTHERS = Style("#BBBBBB", "-", ".", "")
 COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time of one run"}
 
 
@@ -17,7 +21,8 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
     """Average accuracy against the cost of a whole run, with a line through the methods that are on the front.
 
     A method is on the front when no cheaper method has an accuracy at least as high. Methods that use images of the
-    target have a mark and are not compared with the others, so that the front is of the first group alone.
+    target have a mark and are not compared with the others, so that the front is of the first group alone. Of many
+    methods only those on the front and the baseline have a name.
     costs: its index holds the labels, its columns are gigabytes and minutes.
     """
     shown = [(column, title) for column, title in COSTS.items() if costs[column].notna().any()]
@@ -39,8 +44,9 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
         if len(front) > 1:
             average = 100 * front["average"]
             one.step(front["cost"], average, where="post", label=FRONT, color="#999999", linewidth=1, zorder=1)
+        apart = points.index if len(points) <= MOST_APART else [*front.index, comparison.baseline]
         for label, row in points.iterrows():
-            style = looks[label]
+            style = looks[label] if label in apart else OTHERS
             spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]
             one.errorbar(
                 row["cost"],
@@ -51,15 +57,18 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
                 markersize=7,
                 capsize=2,
                 linestyle="none",
-                label=row["shown"],
+                label=row["shown"] if label in apart else OTHER_METHODS,
             )
         if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
             one.set_xscale("log")
+            one.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            one.xaxis.set_major_formatter("{x:g}")
+            one.xaxis.set_minor_formatter("")
         else:
             one.set_xlim(0, 1.1 * points["cost"].max() or 1)
         one.set_xlabel(f"{title} ({unit})")
     axes[0].set_ylabel(f"average target {METRICS[comparison.metric].title} (%)")
-    legend_below(figure, axes, [*methods["shown"], FRONT])
+    legend_below(figure, axes, [*methods["shown"], OTHER_METHODS, FRONT])
     return figure
 
 

@@ -12,7 +12,7 @@ from fedsim.common.errors import UserError
 from fedsim.results import figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
-from fedsim.results.compare import Comparison, compare
+from fedsim.results.compare import compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.differences import variant, variant_text
@@ -67,7 +67,7 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
         best = list(found.methods["label"]) if found else []
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
-        yield "target-accuracy", target_bars(found, _per_run(runs, found, label), name, looks)
+        yield "target-accuracy", target_bars(found, found.table, name, looks)
         yield "cost", cost_front(found, _costs(rounds), name, looks)
         for key, by_target in kept_predictions(runs, label, found.select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
@@ -99,11 +99,6 @@ def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
 
 def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:
     return frame.assign(label=frame["run"].map(label)) if len(frame) else frame
-
-
-def _per_run(runs: Runs, comparison: Comparison, label: dict[str, str]) -> pd.DataFrame:
-    table = _labelled(runs.summary, label)
-    return table.assign(accuracy=table[f"{comparison.select}_target_{comparison.metric}"])
 
 
 def _costs(rounds: pd.DataFrame) -> pd.DataFrame:

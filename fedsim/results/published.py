@@ -136,10 +136,15 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
         return pd.DataFrame(columns=COLUMNS)
     frame = federated()
     frame = frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])]
-    ours = {_squeeze(method): method for method in methods}
+    return as_ours(frame, methods, targets)
+
+
+def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
+    """Rows in the form of published.csv for one data set and backbone, under our names of methods and targets."""
+    ours = {squeeze(method): method for method in methods}
     domains = {domain_key(target): target for target in targets} | {"average": "average"}
     rows = frame.assign(
-        method_name=frame["method"].map(lambda name: ours.get(_squeeze(METHODS.get(name) or name))),
+        method_name=frame["method"].map(lambda name: ours.get(squeeze(METHODS.get(name) or name))),
         target=frame["target_domain"].map(lambda name: domains.get(domain_key(name))),
         paper_name=frame["paper"].str.split(" Table").str[0],
     ).dropna(subset=["method_name", "target"])
@@ -281,7 +286,7 @@ def _protocol_settings(experiment: Experiment) -> dict[str, object]:
     return {key: value for key, value in comparable_settings(experiment).items() if key not in free}
 
 
-def _squeeze(name: str) -> str:
+def squeeze(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 

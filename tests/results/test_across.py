@@ -1,0 +1,90 @@
+"""Several data sets in one table, the tests of all pairs, and numbers that a user adds."""
+
+import pandas as pd
+import pytest
+from invented import PACS, pacs_experiment
+
+from fedsim.common.errors import UserError
+from fedsim.results import Comparison
+from fedsim.results.across import across, notes_on, pairs
+from fedsim.results.added_numbers import added_rows
+from fedsim.results.critical_figure import critical_figure
+
+
+def part(scores, metric="accuracy"):
+    """A comparison with {(method, target, seed): accuracy}."""
+    rows = [dict(zip(("label", "method", "target", "seed"), (key[0], *key)), accuracy=a) for key, a in scores.items()]
+    costs = ("images", "steps", "bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
+    flags = ("transductive", "uses_target_unlabelled")
+    table = pd.DataFrame(rows).assign(**dict.fromkeys(costs, 1.0), **dict.fromkeys(flags, False))
+    nothing = pd.DataFrame()
+    targets = list(dict.fromkeys(table["target"]))
+    return Comparison("t", "last", targets, nothing, nothing, nothing, metric=metric, notes=["said"], table=table)
+
+
+def test_a_column_is_the_mean_over_a_data_sets_domains_and_the_average_is_taken_per_seed():
+    one = {("m", "x", 0): 0.8, ("m", "y", 0): 0.6, ("m", "x", 1): 0.9, ("m", "y", 1): 0.7}
+    two = {("m", "z", 0): 0.5, ("m", "z", 1): 0.7}
+    lower = {("n", *key[1:]): value - 0.1 for key, value in one.items()}, {("n", "z", 0): 0.4}
+    found = across({"A": part(one | lower[0]), "B": part(two | lower[1])}, baseline="n")
+    cells = found.cells.set_index(["label", "target"])["mean"]
+    # A: (0.7 + 0.8) / 2; B: 0.6; average: seed 0 has (0.7 + 0.5) / 2, seed 1 (0.8 + 0.7) / 2
+    assert cells["m"].to_dict() == pytest.approx({"A": 0.75, "B": 0.6, "average": 0.675})
+    best = found.methods.set_index("label").loc["m"]
+    assert (best["rank"], best["pairs"]) == (1, 3)
+    assert best["difference"] == pytest.approx(0.1)
+    assert found.notes == ["said"]
+    with pytest.raises(UserError, match="B is measured by dice"):
+        across({"A": part(one), "B": part(two, "dice")})
+
+
+def scores(blocks):
+    """m is better than n, and n than k, on every domain; k lacks none, `late` has only the first."""
+    levels = {"m": 0.9, "n": 0.8, "k": 0.5}
+    found = {
+        (m, f"d{b}", s): level - 0.01 * b * level for m, level in levels.items() for b in range(blocks) for s in (0, 1)
+    }
+    return found | {("late", "d0", 0): 0.1}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "p_value", "count", "groups"),
+    # All signs are equal: p = 2 / 2^blocks, and Holm's smallest of three is three times as large.
+    [(6, 1 / 32, 0, [["m", "n", "k"]]), (8, 1 / 128, 3, [])],
+)
+def test_all_pairs(blocks, p_value, count, groups):
+    found = pairs({"A": part(scores(blocks))})
+    assert found.ranks.to_dict() == {"m": 1, "n": 2, "k": 3}
+    assert found.blocks == blocks
+    assert found.tests["p_value"].tolist() == pytest.approx([p_value] * 3)
+    assert found.tests["p_holm"].tolist() == pytest.approx([3 * p_value] * 3)
+    assert found.groups == groups
+    assert found.left_out == ["late"]
+    words = " ".join(notes_on(found))
+    assert f"{count} of 3 pairs differ" in words
+    assert ("no pair can differ" in words) == (not count)
+    assert len(critical_figure(found, "A").axes[0].texts) == 3
+
+
+def test_seeds_of_one_domain_are_one_block_and_only_shared_seeds_count():
+    found = pairs({"A": part({("m", "x", 0): 0.5, ("m", "x", 1): 0.1, ("n", "x", 0): 0.4})})
+    assert found.tests["difference"].tolist() == pytest.approx([0.1])
+    assert found.blocks == 1
+    with pytest.raises(UserError, match="no two methods"):
+        pairs({"A": part({("m", "x", 0): 0.5, ("n", "y", 0): 0.4})})
+
+
+ROW = "Mine Table 1,PACS,ResNet-18,FedAvg,photo,95.5,\n"
+HEAD = "paper,dataset,backbone,method,target_domain,accuracy_percent,std_percent\n"
+
+
+def test_numbers_that_a_user_adds(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text(HEAD + ROW + ROW.replace("PACS", "VLCS").replace("95.5", "1"))
+    rows, notes = added_rows(file, pacs_experiment(), ["fedavg"], PACS)
+    assert rows[["method", "source", "target", "mean"]].values.tolist() == [["fedavg", "Mine Table 1", "photo", 0.955]]
+    assert "without a check" in notes[0]
+    for text, words in ((HEAD + ROW.replace("95.5", "955"), "line 2: accuracy_percent"), ("paper\nx\n", "no column")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=words):
+            added_rows(file, pacs_experiment(), ["fedavg"], PACS)
