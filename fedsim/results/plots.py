@@ -12,7 +12,7 @@ from fedsim.common.errors import UserError
 from fedsim.results import figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
-from fedsim.results.compare import compare
+from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.differences import variant, variant_text
