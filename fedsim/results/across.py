@@ -28,7 +28,7 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
         if part.metric != first.metric:
             raise UserError(f"{name} is measured by {part.metric} not by {first.metric}; give --metric")
     table = pd.concat([_averages(name, part) for name, part in parts.items()], ignore_index=True)
-    found = numbers(table, list(parts), (), baseline, correction, -1 if first.less_is_better else 1)
+    found = numbers(table, list(parts), (), baseline, correction, first.metric)
     return Comparison(
         title=f"{len(parts)} data sets: {first.rule}",
         select=first.select,

@@ -83,14 +83,9 @@ def compare(
         values, reasons_without = metric_values(runs, metric, select)
         table["accuracy"] = table["run"].map(values)
     targets = _targets(table)
-    cells, methods, base, ranked_seeds = numbers(
-        table, targets, by, baseline, correction, -1 if METRICS[metric].less_is_better else 1
-    )
+    cells, methods, base, ranked_seeds = numbers(table, targets, by, baseline, correction, metric)
     others = methods if published and METRICS[metric].primary else None  # the papers print no other metric
-    elsewhere, reasons = _beside(runs, recorded, row_of, targets, others)
-    if isinstance(published, Path):
-        added, notes = added_rows(published, next(iter(experiments.values())), methods["method"], targets)
-        elsewhere, reasons = pd.concat([elsewhere, added], ignore_index=True), reasons + notes
+    elsewhere, reasons = _beside(runs, recorded, row_of, targets, others, published)
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule, table)
@@ -101,9 +96,10 @@ def compare(
 
 
 def numbers(
-    table: pd.DataFrame, targets: list[str], by: Sequence[str], baseline: str | None, correction: str, sign: int
+    table: pd.DataFrame, targets: list[str], by: Sequence[str], baseline: str | None, correction: str, metric: str
 ) -> tuple[pd.DataFrame, pd.DataFrame, str, dict[str, list[int]]]:
     """(cells, methods, label of the baseline, seeds of each ranking) of a table with a row per run."""
+    sign = -1 if METRICS[metric].less_is_better else 1
     labels, base = _in_order(table, targets, sign), _baseline_label(table, baseline)
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
     methods = corrected(pd.DataFrame([_method(table, label, targets, base, by) for label in labels]), correction)
@@ -112,7 +108,12 @@ def numbers(
 
 
 def _beside(
-    runs: Runs, recorded: Environments, row_of: dict[str, str], targets: list[str], methods: pd.DataFrame | None
+    runs: Runs,
+    recorded: Environments,
+    row_of: dict[str, str],
+    targets: list[str],
+    methods: pd.DataFrame | None,
+    published: bool | Path,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them.
 
@@ -121,8 +122,13 @@ def _beside(
     if methods is None:
         return pd.DataFrame(columns=COLUMNS), []
     given = {run: runs.experiments[run] for run in row_of}
+    first = next(iter(given.values()))
     rows, notes = beside(given, runs.labels(), row_of, targets, recorded)
-    return rows, notes + (order_notes(methods, next(iter(given.values()))) if len(rows) else [])
+    notes += order_notes(methods, first) if len(rows) else []
+    if isinstance(published, Path):
+        added, more = added_rows(published, first, methods["method"], targets)
+        rows, notes = pd.concat([rows, added], ignore_index=True), notes + more
+    return rows, notes
 
 
 def _notes_on_rounds(runs: Runs, select: str) -> list[str]:

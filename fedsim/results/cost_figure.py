@@ -1,6 +1,7 @@
 """The figure of costs: accuracy against bytes and minutes of a whole run."""
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
@@ -59,17 +60,21 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
                 linestyle="none",
                 label=row["shown"] if label in apart else OTHER_METHODS,
             )
-        if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
-            one.set_xscale("log")
-            one.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            one.xaxis.set_major_formatter("{x:g}")
-            one.xaxis.set_minor_formatter("")
-        else:
-            one.set_xlim(0, 1.1 * points["cost"].max() or 1)
+        _scale(one, points["cost"])
         one.set_xlabel(f"{title} ({unit})")
     axes[0].set_ylabel(f"average target {METRICS[comparison.metric].title} (%)")
     legend_below(figure, axes, [*methods["shown"], OTHER_METHODS, FRONT])
     return figure
+
+
+def _scale(axes: Axes, costs: pd.Series) -> None:
+    if len(costs) and costs.max() > 10 * costs.min() > 0:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    else:
+        axes.set_xlim(0, 1.1 * costs.max() or 1)
 
 
 def readable(most: float, column: str) -> tuple[float, str]:

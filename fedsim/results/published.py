@@ -131,12 +131,8 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     Columns: label, method (ours), source (paper and table), target (our name, or `average`), mean, std (fractions).
     A paper that prints one method in several tables gives one row, from its fullest table.
     """
-    found = setting(experiment)
-    if found is None:
-        return pd.DataFrame(columns=COLUMNS)
-    frame = federated()
-    frame = frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])]
-    return as_ours(frame, methods, targets)
+    found, frame = setting(experiment) or ("", ""), federated()
+    return as_ours(frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])], methods, targets)
 
 
 def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
@@ -156,7 +152,7 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
     # A printed average is over all of the data set's domains; it is shown only when ours is over all of them too.
     if not set(frame["target_domain"].map(domain_key)) <= set(domains):
         rows = rows[rows["target"] != "average"]
-    result = pd.DataFrame(
+    return pd.DataFrame(
         {
             "label": rows["method"].replace(SHOWN),
             "method": rows["method_name"],
@@ -165,8 +161,7 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
             "mean": _fraction(rows["accuracy_percent"]),
             "std": _fraction(rows["std_percent"]),
         }
-    )
-    return result.reset_index(drop=True)
+    ).reset_index(drop=True)
 
 
 def only_theirs(
