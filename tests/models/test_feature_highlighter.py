@@ -44,10 +44,7 @@ def test_two_samples_of_one_class():
     torch.testing.assert_close(alone(means), torch.cat([means, means], dim=1))
 
 
-@pytest.mark.parametrize(("backbone", "added", "width"), [
-    ("resnet18", 46_170, 1024), ("resnet50", 184_410, 4096), ("densenet121", 92_250, 2048),
-    ("digits-cnn-bn", 1_890, 70),
-])  # fmt: skip
+@pytest.mark.parametrize(("backbone", "added", "width"), [("resnet18", 46_170, 1024), ("digits-cnn-bn", 1_890, 70)])
 def test_sizes(backbone, added, width):
     """90 D + 90 weights and a head of 2 D features; the small CNN has 50 features and a last map of 20 channels."""
     plain, net = outline(backbone), outline(backbone, insert=PART)
@@ -62,8 +59,7 @@ def test_the_attended_map_is_the_one_that_is_pooled(backbone):
     """With equal keys everywhere the attention is uniform, and both halves of the features are the means."""
     net = build(backbone, insert=PART, size=64).eval()
     torch.nn.init.zeros_(net.bottleneck.project.weight)
-    mean, weighted = net.features(torch.rand(2, 3, 64, 64)).chunk(2, dim=1)
-    torch.testing.assert_close(mean, weighted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*net.features(torch.rand(2, 3, 64, 64)).chunk(2, dim=1), atol=1e-5, rtol=1e-5)
 
 
 def test_predictions_do_not_depend_on_the_batch():

@@ -40,10 +40,8 @@ def test_hooks_move_with_their_options_and_handles(before):
     """To the new layer alone, which may call the old one itself; a handle that was given out still removes its own."""
     net, calls = nn.Sequential(nn.BatchNorm2d(2)), []
     old, hook = net[0], lambda *given: calls.append(len(given))
-    if before:
-        handle = old.register_forward_pre_hook(hook, with_kwargs=True)
-    else:
-        handle = old.register_forward_hook(hook, with_kwargs=True, always_call=True)
+    handle = (old.register_forward_pre_hook(hook, with_kwargs=True) if before
+              else old.register_forward_hook(hook, with_kwargs=True, always_call=True))  # fmt: skip
     replace(net, ["0"], nn.Sequential)
     net(torch.rand(2, 2, 3, 3))
     assert calls == [3 if before else 4]

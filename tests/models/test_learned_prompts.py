@@ -10,7 +10,6 @@ from fedsim.export.files import export
 from fedsim.export.trained import load_trained
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.learned_prompts import LearnedPrompts, PromptHead
-from fedsim.models.texts import TextHead
 from fedsim.models.tiny_clip import FIRST, TOKENS, tokens_of
 from fedsim.run.workspace import Workspace
 
@@ -67,23 +66,12 @@ def test_shapes_and_what_is_frozen():
 
 def test_a_client_trains_and_sends_the_vectors_alone(tmp_path):
     space = Workspace(small_plan("promptfl", tmp_path, ["train.iterations=1"]))
-    start, _, sent = fitted(space, "rot0")
+    _, _, sent = fitted(space, "rot0")
     assert space.travelling == list(sent) == ["head.context"]
-    assert sent["head.context"].shape == (16, 32)
     fresh = small_plan("promptfl", tmp_path).build_net().state_dict()
     changed = {name for name, value in space.net.state_dict().items() if not torch.equal(value, fresh[name])}
     assert changed == {"head.context"}
-    assert torch.equal(start["head.context"], fresh["head.context"])
     assert {name for name, p in space.net.named_parameters() if p.requires_grad or p.grad is not None} == changed
-
-
-def test_the_network_forgets_the_text_encoder_that_nothing_uses(tmp_path):
-    net = small_plan(
-        "fedclip", tmp_path, ["model.backbone=tiny-clip", "model.head=text", "model.train=head"]
-    ).build_net()
-    assert isinstance(net.head, TextHead)
-    assert net.head.texts is None
-    assert not any("text" in name for name, _ in net.backbone.named_modules())
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import nn
 from fedsim.models.narrow import NarrowConv2d, narrow
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (2, 5), (3, 1), (4, 4), (7, 7)])
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (3, 1), (7, 7)])
 @pytest.mark.parametrize("kernel", [5, 7])
 def test_values_and_gradients_are_the_same(size, kernel):
     torch.manual_seed(0)
@@ -25,16 +25,12 @@ def test_values_and_gradients_are_the_same(size, kernel):
 
 
 def test_only_what_may_be_narrowed_is():
-    convolutions = nn.ModuleDict({
-        "yes": nn.Conv2d(8, 8, 5, padding=2, groups=8),
-        "not depthwise": nn.Conv2d(8, 8, 5, padding=2),
-        "small": nn.Conv2d(8, 8, 3, padding=1, groups=8),
-        "strided": nn.Conv2d(8, 8, 5, stride=2, padding=2, groups=8),
-        "unpadded": nn.Conv2d(8, 8, 5, groups=8),
-        "dilated": nn.Conv2d(8, 8, 5, padding=2, dilation=2, groups=8),
-        "mirrored": nn.Conv2d(8, 8, 5, padding=2, groups=8, padding_mode="reflect"),
-    })  # fmt: skip
+    """Not small, strided, unpadded, dilated or mirrored kernels, nor any that are not depthwise."""
+    changes = ({}, {"groups": 1}, {"kernel_size": 3, "padding": 1}, {"stride": 2}, {"padding": 0}, {"dilation": 2},
+               {"padding_mode": "reflect"})  # fmt: skip
+    depthwise = {"kernel_size": 5, "padding": 2, "groups": 8}
+    convolutions = nn.Sequential(*(nn.Conv2d(8, 8, **{**depthwise, **change}) for change in changes))
     names = list(convolutions.state_dict())
     narrow(convolutions)
-    assert [name for name, module in convolutions.items() if type(module) is NarrowConv2d] == ["yes"]
+    assert [type(module) is NarrowConv2d for module in convolutions] == [True] + 6 * [False]
     assert list(convolutions.state_dict()) == names
