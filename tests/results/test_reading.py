@@ -30,16 +30,13 @@ def folder(own_grid):
 
 def test_one_call_reads_everything_at_any_level_of_the_tree(folder):
     runs = read_runs(folder.parent)
-    assert (len(runs.summary), len(runs.experiments)) == (RUNS, RUNS)
-    assert runs.unfinished == ["pacs/csac/photo/seed5"]
+    assert (len(runs.summary), len(runs.experiments), runs.unfinished) == (RUNS, RUNS, ["pacs/csac/photo/seed5"])
     assert (len(runs.rounds), len(runs.clients), set(runs.details["method"])) == (RUNS * 5, RUNS * 12, {"csac"})
     for frame in (runs.summary, runs.rounds, runs.clients, runs.details):
         assert list(frame.columns[:5]) == ["run", "experiment", "method", "target", "seed"]
         assert set(frame["run"]) <= set(runs.experiments)
-    assert len(read_runs(folder).summary) == RUNS
     one = read_runs(folder / "csac" / "photo" / "seed1")
     assert one.experiments == {"seed1": pacs_experiment("csac", "photo", 1, train={"rounds": 4})}
-    assert one.summary["seed"][0] == 1
     assert one.summary["last_target_accuracy"][0] == one.rounds["target_accuracy"].iloc[-1]
 
 
@@ -49,10 +46,12 @@ def test_unfinished_runs_only_when_asked_and_in_their_experiment(folder):
     runs = read_runs(folder.parent)
     assert 5 not in set(runs.rounds["seed"])
     assert 5 in set(read_runs(folder, unfinished=True).rounds["seed"])
-    assert of_experiment(runs, "pacs").unfinished == runs.unfinished == ["pacs/csac/photo/seed5"]
-    assert of_experiment(runs, "other").unfinished == []
+    assert [of_experiment(runs, name).unfinished for name in ("pacs", "other")] == [runs.unfinished, []]
     with pytest.raises(UserError, match="1 unfinished"):
         read_runs(folder / "csac" / "photo" / "seed5")
+    (folder / "csac" / "photo" / "seed0" / "experiment.toml").write_text("name = [")
+    with pytest.raises(UserError, match=r"experiment\.toml"):
+        read_runs(folder)
 
 
 def test_names_that_look_like_numbers_stay_text(tmp_path):
@@ -62,23 +61,10 @@ def test_names_that_look_like_numbers_stay_text(tmp_path):
     assert read_runs(tmp_path).clients["domain"].to_list() == ["015", "NA", "sketch"]
 
 
-def test_results_are_rebuilt_sorted_and_byte_stable(folder):
+def test_results_are_rebuilt_sorted_and_byte_stable(folder, monkeypatch):
+    """Also when a folder that was listed is gone before it is read, because other cells of a sweep end then."""
     for seed in (10, 2):
         write_run(folder.parent, pacs_experiment("fedavg", "photo", seed, train={"rounds": 1}))
-    frame = rebuild_results(folder)
-    first = (folder / "results.csv").read_bytes()
-    photo = frame[frame["target"] == "photo"]
-    assert photo[["method", "seed"]].to_numpy().tolist() == [
-        ["csac", 0], ["csac", 1], ["fedavg", 0], ["fedavg", 1], ["fedavg", 2], ["fedavg", 10],
-    ]  # fmt: skip
-    rebuild_results(folder)
-    assert (folder / "results.csv").read_bytes() == first
-    summary = (folder / "csac" / "photo" / "seed0" / "summary.csv").read_text().splitlines()
-    assert first.decode().splitlines()[:2] == summary
-
-
-def test_results_are_rebuilt_while_other_runs_tidy_up(folder, monkeypatch):
-    """When cells of a sweep end at the same time, a folder that was listed may not exist any more when it is read."""
     doomed = [str(folder / "csac" / "photo" / "seed5" / "checkpoint"), str(folder / "leaving")]
     for one in doomed:
         Path(one, "state").mkdir(parents=True)
@@ -91,7 +77,14 @@ def test_results_are_rebuilt_while_other_runs_tidy_up(folder, monkeypatch):
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scan_late)
-    assert len(rebuild_results(folder)) == RUNS
+    frame, first = rebuild_results(folder), (folder / "results.csv").read_bytes()
+    assert frame.loc[frame["target"] == "photo", ["method", "seed"]].to_numpy().tolist() == [
+        ["csac", 0], ["csac", 1], ["fedavg", 0], ["fedavg", 1], ["fedavg", 2], ["fedavg", 10],
+    ]  # fmt: skip
+    rebuild_results(folder)
+    assert (folder / "results.csv").read_bytes() == first
+    summary = (folder / "csac" / "photo" / "seed0" / "summary.csv").read_text().splitlines()
+    assert first.decode().splitlines()[:2] == summary
 
 
 def test_two_runs_that_end_together_are_both_collected(folder):
@@ -114,20 +107,13 @@ def test_missing_and_empty_folders(tmp_path, read):
         read(tmp_path)
 
 
-def test_broken_settings_are_named(folder):
-    (folder / "csac" / "photo" / "seed0" / "experiment.toml").write_text("name = [")
-    with pytest.raises(UserError, match=r"experiment\.toml"):
-        read_runs(folder)
-
-
 def test_runs_are_chosen_by_method_target_and_seed(folder):
     runs = read_runs(folder)
     chosen = choose_runs(runs, ["csac"], ["photo"], [1])
     assert list(chosen.experiments) == ["csac/photo/seed1"]
     assert set(chosen.rounds["run"]) == set(chosen.clients["run"]) == {"csac/photo/seed1"}
-    assert chosen.unfinished == choose_runs(runs, ["csac"], seeds=[1, 0]).unfinished == []
+    assert chosen.unfinished == []
     assert choose_runs(runs, ["csac"], ["photo"]).unfinished == ["csac/photo/seed5"]
-    assert choose_runs(runs).experiments == runs.experiments
     for wrong, said in (
         ({"methods": ["fedav"]}, r"no finished run of the method 'fedav'; did you mean 'fedavg'\?"),
         ({"seeds": [9]}, "there are: 0, 1"),
@@ -139,13 +125,10 @@ def test_runs_are_chosen_by_method_target_and_seed(folder):
 
 def test_the_verbs_take_methods_targets_and_seeds(own_grid, unrendered):
     only = ["--methods", "csac", "--targets", "photo", "--seeds", "0"]
-    result = CliRunner().invoke(app, ["compare", str(own_grid), *only, "--format", "csv"])
-    assert result.exit_code == 0, result.output
-    header, row = result.output.strip().splitlines()
-    assert row.startswith("csac,csac,ours")
-    assert "sketch" not in header
-    for verb in ("plot", "report"):
-        assert CliRunner().invoke(app, [verb, str(own_grid), *only]).exit_code == 0
+    shown = [CliRunner().invoke(app, [verb, str(own_grid), *only]) for verb in ("compare", "plot", "report")]
+    assert [result.exit_code for result in shown] == [0, 0, 0]
+    assert "csac" in shown[0].output
+    assert "sketch" not in shown[0].output
     assert list((own_grid / "plots-part").glob("*.png"))
     page = (own_grid / "report-part.html").read_text()
     assert page.count("fedsim run ") == 1
@@ -187,8 +170,7 @@ def test_a_label_with_a_comma_is_chosen(tmp_path):
     for label in ("fedprox@a=1,b=2", "fedprox"):
         own = {"proximal": {"mu": len(label)}}
         write_run(tmp_path / label, pacs_experiment("fedprox", method=own, train={"rounds": 1}), label=label)
-    write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
-    for words in (["fedprox@a=1,b=2"], ["fedavg", "fedprox@a=1,b=2"]):
-        assert set(chosen_runs(tmp_path, ", ".join(words), "", "").labels().values()) == set(words)
+    for words in ("fedprox@a=1,b=2", "fedprox, fedprox@a=1,b=2"):
+        assert set(chosen_runs(tmp_path, words, "", "").labels().values()) == set(words.split(", "))
     with pytest.raises(UserError, match="of the method 'a=1'"):
         chosen_runs(tmp_path, "a=1,b=2", "", "")

@@ -32,17 +32,14 @@ class Page(HTMLParser):
         super().__init__()
         self.open, self.images, self.links, self.texts, self.tags = [], [], [], [], []
         self.feed(file.read_text(encoding="utf-8"))
-        self.close()
         assert self.open == []
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         self.tags.append(tag)
-        if tag == "img":
-            self.images.append(values)
+        self.images += [values] if tag == "img" else []
         self.links += [values[key] for key in ("src", "href") if key in values]
-        if tag not in VOID:
-            self.open.append(tag)
+        self.open += [] if tag in VOID else [tag]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -75,35 +72,22 @@ def test_the_page_is_complete_and_fetches_nothing(own_grid):
     assert text.count("fedsim run ") == 4
 
 
-def test_every_experiment_has_a_section(tmp_path, unrendered):
-    write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
+def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendered):
+    """Settings in which methods or their runs differ, as FADA's share of the target, are not among the shared ones."""
     write_run(tmp_path, pacs_experiment(name="p<x>", train={"rounds": 1, "lr": 0.5}))
     write_run(tmp_path, pacs_experiment("csac", "sketch", train={"rounds": 1}), finish=False)
-    page = Page(write_report(tmp_path))
-    assert page.tags.count("section") == 2
-    assert any("Unfinished" in text and "sketch" in text for text in page.texts)
-
-
-def test_settings_in_which_methods_or_their_runs_differ_are_not_among_the_shared_ones(tmp_path):
-    """FADA is tested on a part of the target; a method's setting may have a value in each of its runs."""
     for method, share, own in (("fada", 0.5, {}), ("fedprox", 0.0, {"mu": 0.1}), ("fedprox", 0.0, {"mu": 1.0})):
         experiment = pacs_experiment(method, method={"proximal": own} if own else {}, data={"adapt_share": share})
-        write_run(tmp_path / str(own), experiment, finish=False)
-    apart, shared = settings_section(read_runs(tmp_path, unfinished=True)).split("Settings that all runs share")
+        write_run(tmp_path / "own" / str(own), experiment, finish=False)
+    apart, shared = settings_section(read_runs(tmp_path / "own", unfinished=True)).split("Settings that all runs share")
     assert "data.adapt_share</td><td>0.0 | 0.5<" in apart
     assert "adapt_share" not in shared
     assert "fedprox: method.proximal.mu</td><td>0.1 | 1.0<" in apart
-
-
-def test_notes_say_what_the_runs_parts_disclose():
-    """The notes contain the row's text, that of a bank, and that of a part that was added."""
-    added = pacs_experiment("fedavg", name="added", method={"add": ["style_bank"], "augment": "cross_client_style"})
-    notes = method_notes([pacs_experiment("ccst"), pacs_experiment("deepall"), added, pacs_experiment("no-such")])
-    assert set(notes) == {"ccst", "deepall", "fedavg"}
-    assert notes["deepall"]["discloses"] == "all raw data"
-    for method in ("ccst", "fedavg"):
-        assert notes[method]["discloses"].startswith("model updates; once, to all clients: channel means")
-    assert notes["ccst"]["paper"] == "Chen et al., WACV 2023"
+    shutil.rmtree(tmp_path / "own")
+    write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
+    page = Page(write_report(tmp_path))
+    assert page.tags.count("section") == 2
+    assert any("Unfinished" in text and "sketch" in text for text in page.texts)
 
 
 def test_cells_are_escaped_and_sort_by_their_value():
@@ -114,30 +98,14 @@ def test_cells_are_escaped_and_sort_by_their_value():
 
 @pytest.mark.parametrize(
     "value",
-    ["domainbed", "true", "nan", "two words", "5", "", "a=b", 0.1, 1e-5, 3, True, ["a", "b"], "quote'\"", "-x"],
+    ["true", "nan", "two words", "5", "", "a=b", 0.1, 1e-5, 3, True, ["a", "b"], "quote'\"", "-x"],
 )
 def test_override_texts_read_back(value):
     assert parse_override(f"key={override_text(value)}")[1] == value
 
 
-def parsed_command(line):
-    """The experiment that a printed command line would run, by the command line's own rules."""
-    words = shlex.split(line)
-    assert words[:2] == ["fedsim", "run"]
-    options = list(zip(words[3::2], words[4::2]))
-    short = {"--method": "method.name", "--target": "run.target", "--seed": "run.seed"}
-    return words[2], [value if key == "--set" else f"{short[key]}={value}" for key, value in options]
-
-
-def test_command_without_a_shipped_experiment_uses_the_runs_own_file(tmp_path):
-    experiment = pacs_experiment("csac", "sketch", 3, name="mine", method={"fuse": "cosine"})
-    file = write_run(tmp_path, experiment, finish=False) / "experiment.toml"
-    config, overrides = parsed_command(command_line(experiment, file))
-    assert config == file.as_posix()
-    assert parse_experiment(file.read_text(), overrides) == experiment
-
-
-def test_command_with_a_shipped_experiment_sets_what_differs(tmp_path, monkeypatch):
+def test_the_command_repeats_the_run(tmp_path, monkeypatch):
+    """From a shipped experiment it sets what differs, else it takes the run's own file."""
     monkeypatch.setattr("fedsim.settings.experiment.config_folders", lambda: [tmp_path])
     shipped = pacs_experiment("fedavg", "photo", 0)
     (tmp_path / "pacs.toml").write_text(shipped.toml())
@@ -148,7 +116,8 @@ def test_command_with_a_shipped_experiment_sets_what_differs(tmp_path, monkeypat
         "fedsim run pacs --method gperxan --target sketch --seed 2 "
         "--set train.rounds=5 --set train.lr=1e-05 --set method.guiding_head.weight=0.25"
     )
-    assert parse_experiment((tmp_path / "pacs.toml").read_text(), parsed_command(line)[1]) == wanted
+    options = ["method.name=gperxan", "run.target=sketch", "run.seed=2", *shlex.split(line)[10::2]]
+    assert parse_experiment((tmp_path / "pacs.toml").read_text(), options) == wanted
     assert "--set" not in command_line(shipped, tmp_path)
     # Overrides cannot take back what the shipped file sets.
     (tmp_path / "pacs.toml").write_text(pacs_experiment(method={"weights": "uniform"}).toml())
@@ -185,3 +154,12 @@ def test_the_first_line_does_not_deny_training_on_the_target():
     runs.summary["uses_target_unlabelled"] = ["False", "True"]
     assert "measured on a domain that no client held" not in premise(runs)
     assert "methods with ‡ trained on other images of that domain, without labels" in premise(runs)
+
+
+def test_notes_say_what_the_runs_parts_disclose():
+    """The notes contain the row's text, that of a bank, and that of a part that was added."""
+    added = pacs_experiment("fedavg", name="added", method={"add": ["style_bank"], "augment": "cross_client_style"})
+    notes = method_notes([pacs_experiment("ccst"), pacs_experiment("deepall"), added, pacs_experiment("no-such")])
+    assert (set(notes), notes["deepall"]["discloses"]) == ({"ccst", "deepall", "fedavg"}, "all raw data")
+    for method in ("ccst", "fedavg"):
+        assert notes[method]["discloses"].startswith("model updates; once, to all clients: channel means")
