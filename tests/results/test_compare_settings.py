@@ -21,9 +21,8 @@ def labels(runs, *by):
 
 def test_runs_with_different_settings_are_not_mixed():
     runs = one_each(pacs_experiment(), pacs_experiment("csac", train={"lr": 0.1, "epochs": 5}))
-    with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)") as caught:
+    with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)"):
         compare(runs)
-    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"train\.epochs"):
         compare(runs, by=["train.lr"])
     comparison = compare(runs, by=["train.lr", "train.epochs"])
@@ -45,13 +44,6 @@ def test_where_it_ran_and_what_its_row_has_is_no_difference(change):
     assert len(labels(one_each(pacs_experiment(), pacs_experiment("csac", **change)))) == 2
 
 
-def test_what_a_method_changes_in_its_row_stands_in_its_label():
-    weight = {"guiding_head": {"weight": 0.25}}
-    runs = one_each("fedavg", pacs_experiment("gperxan"), pacs_experiment("gperxan", method=weight))
-    runs.experiments["fedavg/photo/seed0"] = pacs_experiment()
-    assert labels(runs) == ["gperxan@guiding_head.weight=0.25", "gperxan", "fedavg"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -60,26 +52,22 @@ def test_what_a_method_changes_in_its_row_stands_in_its_label():
         ({"select": "lats"}, "did you mean 'last'"),
         ({"baseline": "fedavg", "correction": "bonferroni"}, "known: holm, none"),
         ({"by": ["run.seed"]}, "no run has the setting 'run.seed'"),
-        ({"by": ["run.target"]}, "no run has the setting 'run.target'"),
     ],
 )
-def test_unknown_names_are_refused(words, said):
+def test_what_cannot_be_compared_is_said(words, said):
     with pytest.raises(UserError, match=said):
         compare(two_methods(), **words)
-
-
-def test_an_unknown_format_is_refused():
     with pytest.raises(UserError, match="known: table, csv, markdown, latex"):
         compare(two_methods()).render("html")
-
-
-def test_a_cell_may_not_be_filled_twice():
     with pytest.raises(UserError, match="more than once: 0/photo/seed0, 1/photo/seed0"):
         compare(one_each(pacs_experiment(), pacs_experiment()))
 
 
-def test_two_methods_with_one_label_stay_two_rows():
+def test_labels_of_rows():
     assert labels(one_each("fedavg", "csac", labels={"fedavg": "X", "csac": "X"})) == ["X [csac]", "X [fedavg]"]
+    weight = {"guiding_head": {"weight": 0.25}}
+    runs = one_each(pacs_experiment(), pacs_experiment("gperxan"), pacs_experiment("gperxan", method=weight))
+    assert labels(runs) == ["gperxan@guiding_head.weight=0.25", "gperxan", "fedavg"]
 
 
 def test_runs_with_another_answer_to_failures_are_compared_and_failures_are_said(tmp_path):
@@ -133,9 +121,6 @@ def test_the_title_says_what_selected_the_round(run, title):
     assert (comparison.title, comparison.rule) == (f"pacs: {title}", title)
     assert bool(notes_of(comparison, "The round was selected on sketch")) == ("validation_domain" in run)
     assert compare(runs, "last").rule == "last round"
-
-
-def test_rows_with_different_validation_are_told_apart_and_the_title_names_none():
     runs = one_each(pacs_experiment(), pacs_experiment("csac", run={"select_on": "local"}))
     with pytest.raises(UserError, match=r"run\.select_on"):
         compare(runs)

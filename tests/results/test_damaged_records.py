@@ -35,10 +35,6 @@ def half(text):
     return text[: text.index('"') + 3]
 
 
-def nothing(text):
-    return ""
-
-
 def semicolons(text):
     return text.replace(",", ";")
 
@@ -84,7 +80,7 @@ def one_line(words, file):
         ("stopped", "rounds.csv", semicolons),
         ("finished", "rounds.csv", german),
         ("finished", "summary.csv", semicolons),
-        ("finished", "summary.csv", nothing),
+        ("finished", "summary.csv", lambda text: ""),
         ("finished", "summary.csv", without_selection),
         *(("finished", "environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
     ],

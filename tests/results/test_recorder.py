@@ -1,6 +1,5 @@
 """Recorder: rows are complete, equal numbers give equal bytes, and truncation removes later rounds exactly."""
 
-import json
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.common.files import atomic_write
-from fedsim.results import Recorder, environment
+from fedsim.results import Recorder
 from fedsim.results.reading import parse_csv
 from fedsim.results.recorder import CLIENT_COLUMNS, ROUND_COLUMNS
 
@@ -32,11 +31,12 @@ def record(folder, rounds, start=0):
 
 @given(value=st.floats(allow_infinity=True, allow_nan=True))
 @settings(max_examples=50)
-def test_floats_survive_the_round_trip(tmp_path_factory, value):
+def test_numbers_survive_the_round_trip(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("run")
-    Recorder(folder).append_round({"round": 1, "train_loss": value})
-    read = parse_csv((folder / "rounds.csv").read_text(), "rounds.csv")["train_loss"].astype(float)[0]
-    assert read == value or (math.isnan(read) and math.isnan(value))
+    Recorder(folder).append_round({"round": 1, "train_loss": np.float64(value), "clients": np.int64(3)})
+    row = parse_csv((folder / "rounds.csv").read_text(), "rounds.csv").iloc[0]
+    assert float(row["train_loss"]) == value or (math.isnan(float(row["train_loss"])) and math.isnan(value))
+    assert row["clients"] == 3
 
 
 def test_standard_columns_lead_and_new_ones_follow(tmp_path):
@@ -60,18 +60,13 @@ def test_truncate_and_go_on_equals_the_unbroken_run(tmp_path, kept):
     assert record(tmp_path / "broken", 5, start=kept + 1) == unbroken
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_half_written_last_line_is_cut_off(tmp_path, cut):
+@pytest.mark.parametrize("cut", [*range(1, 60, 7), 1000])
+def test_a_half_written_last_line_or_header_is_cut_off(tmp_path, cut):
     whole = record(tmp_path, 2)["rounds.csv"]
-    (tmp_path / "rounds.csv").write_bytes(whole[:-cut])
+    left = whole[: max(len(whole) - cut, 13)]
+    (tmp_path / "rounds.csv").write_bytes(left)
     Recorder(tmp_path)
-    assert (tmp_path / "rounds.csv").read_bytes() == whole[: whole[:-cut].rfind(b"\n") + 1]
-
-
-def test_half_written_header_starts_the_file_again(tmp_path):
-    (tmp_path / "rounds.csv").write_text("round,train_l")
-    Recorder(tmp_path).append_round({"round": 0})
-    assert (tmp_path / "rounds.csv").read_text().splitlines()[0] == ",".join(ROUND_COLUMNS)
+    assert (tmp_path / "rounds.csv").read_bytes() == left[: left.rfind(b"\n") + 1]
 
 
 def test_text_with_line_ends_and_commas_stays_one_line(tmp_path):
@@ -84,24 +79,8 @@ def test_text_with_line_ends_and_commas_stays_one_line(tmp_path):
     assert parse_csv(text, "clients.csv")["status"][0] == 'KeyError: "a, b" line two'
 
 
-def test_numpy_scalars_are_written_as_python_ones(tmp_path):
-    Recorder(tmp_path).append_round({"round": 1, "train_loss": np.float64(0.1), "clients": np.int64(3)})
-    text = (tmp_path / "rounds.csv").read_text()
-    assert ",0.1," in text
-    assert ",3," in text
-
-
 def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path):
     atomic_write(tmp_path / "summary.csv", "old")
     with pytest.raises(TypeError):
         atomic_write(tmp_path / "summary.csv", None)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.csv", "old")]
-
-
-def test_environment_names_versions_and_commit(tmp_path):
-    found = environment()
-    assert found["packages"]["numpy"]
-    assert found["packages"]["torch"]
-    assert found["cpu_count"] >= 1
-    Recorder(tmp_path).write_environment(found)
-    assert json.loads((tmp_path / "environment.json").read_text()) == found

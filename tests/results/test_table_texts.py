@@ -71,9 +71,8 @@ def test_csv_holds_fractions_in_full(comparison):
 
 
 def test_terminal_table_is_never_wrapped(comparison):
-    text = comparison.render("table")
-    assert any("CSAC_50%" in line and "65.0 ± 7.1" in line and "80.5 ± 2.8" in line for line in text.splitlines())
-    assert "Δ fedavg" in text
+    lines = comparison.render("table").splitlines()
+    assert any(all(cell in line for cell in ("CSAC_50%", "65.0 ± 7.1", "80.5 ± 2.8")) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +105,9 @@ def test_names_are_shown_as_they_are_written():
 
 def test_smaller_test_sets_are_told_seed_by_seed():
     """The number varies with the seed where `data.fraction` and `data.adapt_share` draw images independently."""
-    rows = [("fedavg", "art", 100), ("fada", "art", 50), ("fedavg", "photo", 80), ("fada", "photo", 80)]
-    table = pd.DataFrame(rows, columns=["label", "target", "target_images"]).assign(seed=0)
-    (note,) = notes.test_size_notes(table)
-    assert note.startswith("fada is tested on a smaller set: 50 of 100 images of art;")
-    assert notes.test_size_notes(table.drop(columns="target_images")) == []
     rows = [(label, "art", seed, 40 + seed) for label in ("fedavg", "csac") for seed in (0, 1)]
     table = pd.DataFrame(rows, columns=["label", "target", "seed", "target_images"])
-    assert notes.test_size_notes(table) == []
+    assert notes.test_size_notes(table) == notes.test_size_notes(table.drop(columns="target_images")) == []
     table.loc[0, "target_images"] = 20
     (note,) = notes.test_size_notes(table)
     assert note.startswith("fedavg is tested on a smaller set: 20 of 40 images of art;")
