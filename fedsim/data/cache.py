@@ -2,6 +2,7 @@
 
     <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,s,s]   labels.npy [N]   sizes.npy [N,2]   manifest.json
                                          digests.npy [N,16], which entries of earlier versions get when it is needed
+                                         looks.npy [N,192], which an entry gets when it is needed
 
 Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
 be drawn with the aspect ratio of the original.
@@ -13,9 +14,7 @@ and times of modification. Archives with normalized times give such files, for e
 are never read again and may be deleted at any time.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -32,7 +31,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedsim.common.errors import UserError
-from fedsim.common.files import atomic_write
 from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
@@ -87,7 +85,7 @@ def cached_domain(
     rename wins, and the others discard theirs. Raises UserError for an unreadable image (by name) or a cache folder
     that cannot be written.
     """
-    manifest = _manifest(listing, dataset, domain, image_size, planes)
+    manifest = manifest_of(listing, dataset, domain, image_size, planes)
     entry = cache / dataset / f"{domain}-{manifest['hash']}"
     opened = _open(entry, manifest)
     if opened is None:
@@ -103,30 +101,12 @@ def stored_hashes(listing: Listing, dataset: str, domain: str, image_size: int, 
 
     Entries of earlier versions have no hash without names.
     """
-    manifest = _manifest(listing, dataset, domain, image_size)
+    manifest = manifest_of(listing, dataset, domain, image_size)
     stored = _stored(cache / dataset / f"{domain}-{manifest['hash']}")
     return {key: stored[key] for key in ("content", "nameless") if key in stored}
 
 
-def file_digests(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> np.ndarray:
-    """Digests uint8 [N,16] of the bytes of a domain's files, from the cache where it has them, else read once."""
-    manifest = _manifest(listing, dataset, domain, image_size)
-    file = cache / dataset / f"{domain}-{manifest['hash']}" / DIGESTS
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        found = np.load(file, allow_pickle=False)
-        if found.shape == (len(listing.files), DIGEST_BYTES) and found.dtype == np.uint8:
-            return found
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = _rows(list(pool.map(lambda name: digest(read_bytes(listing.folder / name)), listing.files)))
-    if file.parent.is_dir():  # an entry of an earlier version, perhaps of another user: then they are read again
-        with contextlib.suppress(OSError):
-            buffer = io.BytesIO()
-            np.save(buffer, found, allow_pickle=False)
-            atomic_write(file, buffer.getvalue())
-    return found
-
-
-def _rows(digests: list[bytes]) -> np.ndarray:
+def rows_of(digests: list[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
@@ -146,7 +126,7 @@ def hashes_of(listing: Listing, digests: list[bytes]) -> dict[str, str]:
     return {"content": content_of(listing, digests), "nameless": nameless_hash(listing.labels, digests)}
 
 
-def _manifest(listing: Listing, dataset: str, domain: str, image_size: int, planes: Planes = COLOURS) -> dict:
+def manifest_of(listing: Listing, dataset: str, domain: str, image_size: int, planes: Planes = COLOURS) -> dict:
     """Everything the decoded array depends on, and its hash."""
     shape = [len(listing.files), planes.count, image_size, image_size]
     content = {"format": FORMAT, "dataset": dataset, "domain": domain, "shape": shape}
@@ -203,7 +183,7 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None,
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
         digests, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
-        np.save(temporary / DIGESTS, _rows(digests), allow_pickle=False)
+        np.save(temporary / DIGESTS, rows_of(digests), allow_pickle=False)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
         (temporary / "manifest.json").write_text(json.dumps({**manifest, **hashes_of(listing, digests)}))

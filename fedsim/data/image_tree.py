@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedsim.data.cache import Arrays, cached_domain, digest, file_digests, hashes_of, stored_hashes
+from fedsim.data.beside import file_digests, image_looks
+from fedsim.data.cache import Arrays, cached_domain, digest, hashes_of, stored_hashes
 from fedsim.data.folders import Listing, dataset_folder, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
 from fedsim.data.pixels import read_bytes
@@ -58,6 +59,11 @@ class ImageTree(Reader):
         """Digests of the files' bytes, from the cache or by reading the files."""
         data = self.data
         return file_digests(self.listing(domain), self.found.name, domain, data.image_size, cache_root(data))
+
+    def looks(self, domain: str) -> np.ndarray:
+        """Small means of the decoded images, from the cache or by computing them."""
+        data = self.data
+        return image_looks(self.listing(domain), self.found.name, domain, data.image_size, cache_root(data))
 
     def nameless(self, domain: str) -> str:
         """Hash of the files' labels and bytes; empty for what an earlier version has decoded."""

@@ -116,6 +116,16 @@ def _own_split(
     return pool[train], pool[validation]
 
 
+def split_of_domain(
+    data: DataSettings, found: Benchmark, domain: str, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(train, validation) indices of all clients of a domain among its images with these labels."""
+    names = [f"{domain}/{index}" if data.clients_per_domain > 1 else domain for index in range(data.clients_per_domain)]
+    parts = [_own_split(data, found, name, domain, index, labels) for index, name in enumerate(names)]
+    train, validation = map(np.concatenate, zip(*parts))
+    return train, validation
+
+
 def load_target(
     data: DataSettings, domain: str, found: Benchmark | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -58,6 +58,10 @@ class Reader:
         """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""
         return None
 
+    def looks(self, domain: str) -> np.ndarray | None:
+        """What a domain's images look like, uint8 [N,D], which finds copies in other encodings; None without files."""
+        return None
+
     def fingerprint(self, domain: str) -> str:
         """A hash of a domain's content: equal for equal data, wherever it is stored, and for every seed."""
         raise NotImplementedError

@@ -1,30 +1,48 @@
-"""Images that the unseen domain shares with source domains, byte for byte: the model is then tested on what it saw."""
+"""Images that are there twice: in the unseen domain and a source domain, in two source domains, or in training and
+validation of one domain, where the selection sees what was trained on."""
 
-from dataclasses import asdict, dataclass
+import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
-from fedsim.data.loading import source_domains
-from fedsim.data.reader import reader
+from fedsim.data.loading import source_domains, split_of_domain
+from fedsim.data.reader import Reader, reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
 MOST_SHARED = 0.1  # of the unseen domain's images; with more of them a run is refused
+NEAR = 3  # of 255, by which every part of an image may differ from that of the same picture in another encoding
 
 
 @dataclass(frozen=True)
 class SharedImages:
-    """How many of the unseen domain's `images` are in any source domain (`shared`), and in which ones."""
+    """How many of the unseen domain's `images` are in any source domain (`shared`), and in which ones.
+
+    between: {two source domains: (images of the smaller one that are in the other, its images)}, from a tenth on.
+    validation: {source domain: (validation images that look like a training image of their class, all)}.
+    """
 
     target: str
     images: int
     shared: int
     sources: dict[str, int]
+    between: dict[str, tuple[int, int]] = field(default_factory=dict)
+    validation: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """What environment.json holds; empty when nothing is shared."""
-        return asdict(self) if self.shared else {}
+        own = asdict(self) if self.shared else {"between": self.between, "validation": self.validation}
+        return {name: value for name, value in own.items() if value != {}}
+
+    def remarks(self) -> list[str]:
+        """What a run says of copies."""
+        first = f"{self.text()}; the accuracy on these says nothing about an unseen domain"
+        return [first, *copy_texts(self.record())] if self.shared else copy_texts(self.record())
 
     def text(self) -> str:
         """`74 of the 75 images of photo (98.7 %) are also in sketch (74), byte for byte`; empty without any."""
@@ -45,6 +63,18 @@ class SharedImages:
             )
 
 
+def copy_texts(record: Mapping[str, Any]) -> list[str]:
+    """A sentence for each two source domains with copies, and for each whose validation has copies of its training."""
+    said = [
+        f"{domains} share {shared:,} images, {shared / images:.1%} of the smaller domain, byte for byte"
+        for domains, (shared, images) in record.get("between", {}).items()
+    ]
+    return said + [
+        f"{copies:,} of the {images:,} validation images of {domain} look like a training image of their class"
+        for domain, (copies, images) in record.get("validation", {}).items()
+    ]
+
+
 def shared_images(data: DataSettings, target: str, found: Benchmark | None = None) -> SharedImages:
     """Counts the unseen domain's images whose bytes a source domain has, too, whatever their names and labels are.
 
@@ -56,12 +86,43 @@ def shared_images(data: DataSettings, target: str, found: Benchmark | None = Non
     if own is None:
         return SharedImages(unseen, 0, 0, {})
     wanted = [row.tobytes() for row in own]
-    copies: dict[str, set[bytes]] = {}
+    files: dict[str, set[bytes]] = {}
     for domain in source_domains(data, unseen, found):
         own = read.digests(domain)
-        seen = set(wanted).intersection(row.tobytes() for row in own) if own is not None else set()
-        if seen:
-            copies[domain] = seen
+        files[domain] = {row.tobytes() for row in own} if own is not None else set()
+    copies = {domain: seen for domain, all_files in files.items() if (seen := all_files.intersection(wanted))}
     anywhere = set().union(*copies.values())
     sources = {domain: sum(one in seen for one in wanted) for domain, seen in copies.items()}
-    return SharedImages(unseen, len(wanted), sum(one in anywhere for one in wanted), sources)
+    shared = sum(one in anywhere for one in wanted)
+    alike = {domain: pair for domain in files if (pair := _alike(data, found, read, domain))[0]}
+    return SharedImages(unseen, len(wanted), shared, sources, _between(files), alike)
+
+
+def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:
+    pairs = {
+        f"{one} and {other}": (len(files[one] & files[other]), min(len(files[one]), len(files[other])))
+        for one, other in itertools.combinations(files, 2)
+    }
+    return {names: pair for names, pair in pairs.items() if pair[0] > MOST_SHARED * pair[1]}
+
+
+def _alike(data: DataSettings, found: Benchmark, read: Reader, domain: str) -> tuple[int, int]:
+    """(validation images of a domain that look like a training image of their class, all of them)."""
+    looks = None if data.mix else read.looks(domain)  # mixed clients split what they hold by themselves
+    if looks is None:
+        return 0, 0
+    labels = read.labels(domain)
+    train, validation = split_of_domain(data, found, domain, labels)
+    classes = np.unique(labels)
+    own = ((looks[validation[labels[validation] == k]], looks[train[labels[train] == k]]) for k in classes)
+    return sum(near_copies(*pair) for pair in own), len(validation)
+
+
+def near_copies(own: np.ndarray, others: np.ndarray) -> int:
+    """How many rows uint8 [N,D] have a row of the others [M,D] that differs nowhere by more than NEAR."""
+    others = others[np.argsort(others.mean(axis=1))].astype(np.int16)
+    means = others.mean(axis=1)
+    places = np.searchsorted(means, own.mean(axis=1)[:, None] + [-NEAR - 1e-6, NEAR + 1e-6])  # no other may be near
+    return sum(
+        bool((np.abs(others[low:high] - one) <= NEAR).all(axis=1).any()) for one, (low, high) in zip(own, places)
+    )

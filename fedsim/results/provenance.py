@@ -10,6 +10,7 @@ from typing import Any
 from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS
 from fedsim.data.fingerprint import came_and_went
+from fedsim.data.shared_images import copy_texts
 from fedsim.results.differences import TESTED_KEYS, comparable_settings, differing_parts
 from fedsim.results.environment import PACKAGES, all_environments
 from fedsim.results.reading import Runs, run_environment
@@ -137,14 +138,16 @@ def provenance_notes(recorded: Environments) -> list[str]:
 
 
 def shared_notes(recorded: Environments) -> list[str]:
-    """A note on the unseen domains of which source domains have copies, byte for byte."""
-    found = []
+    """Notes on images that are there twice: in unseen domains, in two source domains, in training and validation."""
+    found, within = [], []
     for own in (table.get("shared_images") for table in recorded.values()):
+        within += copy_texts(own) if isinstance(own, Mapping) else []
         if isinstance(own, Mapping) and isinstance(own.get("sources"), Mapping):
             where = ", ".join(f"{domain} {count}" for domain, count in own["sources"].items())
             found.append(f"{own.get('shared')} of {own.get('images')} images of {own.get('target')} (in {where})")
     named = "; ".join(dict.fromkeys(found))
-    return [f"Not unseen, because source domains have the same files: {named}."] if found else []
+    said = [f"Not unseen, because source domains have the same files: {named}."] if found else []
+    return said + ([f"Copies: {'; '.join(dict.fromkeys(within))}."] if within else [])
 
 
 def _facts(table: Mapping[str, Any]) -> dict[str, Any]:

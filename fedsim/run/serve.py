@@ -125,8 +125,8 @@ def _meet(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     images = {name: int(own["images"]) for name, own in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
     remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
-    if shared and shared.shared:
-        remarks.append(f"{shared.text()}; the accuracy on these says nothing about an unseen domain")
+    if shared and shared.record():
+        remarks += shared.remarks()
         session.note("shared_images", shared.record())
     examples = [site.examples for site in sites.values()]
     facts = run_facts(session.space.net, examples, sum(tested), plan.experiment.data.adapt_share)

@@ -9,7 +9,7 @@ from image_trees import write_tree
 from matplotlib.figure import Figure
 
 from fedsim.common.errors import UserError
-from fedsim.data import cache, load_client
+from fedsim.data import beside, load_client
 from fedsim.data.shared_images import MOST_SHARED, shared_images
 from fedsim.results import compare, read_runs
 from fedsim.results.report import write_report
@@ -68,7 +68,7 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
         file.unlink()
     assert shared_images(settings(tree), "photo").shared == 2
     assert sorted((tree.parent / "cache").rglob("digests.npy")) == kept
-    monkeypatch.setattr(cache, "digest", lambda content: pytest.fail("a file was read"))
+    monkeypatch.setattr(beside, "digest", lambda content: pytest.fail("a file was read"))
     assert shared_images(settings(tree), "photo").shared == 2
     np.save(kept[0], np.zeros((2, 3)))  # damaged: it is read again
     monkeypatch.undo()
