@@ -12,7 +12,6 @@ from support import run_small, small_experiment
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.settings.experiment import Experiment
-from strategies.aggregate import weighted_mean
 from strategies.fuse.bulyan import Bulyan
 from strategies.fuse.coordinate_median import CoordinateMedian
 from strategies.fuse.krum import Krum, selected_by_krum
@@ -22,18 +21,6 @@ from strategies.fuse.trimmed_mean import TrimmedMean, trimmed_mean
 from strategies.parts import RefusedUpdateError, ServerRound, Update
 from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.wire import flower_strategies as flower
-
-
-def steps(part, start, *targets):
-    """The parameter after each round; the clients' mean is one of `targets` in each round."""
-    arrays, found, theta = {}, [], model(start)
-    for round, target in enumerate(targets, start=1):
-        server = ServerRound(round, 9, ["a"], theta, arrays=arrays, parameters=frozenset({"w"}))
-        theta = part.refine(model(target, mean=round, count=round), server)
-        assert (theta["mean"], theta["count"], theta["w"].dtype) == (round, round, np.float32)  # buffers as fused
-        found.append(theta["w"].item())
-    return found
-
 
 ADAM_1 = 0.1 * math.sqrt(0.0199) / 0.19 * 0.05 / (0.05 + 0.001)
 M, V = 0.9 * 0.05 - 0.02, 0.99 * 0.0025 + 0.01 * 0.04
@@ -57,7 +44,13 @@ ADAGRAD_2 = 0.1 * 0.1 / (math.sqrt(0.26) + 0.001)
     *((part, (1.5, 1.3), (1.5, 1.3)) for part in (FedAdam(1e6, 0, 0, 1e6), FedYogi(1e6, 0, 0, 1e6), FedAvgM(1, 0))),
 ])  # fmt: skip
 def test_server_optimizers_by_hand(part, targets, expected):
-    assert steps(part, 1.0, *targets) == pytest.approx(expected, abs=1e-5)
+    """The parameter starts at 1; the clients' mean is one of the targets in each round; buffers are as fused."""
+    arrays, theta = {}, model(1.0)
+    for round, (target, value) in enumerate(zip(targets, expected), start=1):
+        server = ServerRound(round, 9, ["a"], theta, arrays=arrays, parameters=frozenset({"w"}))
+        theta = part.refine(model(target, mean=round, count=round), server)
+        assert (theta["mean"], theta["count"], theta["w"].dtype) == (round, round, np.float32)
+        assert theta["w"].item() == pytest.approx(value, abs=1e-5)
 
 
 def sent(*models, start=0.0):
@@ -68,38 +61,46 @@ def sent(*models, start=0.0):
     return updates, server
 
 
-def fused(part, *models, start=0.0):
+@pytest.mark.parametrize(("part", "start", "models", "w", "mean", "count"), [
+    # f = 0, two nearest of each: scores 1 + 1.21, 1 + .01, .01 + 1.21, 64 + 62.41; the second is chosen
+    (Krum(), 5.0, (0.0, 1.0, 1.1, 9.0), 1.0, 1.0, 2),
+    (Krum(select=2), 5.0, (0.0, 1.0, 1.1, 9.0), 1.05, 2.5, 3),  # b 1.01, c 1.22
+    (Krum(select=9), 5.0, (0.0, 1.0, 1.1, 9.0), 11.1 / 4, 3.5, 4),  # all
+    # of the five of seven with the lowest scores, the three values nearest to the median; 9: the median of 0, 1, .. 36
+    (Bulyan(1), 0.0, (1.0, 2.0, 3.0, 4.0, 5.0, 400.0, -900.0), 3.0, 9.0, None),
+    (Bulyan(1), 7.0, (1.0, 2.0, 3.0), 7.0, None, None),  # too few
+    (Bulyan(0), 7.0, (1.0, 2.0, 3.0), 2.0, None, None),
+    (QFedAvg(0.0), 0.5, (1.0, 3.0), 2.0, None, None),
+    # a counter is the lower median: a count that a client really has
+    (CoordinateMedian(), 0.0, ([1, 9], [2, -5], [100, 3]), [2, 3], 1, 2),
+    (CoordinateMedian(), 0.0, ([1, 0], [2, 0], [4, 0], [1000, 0]), [3, 0], 2.5, 2),
+    (TrimmedMean(0.2), 0.0, ([1, 5], [2, 4], [3, 3], [6, 2], [1e30, -1e30]), [11 / 3, 3], None, None),  # middle three
+    # a client sends its model times -50, which is finite and has the right shape
+    (CoordinateMedian(), 0.0, ([0.9, 1.1], [1.0, 1.0], [-50, -55]), [0.9, 1.0], None, None),
+    (TrimmedMean(0.34), 0.0, ([0.9, 1.1], [1.0, 1.0], [-50, -55]), [0.9, 1.0], None, None),
+])  # fmt: skip
+def test_robust_fusions_by_hand(part, start, models, w, mean, count):
     updates, server = sent(*models, start=start)
-    return part.fuse(updates, uniform(updates), server)
+    fused = part.fuse(updates, uniform(updates), server)
+    assert fused["w"].tolist() == pytest.approx(np.atleast_1d(w).tolist())
+    assert fused["mean"].item() == (fused["mean"].item() if mean is None else mean)
+    assert fused["count"] == (fused["count"] if count is None else count)
+    assert (fused["w"].dtype, fused["count"].dtype) == (np.float32, np.int64)
 
 
-def test_krum_by_hand():
-    """0, 1, 1.1, 9 with f = 0, two nearest of each: scores 1+1.21, 1+.01, .01+1.21, 64+62.41; the second is chosen."""
-    updates, server = sent(0.0, 1.0, 1.1, 9.0, start=5.0)
-    one = Krum().fuse(updates, uniform(updates), server)
-    assert (one["w"].item(), one["mean"].item(), one["count"].item()) == (1.0, 1.0, 2)
-    assert [server.client_columns[client]["weight"] for client in "abcd"] == [0, 1, 0, 0]
-    two = fused(Krum(select=2), 0.0, 1.0, 1.1, 9.0, start=5.0)  # scores: b 1.01, c 1.22
-    assert (two["w"].item(), two["count"].item()) == (pytest.approx(1.05), 3)
-    whole = Krum(select=9).fuse(updates, uniform(updates), server)
-    np.testing.assert_equal(whole, weighted_mean([update.arrays for update in updates], [1] * 4))
-
-
-def test_bulyan_by_hand():
-    """f = 1 of 7: of the five with the lowest scores, the three values nearest to the median are averaged: 2, 3, 4."""
-    seven = fused(Bulyan(1), 1.0, 2.0, 3.0, 4.0, 5.0, 400.0, -900.0)
-    assert (seven["w"].item(), seven["mean"].item()) == (pytest.approx(3.0), 9.0)  # 9: the median of 0, 1, 4, .. 36
-    assert fused(Bulyan(1), 1.0, 2.0, 3.0, start=7.0)["w"].item() == 7.0
-    assert fused(Bulyan(0), 1.0, 2.0, 3.0, start=7.0)["w"].item() == pytest.approx(2.0)
+@pytest.mark.parametrize(("part", "weights"), [(Krum(), [0, 1, 0, 0]), (CoordinateMedian(), [1 / 4] * 4)])
+def test_the_records_say_whom_a_fusion_has_used(part, weights):
+    updates, server = sent(0.0, 1.0, 1.1, 9.0)
+    part.fuse(updates, uniform(updates), server)
+    assert [server.client_columns[client]["weight"] for client in "abcd"] == weights
 
 
 def test_q_fed_avg_by_hand():
-    """From 0, models 1 and 3 with losses 2 and 1, q = 1, L = 2: 10/46. q = 0: the mean. A negative loss is refused."""
+    """From 0, models 1 and 3 with losses 2 and 1, q = 1, L = 2: 10/46. A negative loss is refused."""
     updates, server = sent(1.0, 3.0)
     updates[0].metrics["train_loss"] = 2.0
     found = QFedAvg(1.0).fuse(updates, uniform(updates), server)
     assert (found["w"].item(), found["mean"].item()) == (pytest.approx(10 / 46, rel=1e-6), 0.5)
-    assert fused(QFedAvg(0.0), 1.0, 3.0, start=0.5)["w"].item() == pytest.approx(2.0)
     updates[1].metrics["train_loss"] = -1.0
     with pytest.raises(RefusedUpdateError, match="b: its training loss is -1"):
         QFedAvg().fuse(updates, uniform(updates), server)
@@ -142,37 +143,11 @@ def test_krums_selection_is_flowers():
     assert sorted(selected_by_krum(moved, 2, 6)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_median_by_hand():
-    """A counter is the lower median: a count that a client really has."""
-    updates, server = sent([1, 9], [2, -5], [100, 3])
-    three = CoordinateMedian().fuse(updates, {}, server)
-    assert (three["w"].tolist(), three["count"], three["count"].dtype) == ([2, 3], 2, np.int64)
-    assert [server.client_columns[client] for client in "abc"] == [{"weight": 1 / 3}] * 3
-    four = fused(CoordinateMedian(), [1, 0], [2, 0], [4, 0], [1000, 0])
-    assert (four["w"].tolist(), four["count"], four["w"].dtype) == ([3, 0], 2, np.float32)
-
-
-def test_trimmed_mean_by_hand():
-    """Five clients and beta 0.2: the smallest and the largest are left out, the mean of the other three remains."""
-    five = fused(TrimmedMean(0.2), [1, 5], [2, 4], [3, 3], [6, 2], [1e30, -1e30])
-    assert five["w"].tolist() == [np.float32(11 / 3), 3]
-    with pytest.raises(ValueError, match="3 of 5 values"):
-        trimmed_mean([{}] * 5, 3)
-
-
-@pytest.mark.parametrize("part", [CoordinateMedian(), TrimmedMean(0.34)])
-def test_one_liar_of_three_does_not_decide(part):
-    """A client sends its model times -50, which is finite and has the right shape."""
-    assert (np.abs(fused(part, [0.9, 1.1], [1.0, 1.0], [-50.0, -55.0])["w"] - [0.95, 1.05]) < 0.2).all()
-
-
 def test_clipping_by_hand():
     """An update (3, 4) of norm 5, clipped to 2.5, is halved; a short one stays."""
-    reference = {"a": np.array([1.0], np.float32), "b": np.array([1.0], np.float32)}
-    long = {"a": np.array([4.0], np.float32), "b": np.array([5.0], np.float32)}
-    assert clipping(long, reference, 2.5) == 0.5
-    assert {name: clipped(long[name], reference[name], 0.5).item() for name in "ab"} == {"a": 2.5, "b": 3.0}
-    assert clipping(long, reference, 5.0) == clipping(long, reference, 9.0) == 1.0
+    reference, long = ({name: np.float32([value]) for name, value in zip("ab", own)} for own in ((1, 1), (4, 5)))
+    assert [clipping(long, reference, bound) for bound in (2.5, 5.0, 9.0)] == [0.5, 1.0, 1.0]
+    assert [clipped(long[name], reference[name], 0.5).item() for name in "ab"] == [2.5, 3.0]
     assert clipping(reference, reference, 1.0) == 1.0
 
 
@@ -184,8 +159,7 @@ def test_private_mean_by_hand():
     wide = {"w": np.zeros(40_000, np.float32)}
     three, server = [Update(client, 1, wide) for client in "abc"], ServerRound(1, 3, [], wide)
     noisy = [PrivateMean(clip=2.0, noise=3.0).fuse(three, {}, server)["w"] for _ in range(2)]
-    for found in noisy:
-        assert abs(found.std() - 3.0 * 2.0 / 3) < 5 * 2.0 / math.sqrt(2 * 40_000)
+    assert abs(noisy[0].std() - 3.0 * 2.0 / 3) < 5 * 2.0 / math.sqrt(2 * 40_000)
     assert not np.array_equal(*noisy)  # not from a seed that others know
 
 
@@ -209,3 +183,5 @@ def test_too_few_clients_for_the_guarantee(part, least, tmp_path):
 def test_what_makes_no_sense_is_refused_before_anything_starts(method, said, tmp_path):
     with pytest.raises(UserError, match=said):
         run_small(small_experiment(tmp_path, {"name": "fedavg", **method}))
+    with pytest.raises(ValueError, match="3 of 5 values"):
+        trimmed_mean([{}] * 5, 3)

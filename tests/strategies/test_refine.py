@@ -1,5 +1,7 @@
 """Refining parts on hand-computed numbers: the server's step, the average over rounds, PLAN's rows and the cache."""
 
+import re
+
 import numpy as np
 import pytest
 from replies import model
@@ -21,62 +23,57 @@ from strategies.state import ServerState
 from strategies.weights.by_examples import ByExamples
 
 
-def server(previous, round=1, arrays=None, state=None):
-    """The round that a refining part gets; `w` is the only parameter."""
-    found = ServerRound(round, 5, ["a"], previous, {} if state is None else state, parameters=frozenset({"w"}))
-    found.arrays = {} if arrays is None else arrays
+def refined(part, *thetas):
+    """[(w, mean, count, the start of the next round)] of rounds whose fused model has these w, and means one larger."""
+    arrays, state, found = {}, {}, []
+    for round, theta in enumerate(thetas, start=1):
+        server = ServerRound(round, 5, ["a"], model(1, mean=5), state, parameters=frozenset({"w"}), arrays=arrays)
+        new = part.refine(model(theta, mean=theta + 1, count=round), server)
+        assert [new[name].dtype for name in new] == [np.float32, np.float32, np.int64]
+        start = part.start(new, server)
+        found.append((*(new[name].item() for name in ("w", "mean", "count")), start["w"].item(), start["mean"].item()))
     return found
 
 
-def test_server_step_by_hand():
-    """1 + 0.5 (3 - 1) = 2; buffers take the fused value."""
-    moved = ServerStep(0.5).refine(model(3, mean=7, count=4), server(model(1, mean=5, count=2)))
-    assert [moved[name].item() for name in ("w", "mean", "count")] == [2.0, 7.0, 4]
-    assert [moved[name].dtype for name in moved] == [np.float32, np.float32, np.int64]
-    assert ServerStep(2.0).refine(model(3), server(model(1)))["w"].item() == 5.0
+@pytest.mark.parametrize(("part", "thetas", "expected"), [
+    (ServerStep(0.5), [3.0], [(2, 4, 1, 2, 4)]),  # 1 + 0.5 (3 - 1) = 2; buffers take the fused value
+    (ServerStep(2.0), [3.0], [(5, 4, 1, 5, 4)]),
+    (ServerStep(1.0), [0.1], [(np.float32(0.1), np.float32(1.1), 1, np.float32(0.1), np.float32(1.1))]),
+    # beta = 0.5 on 2, 4, 8 gives 2, 3, 5.5; the clients train on 2, 4, 8
+    (ServerAverage(0.5), [2.0, 4.0, 8.0], [(2, 3, 1, 2, 3), (3, 4, 2, 4, 5), (5.5, 6.5, 3, 8, 9)]),
+    (ServerAverage(running=True), [2.0, 4.0, 8.0], [(2, 3, 1, 2, 3), (3, 4, 2, 4, 5), (14 / 3, 17 / 3, 3, 8, 9)]),
+    (ServerAverage(0.5, first_round=2), [1.0, 3.0, 5.0], [(1, 2, 1, 1, 2), (3, 4, 2, 3, 4), (4, 5, 3, 5, 6)]),
+    (ServerAverage(0.0), [3.0, 0.5], [(3, 4, 1, 3, 4), (0.5, 1.5, 2, 0.5, 1.5)]),
+])  # fmt: skip
+def test_steps_and_averages_by_hand(part, thetas, expected):
+    assert refined(part, *thetas) == [pytest.approx(each, rel=1e-6) for each in expected]
 
 
-def test_average_over_rounds_by_hand():
-    """beta = 0.5 on 2, 4, 8 gives 2, 3, 5.5; the running mean is 2, 3, 14/3. The clients train on 2, 4, 8."""
-    for part, means in ((ServerAverage(0.5), [2, 3, 5.5]), (ServerAverage(running=True), [2, 3, 14 / 3])):
-        arrays, state = {}, {}
-        for round, (theta, mean) in enumerate(zip([2.0, 4.0, 8.0], means), start=1):
-            seen = server(model(0), round, arrays, state)
-            average = part.refine(model(theta, mean=theta + 1, count=round), seen)
-            assert average["w"].item() == np.float32(mean)
-            assert average["mean"].item() == pytest.approx(mean + 1, rel=1e-6)
-            assert average["count"].item() == round
-            start = part.start(average, seen)
-            assert [start[name].item() for name in ("w", "mean", "count")] == [theta, theta + 1, round]
+def run(folder, method, *callbacks, **train):
+    folder, _ = run_small(small_experiment(folder, method, train={"iterations": 1, **train}), *callbacks)
+    return load_file(folder / "last.safetensors"), numbers(folder / "rounds.csv")
 
 
-def test_average_begins_when_it_is_told():
-    """Before `first_round` it is the newest model; with beta = 0 it always is, as with a step of eta = 1."""
-    arrays, state = {}, {}
-    part = ServerAverage(0.5, first_round=2)
-    seen = [server(model(0), round, arrays, state) for round in (1, 2, 3)]
-    found = [part.refine(model(theta), each)["w"].item() for theta, each in zip([1, 3, 5], seen)]
-    assert found == [1.0, 3.0, 4.0]
-    for neutral in (ServerAverage(0.0), ServerStep(1.0)):
-        seen = server(model(0))
-        assert [neutral.refine(model(theta), seen)["w"].item() for theta in (3, 0.1)] == [3.0, np.float32(0.1)]
-
-
-def test_clients_train_on_beside_the_average_and_a_resumed_run_has_it(tmp_path):
-    """Training losses are FedAvg's, but the evaluated model differs; after a kill and a resume the tables are equal."""
-
-    def run(folder, method, *callbacks):
-        method = {"name": "fedavg", "refine": method}
-        return run_small(small_experiment(tmp_path / folder, method, train={"iterations": 1}), *callbacks)[0]
-
-    whole = run("whole", ["server_average"])
-    ours, theirs = numbers(whole / "rounds.csv"), numbers(run("plain", []) / "rounds.csv")
-    assert ours["train_loss"].equals(theirs["train_loss"])
-    assert (ours["target_loss"].iloc[2:] != theirs["target_loss"].iloc[2:]).all()
+@pytest.mark.parametrize(("method", "train", "changed"), [
+    ({"name": "fedavg", "refine": ["server_average"]}, {}, r""),
+    # only the batch-norm side of the model for the unseen domain
+    ({"name": "gperxan", "add": ["upload_cache"]}, {"rounds": 2, "clients_per_round": 1}, r"\.bn\.|\.s_bn$"),
+])  # fmt: skip
+def test_clients_train_on_as_without_the_part_and_a_resumed_run_has_its_state(method, train, changed, tmp_path):
+    """Training losses are the same and the evaluated model differs; after a kill and a resume the tables are equal."""
+    plain, losses = run(tmp_path / "plain", method["name"], **train)
+    ours, rounds = run(tmp_path / "ours", method, **train)
+    assert losses["train_loss"].equals(rounds["train_loss"])
+    assert (losses["target_loss"] != rounds["target_loss"])[2:].all()
+    different = [name for name in plain if not np.array_equal(plain[name], ours[name])]
+    assert different
+    assert all(re.search(changed, name) for name in different)
     with pytest.raises(KeyboardInterrupt):
-        run("cut", ["server_average"], Interrupt(2))
+        run(tmp_path / "cut", method, Interrupt(1), **train)
     close_workspaces()
-    assert numbers(run("cut", ["server_average"]) / "rounds.csv").equals(ours)
+    model_again, rounds_again = run(tmp_path / "cut", method, **train)
+    np.testing.assert_equal(model_again, ours)
+    assert rounds_again.equals(rounds)
 
 
 def test_the_state_of_parts_in_another_order_is_not_lost_without_a_word(tmp_path):
@@ -146,26 +143,6 @@ def test_the_newest_personal_tensors_of_each_client_count():
         assert fused["bn.num_batches_tracked"] == 8  # counters take the maximum
         means.append(fused["bn.running_var"].item())
     assert means == [4.0, 7.0, 4.0]
-
-
-def trained(folder, *callbacks, **method):
-    train = {"rounds": 2, "iterations": 1, "clients_per_round": 1}
-    folder, _ = run_small(small_experiment(folder, {"name": "gperxan", **method}, train=train), *callbacks)
-    return load_file(folder / "last.safetensors"), numbers(folder / "rounds.csv")
-
-
-def test_drawn_clients_train_alike_and_a_resumed_run_has_the_cache(tmp_path):
-    """Only the BN side of the model for the unseen domain changes; after a kill and a resume the model is equal."""
-    plain, ours = (trained(tmp_path / str(len(add)), add=add) for add in ([], ["upload_cache"]))
-    assert plain[1]["train_loss"].equals(ours[1]["train_loss"])
-    changed = {name for name in plain[0] if not np.array_equal(plain[0][name], ours[0][name])}
-    assert changed
-    assert all(".bn." in name or name.endswith(".s_bn") for name in changed)
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "cut", Interrupt(1), add=["upload_cache"])
-    close_workspaces()
-    cut = trained(tmp_path / "cut", add=["upload_cache"])
-    assert all(np.array_equal(cut[0][name], ours[0][name]) for name in cut[0])
 
 
 @pytest.mark.parametrize(("name", "words"), [

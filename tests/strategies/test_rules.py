@@ -68,14 +68,15 @@ def agnostic(gamma, losses, round=2, state=None, delivered="abc"):
 
 def test_agnostic_weights_by_hand():
     """At gamma .1 the second round starts with the weights of the first; if all weights would be 0, they are equal."""
-    state = {}
-    close(agnostic(0.1, (1, 2, 3), 2, state), (0.7 / 3, 1 / 3, 1.3 / 3), 1e-12)
-    close(agnostic(0.1, (1, 2, 3), 3, state), (0.4 / 3, 1 / 3, 1.6 / 3), 1e-12)
-    close(agnostic(0.0, (1, 2, 3), 4, state, delivered="ac"), (0.2, 0.8), 1e-12)
-    close(agnostic(0.5, (1, 2, 3)), (0, 0.25, 0.75), 1e-12)
-    close(agnostic(0.5, (2, 2, 2)), (1 / 3, 1 / 3, 1 / 3), 1e-12)
-    assert agnostic(0.0, (1, 2, 3)) == agnostic(0.5, (1, 2, 3), round=1) == [1 / 3] * 3
-    assert agnostic(0.0, (0, 0, 0), 4, {"lambda": {"a": 1.0, "b": 0.0, "c": 0.0}}, delivered="bc") == [0.5, 0.5]
+    state, lost = {}, {"lambda": {"a": 1.0, "b": 0.0, "c": 0.0}}
+    for arguments, expected in (
+        ((0.1, (1, 2, 3), 2, state), (0.7 / 3, 1 / 3, 1.3 / 3)),
+        ((0.1, (1, 2, 3), 3, state), (0.4 / 3, 1 / 3, 1.6 / 3)),
+        ((0.0, (1, 2, 3), 4, state, "ac"), (0.2, 0.8)), ((0.5, (1, 2, 3)), (0, 0.25, 0.75)),
+        ((0.5, (2, 2, 2)), (1 / 3,) * 3), ((0.0, (1, 2, 3)), (1 / 3,) * 3), ((0.5, (1, 2, 3), 1), (1 / 3,) * 3),
+        ((0.0, (0, 0, 0), 4, lost, "bc"), (0.5, 0.5)),
+    ):  # fmt: skip
+        close(agnostic(*arguments), expected, 1e-12)
     with pytest.raises(RefusedUpdateError, match="received_loss"):
         agnostic(0.1, ())
 
@@ -104,10 +105,10 @@ def test_fednova_by_hand():
 @pytest.mark.parametrize(("vectors", "gamma", "expected"), [
     (((1, 0), (0, 1), (1, 1)), 0.0, (0.315301, 0.315301, 0.369398)),
     (((1, 0), (0, 1), (1, 1)), 0.25, (0.319809, 0.319809, 0.360382)),
+    (((1, 0), (0, 1), (1, 1)), 1.0, (1 / 3, 1 / 3, 1 / 3)),
     (((1, 0), (1, 0), (-1, 0)), 0.0, (0.5, 0.5, 0.0)),
     (((0.5, 0), (0, 0.3), (0.2, 0.2)), 0.0, (0.342162, 0.288857, 0.368981)),
     (((0, 0), (0, 0), (0, 0)), 0.0, (1 / 3, 1 / 3, 1 / 3)),
-    (((1, 0), (0, 1), (1, 1)), 1.0, (1 / 3, 1 / 3, 1 / 3)),
 ])  # fmt: skip
 def test_alignment_weights_by_hand(vectors, gamma, expected):
     """Three moves, with gamma > 0, an opposite one, unequal lengths, no length; gamma = 1 gives equal weights."""

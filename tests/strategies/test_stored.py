@@ -42,9 +42,9 @@ def states(clients=CLIENTS):
 
 @pytest.fixture
 def pair(tmp_path):
-    memory, storage = states(), Storage(tmp_path, memory=0)
-    yield memory, [storage.put(state) for state in memory]
-    storage.clear()
+    memory = states()
+    with closing(Storage(tmp_path, memory=0)) as storage:
+        yield memory, [storage.put(state) for state in memory]
 
 
 def same(a, b):
@@ -97,38 +97,20 @@ def test_parts_that_compare_clients_see_no_difference(pair, fuse):
     same(*(fused(fuse, arrays, start, {"wide", "exact"}) for arrays in pair))
 
 
-def peak_of(work):
-    """The most bytes that were held while something was computed."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
+@pytest.mark.parametrize("fuse", [None, *COMPARING])
+def test_what_a_rule_holds_in_memory(tmp_path, fuse):
+    """Parts that compare clients: one tensor of each (Krum and Bulyan took 240 times one model, with all of forty in
+    memory). The average: the result and the blocks, two threads with 16 rows of a block in float64 each."""
+    rng, width = np.random.default_rng(0), 6_000 if fuse else 60_000
+    start = {f"w{index}": rng.standard_normal(width).astype(np.float32) for index in range(10)}
+    with closing(Storage(tmp_path, memory=0)) as storage:
+        stored = [storage.put({name: array + np.float32(k) for name, array in start.items()}) for k in range(20)]
+        tracemalloc.start()
+        fused(fuse, stored, start, start) if fuse else weighted_mean(stored, [1.0] * 20)
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("fuse", COMPARING)
-def test_parts_that_compare_clients_hold_one_tensor_of_each(tmp_path, fuse):
-    """With all models of forty clients in memory, Krum and Bulyan took 240 times the memory of one model."""
-    rng = np.random.default_rng(0)
-    start = {f"w{index}": rng.standard_normal(6_000).astype(np.float32) for index in range(10)}
-    with closing(Storage(tmp_path, memory=0)) as storage:
-        stored = [
-            storage.put({name: array + np.float32(index) for name, array in start.items()}) for index in range(20)
-        ]
-        peak = peak_of(lambda: fused(fuse, stored, start, start))
-    assert peak < 30 * sum(array.nbytes for array in start.values())
-
-
-def test_an_average_of_stored_models_takes_two_models(tmp_path):
-    """Only the result and the blocks are in memory: two threads with 16 rows of a block in float64 each."""
-    rng = np.random.default_rng(0)
-    model = {f"w{index}": rng.standard_normal(60_000).astype(np.float32) for index in range(10)}
-    with closing(Storage(tmp_path, memory=0)) as storage:
-        stored = [storage.put(model) for _ in range(20)]
-        peak = peak_of(lambda: weighted_mean(stored, [1.0] * 20))
-    size = sum(array.nbytes for array in model.values())
-    assert peak < size + 2 * (aggregate.GROUP + 3) * aggregate.BLOCK * 8
+    size = sum(array.nbytes for array in start.values())
+    assert peak < (30 * size if fuse else size + 2 * (aggregate.GROUP + 3) * aggregate.BLOCK * 8)
 
 
 STATE = {"w": np.ones(1000, np.float32)}

@@ -13,16 +13,14 @@ from fedsim.settings.experiment import read_experiment
 
 
 def test_the_clients_of_a_domain_share_one_draw(monkeypatch):
-    draws = []
-    original = splits.dirichlet_partition
-    monkeypatch.setattr(
-        "fedsim.data.loading.dirichlet_partition", lambda *words: draws.append(words) or original(*words)
-    )
+    """All domains of digits show the same images, and so share one partition too."""
+    draws, original = [], splits.dirichlet_partition
+    monkeypatch.setattr("fedsim.data.loading.dirichlet_partition", lambda *own: draws.append(own) or original(*own))
     data = DataSettings(dataset="digits", image_size=8, clients_per_domain=12, partition="dirichlet", split_seed=991)
     check_partitions(data, "rot75")
     for client in client_names(data, "rot75")[:3]:
         load_client(data, client)
-    assert len(draws) == 1  # all domains of digits show the same images, and so share one partition too
+    assert len(draws) == 1
 
 
 def test_a_partition_that_cannot_be_drawn_is_refused_at_once(monkeypatch, tmp_path):

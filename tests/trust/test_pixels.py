@@ -46,14 +46,12 @@ def test_sixteen_bits_are_divided_by_257(values):
     assert (grey(decoded(Image.fromarray(deep), "PNG")) == np.round(deep / 257)).all()
 
 
-def turned():
-    exif = Image.Exif()
-    exif[0x112] = 6  # to be turned by 90 degrees
-    return exif
+TURNED = Image.Exif()
+TURNED[0x112] = 6  # to be turned by 90 degrees
 
 
 @pytest.mark.parametrize(("picture", "options"), [
-    (Image.fromarray(EIGHT), {"exif": turned()}), (Image.fromarray(DEEP), {}),
+    (Image.fromarray(EIGHT), {"exif": TURNED}), (Image.fromarray(DEEP), {}),
     (Image.fromarray(np.stack([EIGHT * 0, EIGHT * 0, EIGHT * 0, EIGHT], -1)), {}),
 ])  # fmt: skip
 def test_an_opened_picture_has_the_pixels_of_its_file(picture, options):
@@ -104,9 +102,7 @@ def test_exif_turns_the_picture(orientation, format):
 
 
 def test_transparent_parts_show_white():
-    colour = np.dstack([EIGHT, EIGHT, EIGHT, np.full_like(EIGHT, 255)])
-    colour[:2, :, 3] = 0
-    colour[2, :, 3] = 128
+    colour = np.dstack([EIGHT, EIGHT, EIGHT, np.array([0, 0, 128, 255])[:, None].repeat(4, 1).astype(np.uint8)])
     found = grey(decoded(Image.fromarray(colour), "PNG"))
     assert (found[:2] == 255).all()
     assert (found[3] == EIGHT[3]).all()

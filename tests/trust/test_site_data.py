@@ -6,7 +6,6 @@ import torch
 from fedsim.client_app import app
 from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprint, fingerprints
-from fedsim.run.conflicts import refuse_other_data
 from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
@@ -43,15 +42,6 @@ def test_nonsense_about_data_is_refused(wrong):
     with pytest.raises(RejectedReplyError, match="describes its data in a wrong form") as error:
         read_site(7, {**SAID, **wrong})
     assert len(str(error.value)) < 300
-
-
-def test_a_run_does_not_go_on_with_other_data_at_a_site(tmp_path):
-    then = {"photo": {"images": 5, "content": "a" * 20}}
-    refuse_other_data(tmp_path, then, then)
-    with pytest.raises(UserError, match=r"other data \(photo: 5 images as before, but other files, pixels or labels\)"):
-        refuse_other_data(tmp_path, then, {"photo": {"images": 5, "content": "b" * 20}})
-    with pytest.raises(UserError, match=r"photo: 5 images then, 6 now"):
-        refuse_other_data(tmp_path, then, {"photo": {"images": 6, "content": "b" * 20}})
 
 
 def roster_of(plan, folder, client, role="source", frozen=""):

@@ -25,14 +25,11 @@ def _threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("runtime", ["inline", "ray", "flower", "deployment"])
-def test_every_way_of_running_has_the_same_default(runtime):
-    assert resolve(Experiment(run=RunSettings(runtime=runtime))).experiment.run.threads == 1
-
-
-def test_the_cells_of_a_sweep_have_it_too(tmp_path):
-    cells = plan_cells("pacs", Axes(["fedavg"], ["sketch"], [0], ()), [f"run.output={tmp_path}"], "")
-    assert {cell.experiment.run.threads for cell in cells} == {1}
+def test_every_way_of_running_has_the_same_default(tmp_path):
+    for runtime in ("inline", "ray", "flower", "deployment"):
+        assert resolve(Experiment(run=RunSettings(runtime=runtime))).experiment.run.threads == 1
+    (cell,) = plan_cells("pacs", Axes(["fedavg"], ["sketch"], [0], ()), [f"run.output={tmp_path}"], "")
+    assert cell.experiment.run.threads == 1
 
 
 def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path):
@@ -55,27 +52,20 @@ def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path
 
 
 def test_all_free_cores_become_a_number_that_is_recorded(tmp_path, monkeypatch):
+    """In a deployment every site has its own."""
     monkeypatch.setattr("fedsim.run.plan.free_cores", lambda: 3)
-    plan = resolve(small_experiment(tmp_path, run={"threads": 0}))
-    assert plan.experiment.run.threads == 3
-    assert parse_experiment(plan.experiment.toml()).run.threads == 3
-    assert resolve(small_experiment(tmp_path, run={"threads": 0, "runtime": "ray"})).experiment.run.threads == 1
-    sites = small_experiment(tmp_path, run={"threads": 0, "runtime": "deployment"})
-    assert resolve(sites).experiment.run.threads == 0  # every site its own
+    for runtime, threads in (("inline", 3), ("ray", 1), ("deployment", 0)):
+        plan = resolve(small_experiment(tmp_path, run={"threads": 0, "runtime": runtime}))
+        assert parse_experiment(plan.experiment.toml()).run.threads == threads
 
 
-@pytest.mark.parametrize(
-    ("files", "granted"),
-    [
-        ({"proc": "0::/app\n", "app/cpu.max": "150000 100000\n"}, 1.5),
-        ({"proc": "0::/app\n", "app/cpu.max": "max 100000\n", "cpu.max": "200000 100000\n"}, 2.0),  # a parent's limit
-        ({"proc": "0::/\n", "cpu.max": "max 100000\n"}, inf),
-        ({"proc": "0::/gone\n"}, inf),
-        ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, 0.5),
-        ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, inf),
-        ({}, inf),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "granted"), [
+    ({"proc": "0::/app\n", "app/cpu.max": "150000 100000\n"}, 1.5),
+    ({"proc": "0::/app\n", "app/cpu.max": "max 100000\n", "cpu.max": "200000 100000\n"}, 2.0),  # a parent's limit
+    ({"proc": "0::/\n", "cpu.max": "max 100000\n"}, inf), ({"proc": "0::/gone\n"}, inf), ({}, inf),
+    ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, 0.5),
+    ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, inf),
+])  # fmt: skip
 def test_quotas_of_control_groups(files, granted, tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
