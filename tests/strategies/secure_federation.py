@@ -1,5 +1,7 @@
 """A federation of a few clients on tensors that goes through the exchanges of secure aggregation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from clients.local_round import LocalRound
@@ -13,11 +15,6 @@ from strategies.parts import ServerRound, Update
 from strategies.weights.by_examples import ByExamples
 
 PREVIOUS = {"w": np.full((40, 3), 0.5, np.float32), "b": np.float32(-1.0), "n": np.array(7, np.int64)}
-
-
-class Images:
-    def __init__(self, examples: int) -> None:
-        self.examples = examples
 
 
 class Federation:
@@ -38,13 +35,13 @@ class Federation:
 
     def local(self, name: str, asked: str = "", delivered=(), records=None) -> LocalRound:
         if records is None:
-            records = {
-                bank: self.banks[bank].hand_out(self.entries[bank], name, self.server()) or {} for bank in self.entries
-            }
+            records = {bank: self.banks[bank].hand_out(entries, name, self.server()) or {}
+                       for bank, entries in self.entries.items()}  # fmt: skip
         if (folder := self.stores[name]._folder) is not None:
             self.stores[name] = ClientStore(folder, name)
         return LocalRound(
-            name, None, self.train, 3, 1, 3, "train", 0, None, self.stores[name], Images(self.examples[name]),
+            name, None, self.train, 3, 1, 3, "train", 0, None, self.stores[name],
+            SimpleNamespace(examples=self.examples[name]),
             clients=tuple(self.names), asked=asked, delivered=tuple(delivered), records=records,
             known_weights=self.weights.known,
         )  # fmt: skip
@@ -72,16 +69,12 @@ class Federation:
         return self.fuse.fuse(updates, self.weights.weigh(updates, self.server()), self.server())
 
 
-def models(names, seed=0) -> dict[str, dict[str, np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: {
-            "w": (PREVIOUS["w"] + rng.normal(0, 1.5, (40, 3))).astype(np.float32),
-            "b": np.float32(rng.normal()),
-            "n": np.array(7 + place, np.int64),
-        }
-        for place, name in enumerate(names)
-    }
+def models(names) -> dict[str, dict[str, np.ndarray]]:
+    rng, found = np.random.default_rng(0), {}
+    for place, name in enumerate(names):
+        w = (PREVIOUS["w"] + rng.normal(0, 1.5, (40, 3))).astype(np.float32)
+        found[name] = {"w": w, "b": np.float32(rng.normal()), "n": np.array(7 + place, np.int64)}
+    return found
 
 
 def plain(updates, trained, weights) -> dict[str, np.ndarray]:

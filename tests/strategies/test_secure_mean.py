@@ -1,29 +1,29 @@
-"""Secure aggregation on tensors: the sum is the weighted mean's, also when clients are lost."""
+"""Secure aggregation on tensors: the sum is the weighted mean's, also when clients are lost; a reply is noise."""
 
 import dataclasses
 import os
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 from secure_federation import PREVIOUS, Federation, models, plain
 
+from fedsim.common.errors import UserError
+from fedsim.settings import TrainSettings
 from fedsim.tensors.kinds import Kind
-from strategies.banks.secure_exchange import KEYS, OPENED, SHARES
-from strategies.fuse.secure_mean import SecureMean
+from strategies.banks.secure_exchange import KEY, KEYS, OPENED, SELF, SHARES
+from strategies.fuse.secure_mean import SecureMean, threshold_of
 from strategies.parts import LostRoundError, Update
 from strategies.tools import masking
 from strategies.weights.by_examples import ByExamples
 from strategies.weights.uniform import Uniform
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def test_quantisation_by_hand():
     """With 32 bits and limit 16, S = (2^31 - 2^16) / 16 = 134213632; 0.5 becomes S/2, and -0.5 becomes 2^32 - S/2."""
     assert masking.scale_of(32, 16.0) == 134213632
     found = masking.quantised(np.array([0.5, -0.5, 0.0]), 1.0, 32, 16.0)
-    assert found.dtype == np.uint32
-    assert found.tolist() == [67106816, 2**32 - 67106816, 0]
+    assert (found.dtype, found.tolist()) == (np.uint32, [67106816, 2**32 - 67106816, 0])
     assert masking.decoded(found, 32, 16.0).tolist() == [0.5, -0.5, 0.0]
     assert masking.quantised(np.array([16.0]), 0.25, 32, 16.0)[0] == 4 * 134213632  # weighted before rounding
 
@@ -35,6 +35,11 @@ def test_the_largest_sum_fits(bits, sign):
     one = masking.quantised(np.array([sign * 16.0]), 1e-3, bits, 16.0)
     total = np.sum([one] * 1000, axis=0, dtype=one.dtype)
     assert masking.decoded(total, bits, 16.0)[0] == pytest.approx(sign * 16.0, abs=1e-4)
+
+
+def test_more_than_half():
+    asked = [(0, 2), (0, 3), (0, 4), (0, 5), (0, 10), (0, 100, 4), (9, 10), (0, 4, 2, 4), (2, 4, 2, 4), (0, 4, 2, 2)]
+    assert [threshold_of(*each) for each in asked] == [2, 2, 3, 3, 6, 3, 9, 3, 3, 2]
 
 
 def whole_round(federation):
@@ -55,11 +60,10 @@ def test_the_fused_model_is_fedavgs(weights, bits):
     federation = Federation([30, 50, 20], weights, bits=bits)
     updates, trained = whole_round(federation)
     result, wanted = federation.end(updates), plain(updates, trained, weights)
-    bound = 3 * 16.0 / (2.0**bits - 2**17)
     for name in ("w", "b"):
         assert (result[name].dtype, np.shape(result[name])) == (np.float32, np.shape(PREVIOUS[name]))
-        ulp = np.spacing(np.abs(wanted[name]))
-        assert (np.abs(result[name].astype(np.float64) - wanted[name]) <= bound + ulp).all()
+        bound = 3 * 16.0 / (2.0**bits - 2**17) + np.spacing(np.abs(wanted[name]))
+        assert (np.abs(result[name].astype(np.float64) - wanted[name]) <= bound).all()
     assert (result["n"], result["n"].dtype) == (9, np.int64)
 
 
@@ -67,10 +71,8 @@ def test_a_tensor_that_only_goes_up():
     """For a tensor that no client received (FedBN's batch norm) it is the mean of the values themselves."""
     federation = Federation([30, 50, 20]).begin()
     trained, received = models(federation.names), {"w": PREVIOUS["w"]}
-    updates = [
-        Update(name, federation.examples[name], federation.part.leave(federation.local(name), trained[name], received))
-        for name in federation.names
-    ]
+    updates = [Update(name, count, federation.part.leave(federation.local(name), trained[name], received))
+               for name, count in federation.examples.items()]  # fmt: skip
     federation.ask(OPENED, federation.names, federation.names)
     server = dataclasses.replace(federation.server(), places={"w": "shared", "b": "upload", "n": "shared"})
     result, wanted = federation.fuse.fuse(updates, {}, server), plain(updates, trained, ByExamples())
@@ -88,13 +90,13 @@ def test_a_variance_does_not_fall_below_zero():
     assert SecureMean()._moved("a.running_var", total, 1.0, server)[0] == 0
 
 
-# --- dropout ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_mask_is_never_added_to_a_copy():
     update = {"w": np.arange(12, dtype=np.uint32).reshape(3, 4).T}
     with pytest.raises(ValueError, match="'w' is not in C order"):
         masking.add_mask(update, bytes(32), 1)
+
+
+# --- clients that are lost --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["b", "ae"])
@@ -136,3 +138,135 @@ def test_false_shares_are_left_out():
     said["b"] = said["a"]
     with pytest.raises(LostRoundError, match="do not give its secret"):
         federation.fused(updates)
+
+
+# --- what the server sees, and what clients and banks refuse ----------------------------------------------------------
+
+
+def masked_once(value: float, count: int = 60_000) -> np.ndarray:
+    federation = Federation([10, 10, 10]).begin()
+    zeros, trained = ({"w": np.full(count, each, np.float32)} for each in (0, value))
+    return federation.part.leave(federation.local("b"), trained, zeros)["w"]
+
+
+def test_replies_are_noise():
+    """In a masked constant update all 256 values of each byte are equally frequent, and neighbours are independent; so
+    is the difference of two such replies. Without masks the reply would have one value everywhere."""
+    reply, same, other = masked_once(0.25), masked_once(0.25), masked_once(-3.0)
+    for numbers in (*((reply >> np.uint32(8 * place)) & np.uint32(255) for place in range(4)),
+                    (reply - same) >> np.uint32(24), (reply - other) >> np.uint32(24)):  # fmt: skip
+        assert chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-8
+    assert abs(np.corrcoef(reply[:-1], reply[1:])[0, 1]) < 0.02
+    assert len(np.unique(masking.quantised(np.full(1000, 0.25), 1 / 3, 32, 16.0))) == 1
+
+
+def test_a_second_list_of_those_that_delivered_is_refused():
+    """Another list would give the server both secrets of a client; the same list gets the same answer again."""
+    federation = Federation([1] * 5)
+    whole_round(federation)
+    first, again = (federation.part.collect(federation.local("a", OPENED, "abc")) for _ in range(2))
+    assert set(first) == {SELF + "a", SELF + "b", SELF + "c", KEY + "d", KEY + "e"}  # one secret of each client
+    np.testing.assert_equal(first, again)
+    for name, delivered, said in (
+        ("a", "abcd", "second list of clients that delivered"),
+        ("b", "ab", "the sum of 2 updates stays masked; 3 are needed"),
+        ("b", "acd", "not one of this round"),
+    ):
+        with pytest.raises(UserError, match=said):
+            federation.part.collect(federation.local(name, OPENED, delivered))
+
+
+def test_a_list_of_keys_longer_than_a_round_raises_the_threshold():
+    """With two of four drawn t would be 2, and each half of a list of four could tell one of a client's secrets."""
+    federation = Federation([1] * 4)
+    federation.train = TrainSettings(clients_per_round=2)
+    updates, trained = whole_round(federation)
+    for name, half in (("a", "ab"), ("c", "cd")):
+        with pytest.raises(UserError, match="the sum of 2 updates stays masked; 3 are needed"):
+            federation.part.collect(federation.local(name, OPENED, half))
+    near(federation.end(updates[:3]), plain(updates[:3], trained, ByExamples()))
+
+
+def test_a_second_update_under_the_same_masks_is_refused():
+    federation = Federation([1, 1]).begin()
+    trained = models("ab")
+    first, again = (federation.reply("a", trained["a"]) for _ in range(2))
+    assert np.array_equal(first.arrays["w"], again.arrays["w"])
+    with pytest.raises(UserError, match="second update under the same masks"):
+        federation.reply("a", trained["b"])
+
+
+def test_a_list_of_keys_that_is_not_honest_is_refused():
+    federation = Federation([1, 1, 1])
+    federation.ask(KEYS, federation.names)
+    lines = federation.banks[KEYS].hand_out(federation.entries[KEYS], "a", federation.server())
+    for wrong, said in (
+        ({**lines, "a": lines["b"]}, "others for this client"),
+        ({**lines, "b": lines["c"]}, "one key twice"),
+        ({"a": lines["a"]}, "has 1 clients of this run, 2 are needed"),
+        ({**lines, "x": np.frombuffer(os.urandom(72), np.uint8)}, "clients of this run"),
+    ):
+        with pytest.raises(UserError, match=said):
+            federation.part.collect(federation.local("a", SHARES, records={KEYS: wrong}))
+    federation.part.collect(federation.local("a", SHARES, records={KEYS: lines}))
+    with pytest.raises(UserError, match="changed the list of public keys"):
+        federation.part.collect(federation.local("a", SHARES, records={KEYS: {name: lines[name] for name in "ab"}}))
+
+
+def test_clients_that_were_told_different_lists_do_not_fit_together():
+    federation = Federation([10, 10, 10])
+    federation.ask(KEYS, "abc")
+    for name in "abc":
+        lines = {client: own["line"] for client, own in federation.entries[KEYS].items()}
+        if name == "b":
+            lines["c"] = np.concatenate([lines["c"][:64], np.frombuffer((10**9).to_bytes(8, "little"), np.uint8)])
+        local = federation.local(name, SHARES, records={KEYS: lines})
+        federation.entries.setdefault(SHARES, {})[name] = federation.part.collect(local)
+    with pytest.raises(UserError, match="not those that 'b' sealed"):
+        federation.reply("a", models("a")["a"])
+
+
+def test_shares_that_the_server_changed_are_refused():
+    federation = Federation([1, 1, 1]).begin()
+    sealed = federation.entries[SHARES]["b"]
+    flipped = sealed["to:a"].copy()
+    flipped[20] ^= 1
+    for wrong in (flipped, sealed["to:c"]):
+        federation.entries[SHARES]["b"] = {**sealed, "to:a": wrong}
+        with pytest.raises(UserError, match="not those that 'b' sealed"):
+            federation.reply("a", models("a")["a"])
+
+
+@pytest.mark.parametrize(("factor", "said"), [
+    (5, r"'w' changed by 2, more than method.secure_mean.limit = 0.5"), (np.nan, "changed by nan"),
+])  # fmt: skip
+def test_a_change_above_the_limit_fails_by_name(factor, said):
+    with pytest.raises(UserError, match=said):
+        Federation([1, 1], limit=0.5).begin().reply("a", {**PREVIOUS, "w": PREVIOUS["w"] * np.float32(factor)})
+
+
+def test_the_secrets_of_a_round_survive_a_new_process_and_then_go(tmp_path):
+    federation = Federation([1, 2], folder=tmp_path)
+    updates, trained = whole_round(federation)
+    file = tmp_path / "a" / "secure-mean.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert '\\"mask\\"' in file.read_text()
+    near(federation.end(updates), plain(updates, trained, ByExamples()))
+    assert not any(word in file.read_text() for word in ("cipher", "mask", "self\\", "shares"))
+    with pytest.raises(UserError, match="no keys of round 2"):
+        federation.part.leave(dataclasses.replace(federation.local("a"), round=2), trained["a"], PREVIOUS)
+
+
+def test_the_bank_refuses_what_is_not_of_its_form():
+    federation = Federation([10, 10])
+    federation.ask(KEYS, "ab")
+    server, line = federation.server(), federation.entries[KEYS]["a"]["line"]
+    keys, shares = federation.banks[KEYS], federation.banks[SHARES]
+    for said in (5, 15):
+        other = dataclasses.replace(server, class_counts={"a": (2, said - 2)})
+        found = keys.accept("a", {"line": line}, other)
+        assert f"weighs its update by 10 examples, the handshake said {said}" in found
+    assert keys.accept("a", {"line": line[:-1]}, server)
+    assert shares.accept("a", {"commitment": line[:32]}, server)
+    assert shares.accept("a", {"commitment": line[:32], "to:b": line}, server)
+    assert federation.banks[OPENED].accept("a", {}, dataclasses.replace(server, banks={SHARES: {"a": {}}}))

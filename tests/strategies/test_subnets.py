@@ -56,7 +56,7 @@ def test_draws_are_those_of_client_and_round():
 
 
 def test_average_by_hand():
-    """The old values are 4, 4, 1; one client keeps the first unit and reaches 6, the other drops it: (6 + 4) / 2 = 5."""
+    """The old values are 4, 4, 1; one client keeps the first and reaches 6, the other drops it: (6 + 4) / 2 = 5."""
     base = {"w": np.array([4.0, 4.0, 1.0], np.float32)}
     kept = (([0, 2], [6.0, 2.0]), ([2], [3.0]))
     first, second = (put_back({"w": np.float32(new)}, {"w": (np.array(at),)}, base)["w"] for at, new in kept)
