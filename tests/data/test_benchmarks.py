@@ -1,5 +1,6 @@
 """Facts of the benchmarks, and how settings refer to them."""
 
+import re
 import subprocess
 import sys
 
@@ -55,31 +56,16 @@ def test_listing_benchmarks_needs_no_torch():
     assert done.stdout.strip() == "set()"
 
 
-# -------------------------------------------------------------------------------------------------------- own folders
-
-
-def test_a_site_with_one_domain_knows_the_others_from_the_settings(tmp_path):
-    root = write_tree(tmp_path, ["photo"], ["cat", "dog"], 1)
-    found = benchmark(DataSettings(dataset="folder", root=str(root)))
-    assert (found.domains, found.classes, found.channels) == (("photo",), ("cat", "dog"), 3)
-    found = benchmark(DataSettings(dataset="folder", root=str(root), domains=["sketch", "photo", "art"]))
-    assert found.domains == ("art", "photo", "sketch")
-    assert found.environment("photo") == 1
-
-
-def test_a_server_without_images_knows_a_folder_data_set_by_its_settings(tmp_path):
-    data = {"dataset": "folder", "root": str(tmp_path / "absent"), "domains": ["b", "a"], "classes": ["y", "x"]}
-    found = benchmark(DataSettings(**data))
-    assert (found.domains, found.classes) == (("a", "b"), ("x", "y"))
-
-
-def test_named_classes_may_be_absent_from_a_domain(tmp_path):
-    """A class without a folder or with an empty folder has zero images."""
-    write_tree(write_tree(tmp_path, ["a"], ["cat", "dog"], 1), ["b"], ["dog"], 2)
-    (tmp_path / "b" / "elk").mkdir()
-    data = DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "dog", "elk"])
+def test_a_site_knows_what_it_lacks_from_the_settings(tmp_path):
+    """Other domains, or all of them without images; classes without a folder or with an empty one."""
+    write_tree(write_tree(tmp_path, ["a"], ["cat", "dog"], 1), ["c"], ["dog"], 2)
+    (tmp_path / "c" / "elk").mkdir()
+    data = DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "dog", "elk"], domains=["c", "b", "a"])
+    assert (benchmark(data).domains, benchmark(data).environment("c")) == (("a", "b", "c"), 2)
     assert count_classes(data, "a") == (("cat", "dog", "elk"), (1, 1, 0))
-    assert count_classes(data, "b") == (("cat", "dog", "elk"), (0, 2, 0))
+    assert count_classes(data, "c") == (("cat", "dog", "elk"), (0, 2, 0))
+    absent = benchmark(data.model_copy(update={"root": str(tmp_path / "absent")}))
+    assert (absent.domains, absent.classes) == (("a", "b", "c"), ("cat", "dog", "elk"))
 
 
 SPELLING = r"the classes 'Cat' and 'cat' differ in spelling only; make them equal"
@@ -119,17 +105,15 @@ def test_a_domain_is_not_refused_for_one_that_is_not_chosen(tmp_path):
         assert benchmark(DataSettings(dataset="folder", root=str(tmp_path), domains=[*domains])).domains == domains
 
 
-@pytest.mark.parametrize("name", ["A/x", ".", "..", "average", "A x", "A\\x", "...", "..b"])
-def test_a_name_that_cannot_be_a_folder_is_refused_in_one_line(tmp_path, name):
+@pytest.mark.parametrize("name", ["A/x", ".", "..", "average"])
+def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path, name):
     """The folder of a run with this target would be another one; the table is refused where it is inspected, too."""
-    file = tmp_path / "mine.csv"
-    file.write_text(f"path,label,domain\n1.png,cat,{name}\n2.png,dog,{name}\n3.png,cat,B\n4.png,dog,B\n")
+    file, rows = tmp_path / "mine.csv", "1.png,cat,{0}\n2.png,dog,{0}\n3.png,cat,B\n4.png,dog,B\n"
     data = DataSettings(dataset="table", root=str(file))
-    if name not in ("A/x", ".", "..", "average"):
-        assert name in benchmark(data).domains
-        return
+    for allowed in ("A x", "A\\x", "...", "..b"):
+        file.write_text("path,label,domain\n" + rows.format(allowed))
+        assert allowed in benchmark(data).domains
+    file.write_text("path,label,domain\n" + rows.format(name))
     for read, argument in ((benchmark, data), (inspect, file)):
-        with pytest.raises(UserError, match=r"a domain cannot be called '.*; rename it") as caught:
+        with pytest.raises(UserError, match=f"a domain cannot be called '{re.escape(name)}'.*; rename it"):
             read(argument)
-        assert repr(name) in str(caught.value)
-        assert "\n" not in str(caught.value)

@@ -30,25 +30,16 @@ def test_the_lists_say_who_trains_and_validates(lists):
 
 
 def test_without_a_validation_list_a_part_of_the_training_list_validates(lists):
+    """Another list is other data."""
     data, write = lists
     write("photo_train", [f"photo/{name}/00{index}.png" for name in ("cat", "dog") for index in range(3)])
-    own = load_client(data.model_copy(update={"holdout": 0.34}), "photo")
+    own, before = load_client(data.model_copy(update={"holdout": 0.34}), "photo"), fingerprints(data)["photo"]
     assert (len(own.train), len(own.validation)) == (4, 2)
     assert sorted([*own.train, *own.validation]) == [0, 1, 2, 4, 5, 6]
-
-
-def test_the_target_is_tested_on_its_test_list(lists):
-    data, write = lists
-    write("sketch_test", ["sketch/dog/001.png 2"])
-    assert load_target(data, "sketch")[2].tolist() == [5]
-
-
-def test_other_lists_are_other_data(lists):
-    data, write = lists
-    write("photo_train", ["photo/cat/000.png"])
-    before = fingerprints(data)["photo"]
     write("photo_train", ["photo/cat/001.png"])
     assert fingerprints(data)["photo"]["content"] != before["content"]
+    write("sketch_test", ["sketch/dog/001.png 2"])
+    assert load_target(data, "sketch")[2].tolist() == [5]
 
 
 @pytest.mark.parametrize(("lines", "said"), [

@@ -26,11 +26,8 @@ def domains_of(client):
 
 
 def test_shares_are_those_of_the_formula():
-    """5 domains with 900 training and 100 validation images each, 5 clients, mix 0.5.
-
-    A client gets 90 training images of every domain by the first term, and 450 of its own by the second; of the
-    validation images it gets 10 and 50.
-    """
+    """5 domains with 900 training and 100 validation images each, 5 clients, mix 0.5: 90 of every domain by the first
+    term and 450 of the own one by the second; of the validation images 10 and 50."""
     for place, client in enumerate(clients_of(DIGITS.model_copy(update={"mix": 0.5}), "rot75")):
         own = np.arange(5) == place
         assert domains_of(client).tolist() == [(90 + 450 * own).tolist(), (10 + 50 * own).tolist()]
@@ -100,16 +97,12 @@ def test_masks_and_sizes_go_with_the_images():
     assert all(by_image[bytes(mixed.images[place])] == bytes(mixed.masks[place]) for place in own)
 
 
-def test_what_cannot_be_mixed_is_refused(tree_settings):
+def test_what_cannot_be_mixed_is_refused_or_has_no_published_numbers(tree_settings):
     with pytest.raises(UserError, match=r"client 'art/1' has 3 training and 0 validation images"):
         check_partitions(tree_settings(mix=0.5, clients_per_domain=4, holdout=0.2), "sketch")
     with pytest.raises(UserError, match="the client is called 'rot0'"):
         load_client(DIGITS.model_copy(update={"mix": 0.5}), "rot0/1", "rot75")
     with pytest.raises(UserError, match=r"data.mix gives images of all domains"):
         resolve(read_experiment("digits", ["data.mix=0.5", "run.runtime=deployment"]))
-
-
-def test_mixed_runs_have_no_published_numbers_beside_them():
     whole = read_experiment("pacs", ["model.backbone=resnet18"])
-    assert setting(whole) == ("PACS", "ResNet-18")
-    assert setting(whole.replace(data={"mix": 0.1})) is None
+    assert (setting(whole), setting(whole.replace(data={"mix": 0.1}))) == (("PACS", "ResNet-18"), None)

@@ -34,8 +34,8 @@ def copy(tree, count, to="art", label="dog"):
         shutil.copy(file, tree / to / label / f"copy-{file.name}")
 
 
-def run(tree, target="photo"):
-    place = {"target": target, "threads": 1, "output": str(tree.parent / "out"), "device": "cpu", "processes": 1}
+def run(tree):
+    place = {"target": "photo", "threads": 1, "output": str(tree.parent / "out"), "device": "cpu", "processes": 1}
     model, train = {"backbone": "digits-cnn-bn", "weights": "none"}, {"rounds": 1, "batch_size": 8}
     table = {"name": "own", "data": settings(tree).model_dump(), "model": model, "train": train, "run": place}
     return launch(from_table(table))

@@ -62,11 +62,6 @@ def test_a_table_gives_domains_classes_and_images(table, suffix, monkeypatch):
         np.testing.assert_array_equal(read.labels(domain), read.images(domain)[1])
 
 
-def test_other_names_of_columns(table):
-    columns = {"path": "file", "domain": "site"}
-    assert benchmark(table(ROWS.rename(columns=columns), columns=columns)).domains == ("7", "Été 2")
-
-
 def test_the_split_column(table):
     """It says which images are train, val and test, so that it is part of the fingerprint; other words are not used."""
     data = table(split="lists", test_split="list")
@@ -128,7 +123,5 @@ def test_files_that_are_no_tables(tmp_path, name, content, message):
 def test_what_is_absent_is_said_with_the_folder_in_which_it_was_looked_for(tmp_path, monkeypatch, form, root):
     monkeypatch.chdir(tmp_path)
     data = DataSettings(dataset=form, root=root, image_size=8, structures={"cup": [1]})
-    with pytest.raises(UserError, match=rf" {root} in {tmp_path}, the folder in which fedsim was started") as raised:
+    with pytest.raises(UserError, match=rf" {root} in {tmp_path}, the folder in which fedsim was started"):
         load_target(data, "photo")
-    assert "ends in" not in str(raised.value)
-    assert "\n" not in str(raised.value)
