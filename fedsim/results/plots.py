@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedsim.common.console import counted
 from fedsim.common.errors import UserError
-from fedsim.results import figures
+from fedsim.results import combinations, figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
 from fedsim.results.compare import Comparison, compare
@@ -54,6 +54,16 @@ def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> dict[str, tuple
     }
 
 
+def plot_search(folder: Path) -> list[Path]:
+    """Draw the combination searches of an experiment's folder into its plots/, also where it has no runs yet."""
+    found = combinations.searches(folder)
+    out = folder / "plots"
+    out.mkdir(parents=True, exist_ok=True)
+    with look([name for _, rows in found for name in (folder.name, *rows["target"])]):
+        drawn = combinations.figures(found, folder.name)
+        return [path for key, figure in drawn for path in _save(figure, out / key)]
+
+
 def draw(runs: Runs, name: str, found: Comparison | None, by: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
     """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
     return ((key, figure) for key, figure in _drawn(runs, name, found, by) if figure is not None)
@@ -74,6 +84,7 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
         for key, cases in kept_cases(runs, label, found.select).items():
             for target, own in cases.items():
                 yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
+    yield from combinations.figures(combinations.searches_of(runs), name)
     for column in figures.client_metrics(clients) if len(clients) else []:
         yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
     if len(details):

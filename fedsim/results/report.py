@@ -12,7 +12,7 @@ import pandas as pd
 from fedsim.common.console import counted
 from fedsim.common.files import atomic_write
 from fedsim.common.tasks import task_of
-from fedsim.results import markup
+from fedsim.results import combinations, markup
 from fedsim.results.cell_texts import (
     MISSING,
     CellText,
@@ -105,6 +105,7 @@ def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str 
         segmentation(kept_cases(runs, labels, comparison.select)),
         "<h3>Figures</h3>",
         _figures(runs, name, comparison, by),
+        combinations.section(runs),
         "<h3>Cost and disclosure</h3>",
         _costs(runs, comparison, notes, labels),
         "<h3>Every run</h3>",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from fedsim.common.console import say
+from fedsim.results.plots import plot_search
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.combine_outer import Arm, fresh_seeds, plan_arm
@@ -50,7 +51,8 @@ def run_combinations(
             return failed, plan, {}
         plan.judge(rung)
     found = {unseen.target: show_winner(plan, unseen, confirm) for unseen in plan.unseen}
-    say(f"all candidates: {write_candidates(plan)}")
+    file = write_candidates(plan)
+    say(f"all candidates: {file}; their figure: {plot_search(file.parent)[-1].with_suffix('.png')}")
     outer = {target: own for target, own in found.items() if own}
     if confirm and outer:
         failed += _confirm(plan, outer, fresh_seeds(plan, confirm), budget, dry_run)

@@ -1,0 +1,74 @@
+"""What figures and a report show of a combination search, from the combinations.csv in an experiment's folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedsim.results import markup
+from fedsim.results.figure_style import legend_beside, panels, styles
+from fedsim.results.markup import Data
+from fedsim.results.reading import Runs, run_folder
+
+NAME = "combinations.csv"
+OTHERS = "#bbbbbb"
+
+
+def searches(folder: Path) -> list[tuple[str, pd.DataFrame]]:
+    """(what was searched, its rows) of every search in an experiment's folder."""
+    file = folder / NAME
+    table = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["method", "search"])
+    return [(f"{method}: {words}", rows) for (method, words), rows in table.groupby(["method", "search"], sort=False)]
+
+
+def searches_of(runs: Runs) -> list[tuple[str, pd.DataFrame]]:
+    """The same of the folders of some runs, OUTPUT/EXPERIMENT."""
+    folders = dict.fromkeys(run_folder(runs, run).resolve().parents[2] for run in runs.experiments)
+    return [found for folder in folders for found in searches(folder)]
+
+
+def figures(found: list[tuple[str, pd.DataFrame]], name: str) -> Iterator[tuple[str, Figure]]:
+    """(key, figure) of every search: the score of each candidate by rung, those of the last rung with their names."""
+    for place, (_, rows) in enumerate(found):
+        yield f"combinations-{place + 1}", _figure(rows[rows["rung"] > 0], name)
+
+
+def _figure(rows: pd.DataFrame, name: str) -> Figure:
+    targets = list(dict.fromkeys(rows["target"]))
+    tried = rows["candidate"].nunique()
+    title = f"{name}: {tried} combinations of parts, scored on source domains that were left out"
+    figure, axes = panels(len(targets), 1, title)
+    figure.set_figwidth(9)
+    for (one,), target in zip(axes, targets):
+        own = rows[rows["target"] == target]
+        last = own[own["rung"] == own["rung"].max()].sort_values("score", ascending=False, kind="stable")
+        looks = styles(last["changes"])
+        for _, line in own.sort_values("rung").groupby("candidate"):
+            look = looks.get(label := line["changes"].iloc[0])
+            style = {"color": look.color, "linestyle": look.line, "label": label} if look else {"color": OTHERS}
+            one.plot(line["rung"], 100 * line["score"], marker="o", markersize=3, zorder=3 if look else 2, **style)
+        folds = own.drop_duplicates("rung").set_index("rung")["folds"].str.count(",").add(1).sort_index()
+        one.set_xticks(folds.index, [f"rung {rung}\nfolds: {count}" for rung, count in folds.items()])
+        one.set_title(f"without {target}")
+        one.set_ylabel("mean score (%)")
+        legend_beside([one], list(last["changes"]))
+    return figure
+
+
+def section(runs: Runs) -> str:
+    """The part of a report: a folded table of every search, each candidate with the last rung that it reached."""
+    parts = []
+    for words, rows in searches_of(runs):
+        tried = rows[rows["rung"] > 0].drop_duplicates(["target", "candidate"], keep="last")
+        ordered = tried.sort_values(["target", "rung", "score"], ascending=[True, False, False], kind="stable")
+        heads = ("without", "no.", "changes", "rung", "score (%)", "outcome")
+        cells: list[markup.Cells] = [
+            [row.target, Data(f"{row.candidate:.0f}", row.candidate), Data(row.changes, style="long"), str(row.rung),
+             Data("" if pd.isna(row.score) else f"{100 * row.score:.1f}", row.score), Data(row.outcome, style="long")]
+            for row in ordered.itertuples()
+        ]  # fmt: skip
+        refused = rows[rows["rung"] == 0].drop_duplicates("changes")
+        left_out = [f"left out, or drawn again: {row.changes}: {row.outcome}" for row in refused.itertuples()]
+        parts.append(markup.folded(words, markup.table(heads, cells) + markup.bullets(left_out)))
+    return "\n".join(["<h3>Combination search</h3>", *parts] if parts else [])
