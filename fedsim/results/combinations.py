@@ -37,22 +37,23 @@ def figures(found: list[tuple[str, pd.DataFrame]], name: str) -> Iterator[tuple[
 def _figure(rows: pd.DataFrame, name: str) -> Figure:
     targets = list(dict.fromkeys(rows["target"]))
     tried = rows["candidate"].nunique()
-    title = f"{name}: {tried} combinations of parts, scored on source domains that were left out"
+    title = f"{name}: {tried} combinations of parts, scored on source domains left out"
     figure, axes = panels(len(targets), 1, title)
     figure.set_figwidth(9)
     for (one,), target in zip(axes, targets):
         own = rows[rows["target"] == target]
         last = own[own["rung"] == own["rung"].max()].sort_values("score", ascending=False, kind="stable")
-        looks = styles(last["changes"])
-        for _, line in own.sort_values("rung").groupby("candidate"):
-            look = looks.get(label := line["changes"].iloc[0])
+        named = {row.candidate: f"{row.candidate:.0f}: {row.changes.replace(',', ', ')}" for row in last.itertuples()}
+        looks = styles(named.values())
+        for candidate, line in own.sort_values("rung").groupby("candidate"):
+            look = looks.get(label := named.get(candidate, ""))
             style = {"color": look.color, "linestyle": look.line, "label": label} if look else {"color": OTHERS}
             one.plot(line["rung"], 100 * line["score"], marker="o", markersize=3, zorder=3 if look else 2, **style)
         folds = own.drop_duplicates("rung").set_index("rung")["folds"].str.count(",").add(1).sort_index()
         one.set_xticks(folds.index, [f"rung {rung}\nfolds: {count}" for rung, count in folds.items()])
         one.set_title(f"without {target}")
         one.set_ylabel("mean score (%)")
-        legend_beside([one], list(last["changes"]))
+        legend_beside([one], looks)
     return figure
 
 

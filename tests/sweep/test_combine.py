@@ -1,6 +1,8 @@
 """A search over combinations of parts: its draws, rungs and folds, what is left out, the outer run, and a small whole
 search."""
 
+import shutil
+
 import pandas as pd
 import pytest
 from image_trees import write_tree
@@ -10,6 +12,8 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
 from fedsim.methods.recipe import SLOTS, parts_of
+from fedsim.results import read_runs
+from fedsim.results.combinations import section
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.sweep.combine import draw, halve, options_in, stages, words_of
 from fedsim.sweep.combine_outer import arms, command, option_cost, step_cost
@@ -124,3 +128,6 @@ def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_pr
     runs = [pd.read_csv(file) for file in tmp_path.glob("digits-without-sketch/fedavg/*/seed0/summary.csv")]
     accuracy = {run["target"][0]: run["best_validation_target_accuracy"][0] for run in runs}
     assert final["score"][0] == pytest.approx(sum(accuracy[fold] for fold in folds) / 3)
+    assert (tmp_path / "digits" / "plots" / "combinations-1.svg").is_file()
+    shutil.copy(tmp_path / "digits" / "combinations.csv", tmp_path / "digits-without-sketch")  # beside some runs
+    assert "winner: rank 1 of 2" in section(read_runs(tmp_path / "digits-without-sketch"))
