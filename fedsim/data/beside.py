@@ -24,7 +24,7 @@ def file_digests(listing: Listing, dataset: str, domain: str, image_size: int, c
             return rows_of(list(pool.map(lambda name: digest(read_bytes(listing.folder / name)), listing.files)))
 
     entry = cache / dataset / f"{domain}-{manifest_of(listing, dataset, domain, image_size)['hash']}"
-    return _kept(entry / DIGESTS, (len(listing.files), DIGEST_BYTES), read)
+    return kept(entry / DIGESTS, (len(listing.files), DIGEST_BYTES), read)
 
 
 def image_looks(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> np.ndarray:
@@ -41,10 +41,10 @@ def image_looks(listing: Listing, dataset: str, domain: str, image_size: int, ca
         widths = np.diff([*edges, image_size])
         return (np.concatenate(sums) // np.multiply.outer(widths, widths)).astype(np.uint8).reshape(len(images), -1)
 
-    return _kept(entry / "looks.npy", (len(images), 3 * LOOK_SIDE**2), means)
+    return kept(entry / "looks.npy", (len(images), 3 * LOOK_SIDE**2), means)
 
 
-def _kept(file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
+def kept(file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
     """The uint8 array of a file beside a domain's decoded images, made where it is not there."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         found = np.load(file, allow_pickle=False)

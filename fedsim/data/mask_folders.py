@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedsim.common.errors import UserError
-from fedsim.data.cache import Planes, cached_domain
+from fedsim.data.beside import kept
+from fedsim.data.cache import Planes, cached_domain, manifest_of
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
@@ -70,16 +71,18 @@ class MaskFolders(ImageTree):
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray:
         """Masks uint8 [N,Q,s,s] of 0 and 1, decoded on first use (read-only memory map)."""
-        values = self.data.structures
-        key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16] + ",".join(values)
-        planes = Planes(len(values), key, functools.partial(decode_mask, structures=values))
         listing, side = self._mask_listing(domain), self.data.image_size
         masks, _, sizes = cached_domain(
-            listing, self.found.name, f"{domain}-masks", side, cache_root(self.data), planes=planes
+            listing, self.found.name, f"{domain}-masks", side, cache_root(self.data), planes=self._planes()
         )
         _check_sizes(listing, self.sizes(domain), sizes)
-        _check_structures(listing, domain, masks, values)
+        _check_structures(listing, domain, masks, self.data.structures)
         return masks
+
+    def _planes(self) -> Planes:
+        values = self.data.structures
+        key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16] + ",".join(values)
+        return Planes(len(values), key, functools.partial(decode_mask, structures=values))
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the images, the masks and what their values mean."""
@@ -94,7 +97,11 @@ class MaskFolders(ImageTree):
     def _mask_hashes(self, domain: str) -> list[bytes]:
         if domain not in self._masks:
             listing = self._mask_listing(domain)
-            self._masks[domain] = [hashlib.sha256(read_bytes(listing.folder / name)).digest() for name in listing.files]
+            name, side = f"{domain}-masks", self.data.image_size
+            manifest = manifest_of(listing, self.found.name, name, side, self._planes())
+            entry = cache_root(self.data) / self.found.name / f"{name}-{manifest['hash']}"
+            hashes = kept(entry / "sha256.npy", (len(listing.files), 32), lambda: _hashes(listing))
+            self._masks[domain] = [row.tobytes() for row in hashes]
         return self._masks[domain]
 
     def _folder(self, domain: str) -> Path:
@@ -124,6 +131,11 @@ class MaskFolders(ImageTree):
     def _mask_listing(self, domain: str) -> Listing:
         pairs = self._pairs(domain)
         return Listing(self._folder(domain), tuple(mask for _, mask in pairs), np.zeros(len(pairs), np.int64))
+
+
+def _hashes(listing: Listing) -> np.ndarray:
+    found = (hashlib.sha256(read_bytes(listing.folder / name)).digest() for name in listing.files)
+    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 32)
 
 
 def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarray) -> None:

@@ -7,9 +7,9 @@ from PIL import Image
 
 from clients.local_data import LocalData
 from fedsim.common.errors import UserError
-from fedsim.data import ClientData, benchmark, load_client, load_pooled, load_target, load_target_masks
+from fedsim.data import ClientData, benchmark, load_client, load_pooled, load_target, load_target_masks, mask_folders
 from fedsim.data.augment import AUGMENTATIONS, Augmentation, Normalization, Transforms
-from fedsim.data.fingerprint import fingerprints
+from fedsim.data.fingerprint import fingerprint, fingerprints
 from fedsim.models.tasks import Segmentation
 from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
@@ -114,6 +114,22 @@ def test_fundus_layout(fundus, masked):
     after = fingerprints(data)
     assert before["site1"] != after["site1"]
     assert before["site2"] == after["site2"]
+
+
+def test_mask_files_are_hashed_once(fundus, masked, monkeypatch):
+    """A site that starts a process for every message reads them again only where one has changed."""
+    data = masked()
+    load_client(data, "site1")
+    first = fingerprint(data, "site1")
+    read = []
+    monkeypatch.setattr(mask_folders, "read_bytes", lambda file: read.append(file.name) or file.read_bytes())
+    assert (fingerprint(data, "site1"), read) == (first, [])
+    mask = sorted((fundus / "site1" / "mask").iterdir())[0]
+    changed = Image.open(mask)
+    changed.putpixel((0, 0), 128)
+    changed.save(mask)
+    assert fingerprint(data, "site1")["content"] != first["content"]
+    assert mask.name in read
 
 
 def test_table_of_samples(fundus, masked):
