@@ -169,11 +169,6 @@ def draw_all(
             return
 
 
-def fold_order(sources: Sequence[str], seed: int, target: str) -> list[str]:
-    """The source domains in the order in which they are left out for an unseen domain."""
-    return [sources[place] for place in numpy_rng(seed, "folds", target).permutation(len(sources))]
-
-
 def stages(folds: int) -> list[int]:
     """The number of folds in each rung: one, half of them, all."""
     return sorted({1, math.ceil(folds / 2), folds})

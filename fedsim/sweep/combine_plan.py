@@ -22,7 +22,7 @@ from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes
-from fedsim.sweep.combine import Option, by_score, draw_all, fold_order, halve, options_in, stages, words_of
+from fedsim.sweep.combine import Option, by_score, draw_all, halve, options_in, stages, words_of
 from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
 
 
@@ -118,6 +118,16 @@ class PlannedCombination:
             for cell in self.cells_of(number, unseen.target, fold)
         ]
 
+    def base_cells(self) -> list[Cell]:
+        """The cells of the base on every fold, by which the folds are ordered."""
+        return [cell for own in self.unseen for fold in own.folds for cell in self.cells_of(0, own.target, fold)]
+
+    def order_folds(self) -> None:
+        """The hardest fold first, by the base's records: on an easy one no candidate differs from the others."""
+        for own in self.unseen:
+            scores = {fold: self._score(0, own.target, [fold]) for fold in own.folds}
+            own.folds.sort(key=lambda fold: math.inf if isinstance(scores[fold], str) else float(scores[fold]))
+
     def judge(self, rung: int) -> None:
         """Score the candidates of a rung by the records on disk, and keep the best third for the next one."""
         for unseen in self.unseen:
@@ -180,8 +190,7 @@ def plan_combinations(config: str, search: Combination, overrides: Sequence[str]
         raise UserError(f"{found.title} has {len(everywhere)} domains; a combination search needs three: the unseen "
                         "one, the one that a fold leaves out, and one to train on")  # fmt: skip
     unseen = [
-        Unseen(target, fold_order([d for d in everywhere if d != target], search.seed, target), [])
-        for target in dict.fromkeys(targets)
+        Unseen(target, [domain for domain in everywhere if domain != target], []) for target in dict.fromkeys(targets)
     ]
     plan = PlannedCombination(config, search, base, [], unseen, [], overrides, preset, readers())
     draw_candidates(plan)

@@ -38,18 +38,22 @@ def run_combinations(
     say(f"{len(plan.candidates)} candidates on {plan.search.method} for {domains}; rungs with {folds} folds, and each "
         "keeps the best third")  # fmt: skip
     failed: list[Cell] = []
-    for rung in range(len(plan.rungs)):
-        cells = plan.cells(rung)
+    for rung in range(len(plan.rungs) + 1):
+        cells = plan.cells(rung - 1) if rung else plan.base_cells()
         unfinished = any(cell.state == "waiting" for cell in cells)
         if unfinished and not dry_run and not budget.ray:
             look_for_data(cells)
-        say(f"rung {rung + 1} of {len(plan.rungs)}")
+        say(
+            f"rung {rung} of {len(plan.rungs)}"
+            if rung
+            else "the base on every fold, of which the rungs take the hardest first"
+        )
         own = carry_out(cells, budget, dry_run, _dry(cells, budget))
         failed += [cell for cell in own if cell not in failed]
         if dry_run and unfinished:
-            say("The later rungs follow from the records of this one.")
+            say("What comes later follows from the records of these cells.")
             return failed, plan, {}
-        plan.judge(rung)
+        plan.judge(rung - 1) if rung else plan.order_folds()
     found = {unseen.target: show_winner(plan, unseen, confirm) for unseen in plan.unseen}
     file = write_candidates(plan)
     say(f"all candidates: {file}; their figure: {plot_search(file.parent)[-1].with_suffix('.png')}")
