@@ -16,6 +16,9 @@ CSAC = {
 }  # fmt: skip
 # (the method without its parts, FedAvg with what remains, changes of [train])
 TABLE = [
+    ({"name": "fedprox", "proximal": {"mu": 0.0}}, "fedavg", {}),
+    ({"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}, "fedavg", {}),
+    ({"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}}, "fedavg", {}),
     ({"name": "fedsam", "sharpness_aware": {"rho": 0.0}}, "fedavg", {}),
     ({"name": "fedlesam", "global_ascent": {"rho": 0.0}}, "fedavg", {}),
     ({"name": "fedcm", "client_momentum": {"alpha": 1.0}}, "fedavg", {}),

@@ -1,5 +1,7 @@
 """The federation file: defaults, paths, and errors that name what is wrong."""
 
+import re
+
 import pytest
 from demo import edit
 from typer.testing import CliRunner
@@ -22,19 +24,15 @@ def test_what_is_left_open_is_filled_in(federation_file):
     assert federation.sites[0].port == 9094
     with pytest.raises(UserError, match=r"no site .alfa. in the federation; did you mean .alpha."):
         federation.kit("alfa")
+    with pytest.raises(UserError, match=r"cannot read the federation file .*No such file"):
+        read_federation(federation_file.with_name("none.toml"))
 
 
-def test_without_a_proxy_the_public_port_is_the_control_path(federation_file):
-    edit(federation_file, 'address = "127.0.0.1"', 'address = "fl.example.org"\nproxy = "none"')
+def test_without_a_proxy_the_public_port_is_the_control_path_and_an_ipv6_address_has_brackets(federation_file):
+    edit(federation_file, 'address = "127.0.0.1"', 'address = "2001:db8::1"\nproxy = "none"')
     federation = read_federation(federation_file)
     assert federation.control_address == "127.0.0.1:9092"
     assert federation.listen_host == "0.0.0.0"
-    assert federation.public_address == "fl.example.org:9092"
-
-
-def test_an_ipv6_address_has_brackets_before_its_port(federation_file):
-    edit(federation_file, '"127.0.0.1"', '"2001:db8::1"')
-    federation = read_federation(federation_file)
     assert federation.public_address == "[2001:db8::1]:9092"
     assert "2001:db8::1" in federation.server_names
 
@@ -66,22 +64,14 @@ WRONG = [
 @pytest.mark.parametrize(("old", "new", "message"), WRONG)
 def test_bad_input_is_one_line(federation_file, old, new, message):
     edit(federation_file, old, new)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"^{re.escape(str(federation_file))}.*{re.escape(message)}.*\Z"):
         read_federation(federation_file)
-    assert message in str(error.value)
-    assert str(error.value).startswith(str(federation_file))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("control", ["localhost:1", "[::1]:9093", "0.0.0.0:65535"])
 def test_control_addresses(federation_file, control):
     edit(federation_file, NAME, f'{NAME}\ncontrol = "{control}"')
     assert read_federation(federation_file).control_address == control
-
-
-def test_no_file_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read the federation file .*No such file"):
-        read_federation(tmp_path / "federation.toml")
 
 
 def test_check_takes_the_file_in_the_place_of_an_experiment(federation, federation_file, monkeypatch):

@@ -39,11 +39,8 @@ def variables(file):
 
 def test_one_kit_per_machine_with_no_other_machines_secrets(federation):
     sites = {site.name: SITE for site in federation.sites}
-    assert {kit.name: names(kit) for kit in federation.kits.iterdir()} == {
-        "operator": OPERATOR,
-        "server": SERVER,
-        **sites,
-    }
+    kits = {kit.name: names(kit) for kit in federation.kits.iterdir()}
+    assert kits == {"operator": OPERATOR, "server": SERVER, **sites}
     assert names(federation.kit("server") / "sites") == {f"{site}.pub" for site in sites}
     private = [path for path in federation.kits.rglob("*") if path.name in PRIVATE]
     assert len({path.read_bytes() for path in private}) == len(private) == 7
@@ -61,10 +58,9 @@ def test_settings_reach_the_scripts(federation):
     assert variables(federation.kit("delta") / "site.env")["ROLE"] == "target"
     server = variables(federation.kit("server") / "server.env")
     assert server == {"HOST": "127.0.0.1", "PORT": "9093", "PROXY": "nginx", "PUBLIC": "127.0.0.1:9092"}
-    texts = [path for path in federation.kits.rglob("*") if path.suffix in (".md", ".conf")]
+    texts = [path.read_text() for path in federation.kits.rglob("*") if path.suffix in (".md", ".conf")]
     assert len(texts) == 6
-    for text in texts:
-        assert not [word for word in text.read_text().split("`") if word.startswith("@") and word.endswith("@")]
+    assert not [word for text in texts for word in text.split("`") if word.startswith("@") and word.endswith("@")]
 
 
 def test_the_servers_federation_works_where_its_kit_lies(federation, tmp_path):

@@ -66,7 +66,8 @@ def test_days_out_of_range_are_one_line(federation, days):
 def test_days_that_the_ca_cuts_are_said(federation, monkeypatch, days, said):
     monkeypatch.setattr("fedsim.deploy.renewal.renew", lambda *words: datetime.now(UTC) + timedelta(days=days))
     words = ["renew", str(federation.kit("server") / "federation.toml"), "--days", "300"]
-    assert ("because the CA's certificate ends then" in " ".join(CliRunner().invoke(app, words).output.split())) == said
+    shown = " ".join(CliRunner().invoke(app, words).output.split())
+    assert ("because the CA's certificate ends then" in shown) == said
 
 
 class Answer(BaseHTTPRequestHandler):

@@ -69,14 +69,10 @@ class Loopback:
     def __post_init__(self) -> None:
         names = [*self.sources, *([self.unseen] if self.target else [])]
         server, control, *ports = free_ports(2 + len(names))
+        roles = ["target" if name == self.unseen else "source" for name in names]
         sites = [
-            {
-                "name": f"site-{name}",
-                "domain": name,
-                "role": "target" if name == self.unseen else "source",
-                "port": port,
-            }
-            for name, port in zip(names, ports, strict=True)
+            {"name": f"site-{name}", "domain": name, "role": role, "port": port}
+            for name, role, port in zip(names, roles, ports, strict=True)
         ]
         proxy = {"proxy": "nginx", "control": f"127.0.0.1:{control}"} if self.nginx and NGINX else {"proxy": "none"}
         table = {"address": "127.0.0.1", "port": server, **proxy, "retry_seconds": 3, "sites": sites}
@@ -86,12 +82,10 @@ class Loopback:
 
     @property
     def file(self) -> Path:
-        """The federation file."""
         return self.folder / "federation.toml"
 
     @property
     def sites(self) -> list[str]:
-        """Names of the sites."""
         return [site.name for site in self.federation.sites]
 
     def connect_by_cable(self, site: str) -> None:
@@ -160,9 +154,9 @@ class Loopback:
         own |= {} if self.warm else {"PYTHONPATH": os.pathsep.join(paths)}
         return self._script(name, "start.sh", {**self.environment, **(own if name != "server" else {})}, expect)
 
-    def stop(self, name: str) -> None:
-        """Run a kit's stop.sh."""
-        self._script(name, "stop.sh", self.environment, None)
+    def stop(self, name: str) -> str:
+        """Run a kit's stop.sh, and return what it says."""
+        return self._script(name, "stop.sh", self.environment, None).stdout
 
     @property
     def environment(self) -> dict[str, str]:

@@ -23,18 +23,15 @@ class Sites:
     """Three sites a, b and c (the unseen domain) with images of their own, four of each class."""
 
     def __init__(self, folder):
-        self.folder, self.data = folder, write_tree(folder / "images", ["a", "b", "c"], ["cat", "dog"], 4)
+        facts = {"domains": ["a", "b", "c"], "classes": ["cat", "dog"]}
+        self.folder, self.data = folder, write_tree(folder / "images", *facts.values(), 4)
+        places = {"dataset": "folder", "root": str(self.data), "cache": str(folder / "cache")}
+        self.settings = {**places, **facts, "image_size": 16, "fraction": 1.0}
 
     def experiment(self, method="fedavg", name="run", rounds=1, model=(), **run):
-        folders = {"root": str(self.data), "cache": str(self.folder / "cache")}
-        facts = {"dataset": "folder", "domains": ["a", "b", "c"], "classes": ["cat", "dog"]}
-        sections = {
-            "data": {**folders, **facts, "image_size": 16, "fraction": 1.0},
-            "model": dict(model),
-            "train": {"rounds": rounds, "batch_size": 4},
-            "run": {"target": "c", "evaluate_target": "site", **run},
-        }
-        return small_experiment(self.folder / name, method, **sections)
+        sections = {"data": self.settings, "model": dict(model), "train": {"rounds": rounds, "batch_size": 4}}
+        run = {"target": "c", "evaluate_target": "site", **run}
+        return small_experiment(self.folder / name, method, **sections, run=run)
 
     def run(self, name="run", *callbacks, away=(), **words):
         experiment, state = self.experiment(name=name, **words), self.folder / "state"
@@ -48,23 +45,17 @@ class Sites:
 
 @pytest.fixture
 def sites(tmp_path, monkeypatch):
-    sent = fedsim.run.serve.sent_settings
+    serve, sent = fedsim.run.serve, fedsim.run.serve.sent_settings
     blank = {"run": {"output": "outputs"}}  # as in a deployment: two runs send the same settings
-    monkeypatch.setattr(
-        fedsim.run.serve, "sent_settings", lambda experiment, *rest: sent(experiment.replace(**blank), *rest)
-    )
+    monkeypatch.setattr(serve, "sent_settings", lambda given, *rest: sent(given.replace(**blank), *rest))
     monkeypatch.setattr(handshake, "POLL_SECONDS", 0.005)
     close_workspaces()
     yield Sites(tmp_path)
     close_workspaces()
 
 
-def losses(folder):
-    return list(numbers(folder / "rounds.csv")["target_loss"])
-
-
-def clients(folder):
-    return list(numbers(folder / "rounds.csv")["clients"])
+def column(folder, name="target_loss"):
+    return list(numbers(folder / "rounds.csv")[name])
 
 
 def content(folder, domain):
@@ -79,7 +70,7 @@ def test_a_new_run_sees_the_images_of_now(sites):
     close_workspaces()
     fresh = sites.run("fresh")
     assert content(warm, "c") == content(fresh, "c") != content(before, "c")
-    assert losses(warm) == losses(fresh) != losses(before)
+    assert column(warm) == column(fresh) != column(before)
 
 
 def test_a_new_run_adapts_to_the_images_of_now(sites):
@@ -118,10 +109,9 @@ def test_images_that_change_while_the_process_of_their_site_starts_anew_stop_the
 
 def test_a_warm_process_goes_on_with_the_images_that_it_has_in_memory(sites):
     unbroken = sites.run("unbroken", rounds=2)
-    unchanged = content(unbroken, "a")
     folder = sites.run("changed", During(lambda round: sites.change("a", 100 * round)), rounds=2)
-    assert losses(folder) == losses(unbroken)
-    assert content(folder, "a") == unchanged
+    assert column(folder) == column(unbroken)
+    assert content(folder, "a") == content(unbroken, "a")
 
 
 def late(after_round=-1):
@@ -136,7 +126,7 @@ def test_the_data_of_a_site_that_comes_late_are_recorded_and_compared(sites):
     with pytest.raises(KeyboardInterrupt):
         sites.run("run", comes, rounds=4, away=away, **PATIENT)
     folder = run_folder(sites.experiment(rounds=4, **PATIENT))
-    assert clients(folder) == [0, 1, 2]
+    assert column(folder, "clients") == [0, 1, 2]
     recorded = content(folder, "b")
     sites.change("b")
     close_workspaces()
@@ -144,7 +134,7 @@ def test_the_data_of_a_site_that_comes_late_are_recorded_and_compared(sites):
         sites.run("run", rounds=4, **PATIENT)
     comes, away = late()
     sites.run("run", comes, rounds=4, away=away, **PATIENT)
-    assert clients(folder) == [0, 1, 2, 1, 1]
+    assert column(folder, "clients") == [0, 1, 2, 1, 1]
     assert content(folder, "b") == recorded
 
 
@@ -153,7 +143,7 @@ def test_a_site_that_comes_late_with_the_images_of_another_is_refused(sites):
     shutil.rmtree(sites.data / "b")
     shutil.copytree(sites.data / "c", sites.data / "b")
     comes, away = late()
-    assert clients(sites.run("run", comes, rounds=2, away=away, **PATIENT)) == [0, 1, 1]
+    assert column(sites.run("run", comes, rounds=2, away=away, **PATIENT), "clients") == [0, 1, 1]
 
 
 def test_a_model_is_loaded_for_all_clients_of_a_run_to_which_one_never_came(sites):

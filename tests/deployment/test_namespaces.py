@@ -9,10 +9,7 @@ from machines import AVAILABLE, PORT, SERVER, Machines
 from support import numbers
 
 METHODS = {"fedavg": {}, "gperxan": {}, "ccst": {"method.cross_client_style.encoder": "pixel"}}
-pytestmark = [
-    pytest.mark.namespaces,
-    pytest.mark.skipif(not AVAILABLE, reason="needs root and ip (iproute2)"),
-]
+pytestmark = [pytest.mark.namespaces, pytest.mark.skipif(not AVAILABLE, reason="needs root and ip (iproute2)")]
 
 
 @pytest.fixture(scope="module")

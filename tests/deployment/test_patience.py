@@ -22,8 +22,7 @@ class World:
         self.sent = {client: Message(RecordDict(), 10 + place, "train") for place, client in enumerate(answers)}
 
     def run(self, patience=5.0):
-        grid = PatientGrid(self, self, patience)
-        replies = list(grid.send_and_receive(list(self.sent.values()), timeout=1))
+        replies = list(PatientGrid(self, self, patience).send_and_receive(list(self.sent.values()), timeout=1))
         found = {reply.metadata.reply_to_message_id: reply for reply in replies}
         assert len(found) == len(replies)
         return {client: found.get(message.metadata.message_id) for client, message in self.sent.items()}
@@ -32,9 +31,8 @@ class World:
         replies = []
         for message in messages:
             stamp(message, f"m{next(self.ids)}")
-            client = self.client_of(message)
-            self.asked.append(client)
-            answer = self.answers[client].pop(0)
+            self.asked.append(self.client_of(message))
+            answer = self.answers[self.asked[-1]].pop(0)
             if answer is not None:
                 replies.append(Message(answer if isinstance(answer, Error) else RecordDict(), reply_to=message))
         return replies
@@ -66,8 +64,7 @@ def test_a_lost_reply_is_asked_for_again_at_the_clients_present_node():
     replies = world.run()
     assert all(reply.has_content() for reply in replies.values())
     assert replies["b"].metadata.src_node_id == 111
-    assert world.asked == ["a", "b", "b"]
-    assert world.waits == [(5, ("b",))]
+    assert (world.asked, world.waits) == (["a", "b", "b"], [(5, ("b",))])
 
 
 @pytest.mark.parametrize("answer", [Error(2, "Traceback"), Error(0, "too large"), None])
@@ -81,20 +78,16 @@ def test_an_exception_a_refusal_and_silence_of_a_client_itself_count(answer):
 def test_a_site_that_stays_away_is_lost_and_not_waited_for_again():
     world = World({"a": [RecordDict()], "b": [LOST]}, back=False)
     assert world.run()["b"].error.code == 5
-    assert world.given_up == ["b"]
-    assert world.asked == ["a", "b"]
+    assert (world.given_up, world.asked) == (["b"], ["a", "b"])
 
 
-def test_without_patience_nothing_is_waited_for():
-    world = World({"b": [LOST]})
-    assert world.run(patience=0.0)["b"].has_error()
+def test_attempts_are_bounded_and_without_patience_there_is_one():
+    """The process of the client dies every time."""
+    for patience, attempts in ((5.0, MOST_ATTEMPTS), (0.0, 1)):
+        world = World({"b": [Error(8, "stopped responding")] * 20})
+        assert world.run(patience)["b"].has_error()
+        assert len(world.asked) == attempts
     assert world.waits == []
-
-
-def test_attempts_are_bounded_when_the_process_of_the_client_dies_every_time():
-    world = World({"b": [Error(8, "stopped responding")] * 20})
-    assert world.run()["b"].has_error()
-    assert len(world.asked) == MOST_ATTEMPTS
 
 
 class Clock:
@@ -117,29 +110,20 @@ class Clock:
         due = [key for key in ids if self.times[key] <= self.now]
         return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=key)) for key in due]
 
-    def replies(self, **times):
-        timeout = times.pop("timeout", None)
+    def replies(self, timeout=None, **times):
         self.times = times
         found = QuickGrid(self).send_and_receive(list(times), timeout=timeout)
         return [reply.metadata.reply_to_message_id for reply in found]
 
 
-@pytest.fixture
-def clock(monkeypatch):
+def test_replies_are_collected_soon_after_they_came_until_the_time_is_over(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(polling, "time", clock)
-    return clock
-
-
-def test_all_replies_are_collected_soon_after_they_came(clock):
     assert clock.replies(a=0.0, b=5.0, c=100.0) == ["a", "b", "c"]
     assert clock.now < 103.1
-    assert clock.pauses[0] == polling.FIRST_SECONDS
-    assert clock.pauses[-1] == 3.0
+    assert (clock.pauses[0], clock.pauses[-1]) == (polling.FIRST_SECONDS, 3.0)
     assert len(clock.pauses) < 100
-
-
-def test_the_wait_ends_at_its_time_and_at_once_with_nothing_to_send(clock):
+    clock.now = 0.0
     assert clock.replies(timeout=10.0) == []
     assert clock.now == 0.0
     assert clock.replies(a=1.0, b=50.0, timeout=10.0) == ["a"]

@@ -51,16 +51,19 @@ class Link(HttpGrid):
         return [message.metadata.message_id for message in messages]
 
     def answer(self, message, units, missing=0, offset=0):
-        arrays = {"w": Array(np.arange(units * UNIT // 4, dtype=np.float32) + offset)}
-        content = RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord({"a": 1})})
+        return self.send(message, missing, w=np.arange(units * UNIT // 4, dtype=np.float32) + offset)
+
+    def send(self, message, missing=0, **arrays):
+        record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
+        content = RecordDict({"arrays": record, "config": ConfigRecord({"a": 1})})
         return self.put(message, Message(content, reply_to=message), missing)
 
     def put(self, message, reply, missing=0):
         self.replies[message.metadata.message_id] = reply
-        parts = {key: value.deflate() for key, value in get_all_nested_objects(reply).items()}
+        parts = [(key, value.deflate()) for key, value in get_all_nested_objects(reply).items()]
         keep = len(parts) - missing
-        self.parts.update(dict(list(parts.items())[:keep]))
-        self.late = dict(list(parts.items())[keep:])
+        self.parts.update(parts[:keep])
+        self.late = dict(parts[keep:])
         return reply
 
 
@@ -108,36 +111,31 @@ def test_a_reply_comes_back_whole_and_the_superlink_is_told(link, sending):
     assert link.confirmed == [reply.object_id]
 
 
-def test_a_reply_that_is_too_large_is_given_up_early_and_affects_no_other(link, sending):
-    (large, good), pull = sending(11, 2)
-    link.answer(large, 40)
+def first_part_missing(link, message):
+    """The gate stops a site that sends too much: what came before shows it, wherever the missing part belongs."""
+    link.parts.pop(next(iterate_object_tree(get_object_tree(link.answer(message, 40)))).object_id)
+
+
+def one_part_many_times(link, message):
+    """Zeros are sent once, but nine arrays of 12 units would be assembled from the same parts."""
+    link.send(message, **{str(number): np.zeros(3 * UNIT + number, np.float32) for number in range(9)})
+
+
+@pytest.mark.parametrize(("most", "send", "fetched"), [
+    (11, lambda link, message: link.answer(message, 40), 11 + 6),  # the part that was too much is one of five units
+    (11, first_part_missing, 50),
+    (100, one_part_many_times, 71),
+])  # fmt: skip
+def test_a_reply_that_is_too_large_is_given_up_early_and_affects_no_other(link, sending, most, send, fetched):
+    (large, good), pull = sending(most, 2)
+    send(link, large)
     link.answer(good, 8, offset=0.5)
     replies = pull()
-    assert f"larger than the {11 * UNIT} bytes" in replies["m0"].error.reason
+    assert f"larger than the {most * UNIT} bytes" in replies["m0"].error.reason
     assert replies["m0"].metadata.src_node_id == 10
     assert replies["m1"].has_content()
-    assert link.fetched < (11 + 6 + 9) * UNIT  # the part that was too much is one of five units
+    assert link.fetched < (fetched + 9) * UNIT
     assert len(link.confirmed) == 2
-
-
-def test_a_reply_is_too_large_even_when_its_first_part_never_comes(link, sending):
-    """The gate stops a site that sends too much: what came before shows it, wherever the missing part belongs."""
-    (message,), pull = sending(11)
-    tree = get_object_tree(link.answer(message, 40))
-    link.parts.pop(next(iterate_object_tree(tree)).object_id)
-    assert f"larger than the {11 * UNIT} bytes" in pull()["m0"].error.reason
-
-
-def test_a_part_named_many_times_is_counted_each_time(link, sending):
-    """Zeros are sent once, but nine arrays of 12 units would be assembled from the same parts."""
-    (message, other), pull = sending(100, 2)
-    zeros = {str(number): Array(np.zeros(3 * UNIT + number, np.float32)) for number in range(9)}
-    link.put(message, Message(RecordDict({"arrays": ArrayRecord(zeros)}), reply_to=message))
-    link.answer(other, 1)
-    replies = pull()
-    assert f"larger than the {100 * UNIT} bytes" in replies["m0"].error.reason
-    assert replies["m1"].has_content()
-    assert link.fetched < 80 * UNIT
 
 
 def test_a_reply_of_a_question_is_small_whatever_the_size_of_the_model(link, sending):

@@ -1,4 +1,4 @@
-"""Whole runs: no client reads the target, neutral settings equal FedAvg, and what stays on a client stays there."""
+"""Whole runs: no client reads the target, and what stays on a client stays there."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,9 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.data import loading
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.results import read_runs, select
+from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import resolve
+from fedsim.run.session import Session
 from fedsim.run.workspace import Workspace, close_workspaces, workspace
 from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.global_batch_norm import GlobalBatchNorm
@@ -30,14 +32,12 @@ def last(folder):
     return load_file(folder / "last.safetensors")
 
 
-def same_model(a, b, **tolerance):
-    """All tensors equal (exactly, unless a tolerance is given)."""
+def same_model(a, b):
     assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_allclose(a[name], b[name], err_msg=name, **(tolerance or {"rtol": 0, "atol": 0}))
+    assert [name for name in a if not np.array_equal(a[name], b[name])] == []
 
 
-@pytest.mark.parametrize("method", ["deepall", "csac", "ccst"])
+@pytest.mark.parametrize("method", ["deepall", "csac"])
 def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     """Only the server's evaluation reads the unseen domain; without this evaluation the same round is selected."""
     opened, original = [], loading.reader
@@ -64,33 +64,10 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     assert select(rounds, "best_validation")["round"] == select(blind, "best_validation")["round"]
 
 
-@pytest.fixture(scope="module")
-def fedavg(tmp_path_factory):
-    """{backbone: FedAvg's last model}."""
-    made = {}
-
-    def of(model):
-        key = str(model)
-        if key not in made:
-            made[key] = last(short(tmp_path_factory.mktemp("fedavg"), model=model)[0])
-        return made[key]
-
-    return of
-
-
-AVERAGING = {"fuse": "semantic_divergence", "semantic_divergence": {"strategy": "average"}}
-
-
-@pytest.mark.parametrize(("method", "model", "tolerance"), [
-    ({"name": "fedprox", "proximal": {"mu": 0.0}}, {}, {}),
-    ({"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}, {}, {}),
-    ({"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}}, {}, {}),
-    # CSAC's fusion without its stage A, whose model would replace the initial one
-    ({"name": "fedavg", **AVERAGING}, {}, {"rtol": 1e-5, "atol": 1e-6}),
-    ({"name": "fedbn"}, {"backbone": "digits-cnn"}, {}),  # a network without batch norm
-], ids=lambda value: value.get("name") if isinstance(value, dict) else None)  # fmt: skip
-def test_neutral_settings_are_fedavg(method, model, tolerance, fedavg, tmp_path):
-    same_model(fedavg(model), last(short(tmp_path, method, model=model)[0]), **tolerance)
+def test_fedbn_of_a_network_without_batch_norm_is_fedavg(tmp_path):
+    same_model(
+        *(last(short(tmp_path / each, each, model={"backbone": "digits-cnn"})[0]) for each in ("fedavg", "fedbn"))
+    )
 
 
 def test_fedbn_and_silobn_part_after_round_one(tmp_path):
@@ -98,21 +75,19 @@ def test_fedbn_and_silobn_part_after_round_one(tmp_path):
     received, models = [], []
     for method in ("fedbn", "silobn"):
         folder, grid = short(tmp_path / method, method)
-        models.append(last(folder))
+        models.append({name: value for name, value in last(folder).items() if "norm" not in name})
         sent = [message.content for message, _ in grid.seen if message.metadata.message_type == "train"]
-        received.append(record_to_arrays(next(each["arrays"] for each in sent if each["config"]["round"] == 2)))
-    names = [name for name in models[0] if "norm" not in name]
-    assert all(np.array_equal(received[0][name], received[1][name]) for name in names)
-    assert not all(np.array_equal(models[0][name], models[1][name]) for name in names)
+        arrays = record_to_arrays(next(each["arrays"] for each in sent if each["config"]["round"] == 2))
+        received.append({name: arrays[name] for name in models[-1]})
+    same_model(*received)
+    assert not all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
 
 
 def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
     """The same model, bit for bit, once both draw the same batches. Their streams have other names."""
 
-    def without_the_client(seed, purpose, client, *rest):
-        return numpy_rng(seed, purpose, *rest)
-
-    monkeypatch.setattr("clients.local_round.numpy_rng", without_the_client)
+    unnamed = lambda seed, purpose, client, *rest: numpy_rng(seed, purpose, *rest)  # noqa: E731
+    monkeypatch.setattr("clients.local_round.numpy_rng", unnamed)
     data = {"domains": ["rot0", "rot45"]}
     single, pooled = (short(tmp_path / method, method, data=data)[0] for method in ("fedavg", "deepall"))
     a, b = numbers(single / "clients.csv"), numbers(pooled / "clients.csv")
@@ -153,7 +128,7 @@ def test_several_clients_per_domain(tmp_path):
     assert (held.groupby(rows["domain"]).sum() == 300).all()
 
 
-# --- FedIG-A: personal batch norm that starts from the server's average, and an adapter ---------------------------
+# FedIG-A: personal batch norm that starts from the server's average, and an adapter
 
 
 def snapshot(net):
@@ -204,8 +179,9 @@ def test_best_iterate_is_whole(monkeypatch):
 
     monkeypatch.setattr(client, "validate", validate)
     sent, *_ = fit(client, 1)
-    for name, value in zip(client.upload_names(), sent, strict=True):
-        assert torch.equal(torch.from_numpy(value), states[1][name])
+    same_model(
+        dict(zip(client.upload_names(), sent, strict=True)), {key: states[1][key] for key in client.upload_names()}
+    )
     name = "backbone.norm1.adapter.fc2.bias"
     assert not torch.equal(states[1][name], states[2][name])
     client.store.open_round(2)
@@ -239,13 +215,11 @@ def test_a_run_records_bytes_alpha_and_personal_accuracy(tmp_path):
 
 
 def test_methods_without_a_personal_side_report_the_same(tmp_path):
-    folder, _ = short(tmp_path, run={"personalised": True}, train={"rounds": 1})
-    clients = pd.read_csv(folder / "clients.csv")
+    clients = pd.read_csv(short(tmp_path, run={"personalised": True}, train={"rounds": 1})[0] / "clients.csv")
     assert (clients["personal_accuracy"] == clients["validation_accuracy"]).all()
 
 
-def test_server_average_of_the_batch_norm_side(tmp_path):
-    """lambda1 = lambda2 = 0 is FedBN with averaged batch norm, number for number."""
+def test_fedig_without_its_losses_is_fedbn_with_averaged_batch_norm(tmp_path):
     neutral = {"name": "fedig", "client_agnostic": {"lambda1": 0.0, "lambda2": 0.0}}
     ours, fedbn = (short(tmp_path / str(place), each)[0] for place, each in enumerate((neutral, "fedbn")))
     columns = ["train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]
@@ -253,9 +227,6 @@ def test_server_average_of_the_batch_norm_side(tmp_path):
 
 
 def test_uploads_for_an_ensemble_are_in_the_checkpoint(tmp_path, monkeypatch):
-    from fedsim.run.checkpoint import load_checkpoint
-    from fedsim.run.session import Session
-
     saved, keep = [], Session._keep
 
     def watch(session, *args):

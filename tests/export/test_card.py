@@ -25,11 +25,6 @@ def folder(tmp_path):
     return tmp_path / "seed0"
 
 
-def text_of(folder, method="fedavg", which="best", **sections):
-    """The card of an untrained run."""
-    return card(fedsim.load(untrained_run(folder, method, **sections), which))
-
-
 def records(folder, column, **changes):
     """Records of two rounds, of which the first is selected by `column`."""
     rows = {"round": [0, 1, 2], "target_accuracy": [0.1, 0.416, 0.3], "mean_validation_accuracy": [0.1, 0.2, 0.25]}
@@ -65,9 +60,7 @@ def test_what_selected_the_round(tmp_path, folder, run, column, said):
 def test_a_rule_that_selected_nothing_has_no_numbers(folder):
     """The validation of a diverged run is NaN in every round."""
     untrained_run(folder)
-    records(
-        folder, "mean_validation_accuracy", **{name: None for name in SUMMARY if name.startswith("best_validation")}
-    )
+    records(folder, "mean_validation_accuracy", **{name: None for name in SUMMARY if name.startswith("best")})
     text = card(fedsim.load(folder, "last"))
     assert "| best source validation (`best`) | none | - | - |\n| last round (`last`) | 2 | 30.0 % | 50.0 % |" in text
 
@@ -91,7 +84,7 @@ def test_a_personal_model_has_no_results_of_the_run(folder):
     ("deepall", "trained on the pooled data of all source domains, not federated (deepall)", "by federated"),
 ])  # fmt: skip
 def test_the_method(folder, method, said, unsaid):
-    text = text_of(folder, method)
+    text = card(fedsim.load(untrained_run(folder, method)))
     assert said in text
     assert unsaid not in text
 
@@ -103,9 +96,8 @@ def test_nothing_is_exported_when_the_selected_round_is_lost(folder, change):
     untrained_run(folder)
     records(folder, "mean_validation_accuracy")
     change(pd.read_csv(folder / "rounds.csv")).to_csv(folder / "rounds.csv", index=False)
-    with pytest.raises(UserError, match=r"rounds\.csv: .*; copy the file again") as refused:
+    with pytest.raises(UserError, match=r"\A.*rounds\.csv: .*; copy the file again.*\Z"):
         write_export(folder, "torch", "last", None)
-    assert "\n" not in str(refused.value)
     assert not list(folder.glob("last.pt2"))
 
 

@@ -31,14 +31,10 @@ def run(tmp_path_factory):
 
 
 def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run, monkeypatch):
-    """Features are [images, width], with class and domain; they are the same again for the same run.
-
-    A part's own check of a new run is not asked of a finished one, as in `fedsim evaluate`.
-    """
+    """They are the same again; a part's own check of a new run is not asked of a finished one."""
     features, classes, domains = features_of(run, 60)
     assert features.shape[0] == len(classes) == len(domains) == 240
-    assert sorted(np.unique(domains)) == [0, 1, 2, 3]
-    assert len(np.unique(classes)) == 10
+    assert (sorted(np.unique(domains)), len(np.unique(classes))) == ([0, 1, 2, 3], 10)
     assert silhouette_score(features, classes) > silhouette_score(features, domains) + 0.05
 
     def check(part, experiment):

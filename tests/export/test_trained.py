@@ -55,8 +55,15 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def copied(runs, tmp_path):
-    """Function (method) -> a copy of its run, which a test may change."""
-    return lambda name: shutil.copytree(runs(name), tmp_path / "seed0")
+    """A copy of FedAvg's run, which a test may change."""
+    return shutil.copytree(runs("fedavg"), tmp_path / "seed0")
+
+
+def said_by(verb, folder):
+    """What a verb prints about a run, in one line."""
+    shown = CliRunner().invoke(app, [verb, str(folder)])
+    assert shown.exit_code == 0
+    return " ".join(shown.output.split())
 
 
 def target_of(model):
@@ -85,14 +92,14 @@ def test_loaded_model_has_the_recorded_accuracy(runs, method):
         assert len(table) == measures["images"][0] == len(target_of(model)[2])
 
 
-def test_clients_tensors_of_a_rule(runs, copied):
+def test_clients_tensors_of_a_rule(runs, tmp_path):
     """They move with the module, belong to the round of their model, and a run without them says what to do."""
     model, images = fedsim.load(runs("copa")), torch.rand(3, 1, 28, 28)
     single = model(images)
     torch.testing.assert_close(model.double()(images.double()).float(), single, atol=1e-4, rtol=0)
     assert {tensor.dtype for own in model.own for tensor in own.values()} == {torch.float64}
     assert not torch.equal(model.own[0]["head.weight"], model.own[1]["head.weight"])
-    folder = copied("copa")
+    folder = shutil.copytree(runs("copa"), tmp_path / "seed0")
     write_arrays(folder / "best.safetensors", load_file(folder / "last.safetensors"), {"round": "9"})
     with pytest.raises(UserError, match=r"is of round \d, and best.safetensors of round 9; finish the run"):
         fedsim.load(folder)
@@ -159,8 +166,7 @@ def test_transductive_rule_adapts(runs, pictures):
 
 
 @pytest.mark.parametrize(("method", "format"), [
-    ("fedsr", "torch"), ("copa", "onnx"), pytest.param("fedavg", "torch", marks=pytest.mark.slow),
-    pytest.param("fedig-a", "onnx", marks=pytest.mark.slow),
+    ("fedsr", "torch"), ("copa", "onnx"), pytest.param("fedig-a", "onnx", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_export(runs, tmp_path, method, format):
     """In another runtime the file gives the original's logits for one real image and for many."""
@@ -207,9 +213,8 @@ def test_card(runs):
     (lambda folder: labelled_images(folder / "no", ("cat", "dog")), "no folder"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(runs, make, message):
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError, match=rf"\A.*{message}.*\Z"):
         make(runs("fedavg"))
-    assert "\n" not in str(raised.value)
 
 
 def test_evaluation_lists_the_images_that_training_reads(tmp_path, runs, pictures):
@@ -245,45 +250,40 @@ def test_folders_with_other_names_are_named(tmp_path, place, said):
     assert (found.domain, len(found.files)) == ("A", 2)
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_bytes(b"")
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=rf"\A.*{said}.*\Z"):
         labelled_images(tmp_path, ("cat", "dog"))
-    assert "\n" not in str(refused.value)
 
 
 def test_a_model_of_another_round_than_the_tables_says_so(copied):
     """The runs of earlier versions may have kept a later one of equal rounds."""
-    folder = copied("fedavg")
-    chosen = int(pd.read_csv(folder / "summary.csv")["best_validation_round"][0])
-    assert fedsim.load(folder).remark == ""  # and no warning, which is an error in these tests
-    write_arrays(folder / "best.safetensors", load_file(folder / "best.safetensors"), {"round": str(3 - chosen)})
+    chosen = int(pd.read_csv(copied / "summary.csv")["best_validation_round"][0])
+    assert fedsim.load(copied).remark == ""  # and no warning, which is an error in these tests
+    write_arrays(copied / "best.safetensors", load_file(copied / "best.safetensors"), {"round": str(3 - chosen)})
     with pytest.warns(UserWarning, match=f"of round {3 - chosen}.*tables report round {chosen}"):
-        model = fedsim.load(folder)
-    assert f"tables report round {chosen}" in card(model)
-    assert f"tables report round {chosen}" in headline(folder)
-    fedsim.load(folder, "last")
+        model = fedsim.load(copied)
+    for text in (card(model), headline(copied)):
+        assert f"tables report round {chosen}" in text
+    fedsim.load(copied, "last")
 
 
 def test_evaluation_on_other_images_than_the_run_s_is_said(copied):
-    folder = copied("fedavg")
-    words = ["evaluate", str(folder)]
-    assert "not the images" not in CliRunner().invoke(app, words).output
-    record = json.loads((folder / "environment.json").read_text())
+    assert "not the images" not in said_by("evaluate", copied)
+    record = json.loads((copied / "environment.json").read_text())
     record["data"]["rot45"]["content"] = "other"
-    (folder / "environment.json").write_text(json.dumps(record))
-    shown = " ".join(CliRunner().invoke(app, words).output.split())
-    assert "these are not the images of the run (rot45: 1,000 images as before, but other" in shown
-    (folder / "environment.json").unlink()  # an older run
-    assert CliRunner().invoke(app, words).exit_code == 0
+    (copied / "environment.json").write_text(json.dumps(record))
+    said = "these are not the images of the run (rot45: 1,000 images as before, but other"
+    assert said in said_by("evaluate", copied)
+    (copied / "environment.json").unlink()  # an older run
+    said_by("evaluate", copied)
 
 
 def test_a_run_that_has_not_finished_is_said(copied, monkeypatch):
-    folder = copied("fedavg")
-    (folder / "summary.csv").unlink()
-    settings = (folder / "experiment.toml").read_text()
-    (folder / "experiment.toml").write_text(settings.replace("rounds = 2", "rounds = 20"))
+    (copied / "summary.csv").unlink()
+    settings = (copied / "experiment.toml").read_text()
+    (copied / "experiment.toml").write_text(settings.replace("rounds = 2", "rounds = 20"))
     monkeypatch.setattr("fedsim.export.features.plot_features", lambda run, out, per_domain: [run, run])
     said = "the run has not finished: this is the best of 2 of 20 rounds"
     with pytest.warns(UserWarning, match=said):
-        assert fedsim.load(folder).remark == said
-    assert fedsim.load(folder, "last").remark == ""
-    assert said in " ".join(CliRunner().invoke(app, ["features", str(folder)]).output.split())
+        assert fedsim.load(copied).remark == said
+    assert fedsim.load(copied, "last").remark == ""
+    assert said in said_by("features", copied)

@@ -43,20 +43,17 @@ def one_line(said, function, *words):
     return str(error.value)
 
 
-def test_precedence_file_preset_override(config):
-    """The file is read first, then the preset, then --set."""
+def test_the_file_is_read_first_then_the_preset_then_the_overrides(config):
     short = read_experiment(config, preset="short")
     assert (read_experiment(config).train.rounds, short.train.rounds) == (7, 2)
     assert read_experiment(config, ["preset=short"]) == read_experiment(config, ["preset=short"], "short") == short
     changed = read_experiment(config, ["train.rounds=3"], preset="short")
     assert (changed.train.rounds, changed.train.lr, changed.name) == (3, 0.1, "mine")
-    one_line(
-        "--set preset=long: --preset gives another one, 'short'", read_experiment, config, ["preset=long"], "short"
-    )
+    said = "--set preset=long: --preset gives another one, 'short'"
+    one_line(said, read_experiment, config, ["preset=long"], "short")
 
 
 def test_an_option_and_an_override_with_another_value_are_refused():
-    """Without a word, the option would win."""
     given = ["method.name=fedavg", "run.seed=3", "run.target=100"]
     assert with_options(given, ['method.name="fedavg"', "run.seed=3", 'run.target="100"'])[:3] == given
     one_line("--set run.seed=3: an option gives run.seed another value, 4;", with_options, given, ["run.seed=4"])
@@ -98,9 +95,7 @@ def test_override_values():
         ("train={lr=0.1}", "train is a section; set single keys, for example --set train.lr=0.1"),
         ('method={name="fedavg"}', "method is a section; set single keys, for example --set method.name=fedavg"),
         ("parts={proximal={mu=0.1}}", "parts is a section"),
-        ('run={target="rot0"}', "run is a section"),
         ("data=digits", "data is a section"),
-        ("model={}", "model is a section"),
         ("run.output=n\udcff2", r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
         # People who know Python write True and tuples.
         ("run.keep_predictions=True", "write true or false"),
@@ -108,7 +103,6 @@ def test_override_values():
     ],
 )
 def test_a_wrong_override_is_one_clear_line(config, override, said):
-    """An unknown key is named together with the most similar correct one."""
     one_line(said, read_experiment, config, [override])
 
 
@@ -129,7 +123,6 @@ def test_a_wrong_override_is_one_clear_line(config, override, said):
     ],
 )
 def test_settings_of_a_wrong_type_are_one_short_line(tmp_path, text, said):
-    """The message is neither a traceback nor the whole configuration."""
     file = tmp_path / "mine.toml"
     file.write_text(text)
     assert len(one_line(said, read_experiment, str(file)).removeprefix(str(file))) < 200
@@ -138,8 +131,7 @@ def test_settings_of_a_wrong_type_are_one_short_line(tmp_path, text, said):
 def test_all_shipped_configs_are_valid():
     """Every shipped file resolves, with every preset, and names a known method."""
     files = sorted(config_folders()[0].glob("*.toml"))
-    names = {"digits", "rotated-mnist", "pacs", "vlcs", "office-home", "terra-incognita"}
-    assert names <= {file.stem for file in files}
+    assert {"digits", "pacs", "terra-incognita"} <= {file.stem for file in files}
     for file in files:
         for preset in ["", *tomllib.loads(file.read_text()).get("presets", {})]:
             build_recipe(complete(read_experiment(str(file), preset=preset)))

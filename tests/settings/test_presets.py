@@ -69,11 +69,7 @@ def test_preset_has_the_values_of_its_source(preset, config):
         values = dict(map(parse_override, words))
         assert {key: table[section][key] for key in values} == values
     assert table["train"]["budget"] == "paper"
-
-
-@pytest.mark.parametrize("config", ["pacs", "vlcs", "office-home", "terra-incognita"])
-def test_base_settings_give_every_method_the_same_budget(config):
-    assert read_experiment(config).train.budget == "images"
+    assert read_experiment(config).train.budget == "images"  # without a preset the same for every method
 
 
 def recipe_of(config, method, preset=""):
@@ -100,15 +96,11 @@ def weights_of(method, preset, *words, **run):
     return type(resolve(experiment.replace(run=run)).recipe.weights).__name__
 
 
-@pytest.mark.parametrize(
-    ("method", "part"), [("feddg-ga", "generalization_adjustment"), ("fedprox+feddg-ga", "generaliz")]
-)
-def test_a_preset_does_not_replace_a_part_that_makes_a_method(method, part):
+@pytest.mark.parametrize("method", ["feddg-ga", "fedprox+feddg-ga"])
+def test_a_preset_does_not_replace_a_part_that_makes_a_method(method):
     """CCST's uniform weights are for methods with FedAvg's weights; who wants them elsewhere says so."""
-    said = rf"^the preset 'ccst' sets method.weights, which takes {part}"
-    with pytest.raises(PresetConflictError, match=said) as error:
+    with pytest.raises(PresetConflictError, match=r"^the preset 'ccst' sets method.weights, which takes generaliz.*\Z"):
         weights_of(method, "ccst")
-    assert "\n" not in str(error.value)
     assert weights_of(method, "ccst", "method.weights=uniform") == "Uniform"
     assert weights_of(method, "feddg-ga") == "GeneralizationAdjustment"
 
@@ -119,9 +111,7 @@ def test_methods_without_own_weights_take_the_presets(method):
 
 
 def test_a_sweep_reports_the_method_that_the_preset_does_not_fit(tmp_path):
-    axes = Axes(["fedavg", "feddg-ga"], ["photo"], [0])
-    cells = plan_cells(
-        "pacs", axes, [f"run.output={tmp_path}", "model.backbone=digits-cnn", "model.weights=none"], "ccst"
-    )
+    words = [f"run.output={tmp_path}", "model.backbone=digits-cnn", "model.weights=none"]
+    cells = plan_cells("pacs", Axes(["fedavg", "feddg-ga"], ["photo"], [0]), words, "ccst")
     assert [cell.state for cell in cells] == ["waiting", "failed"]
     assert cells[1].reason.startswith("the preset 'ccst' sets method.weights")
