@@ -58,8 +58,8 @@ def step_cost(method: str, options: Sequence[Option], costs: Mapping[str, float]
     return (costs[method] + added) * math.prod(cost for option, cost in own.items() if option.slot == "update" and cost)
 
 
-def arms(plan: PlannedCombination, target: str, winner: Sequence[Option]) -> list[Arm]:
-    """The base, the winner, the winner without each of its parts, and each part alone.
+def arms(plan: PlannedCombination, target: str, winner: Sequence[Option], single: Sequence[Option] = ()) -> list[Arm]:
+    """The base, the winner, the winner without each of its parts, each part alone, and the search's best single part.
 
     The winner has the experiment's rounds. Every other arm has the rounds that cost as much: the steps of all its
     clients, times the cost of a step. A step whose cost is not known counts like FedAvg's, and where steps are not
@@ -72,6 +72,8 @@ def arms(plan: PlannedCombination, target: str, winner: Sequence[Option]) -> lis
             named.setdefault(rest, f"{rest[0].text} alone" if len(rest) == 1 else f"without {option.text}")
         for option in winner:
             named.setdefault((option,), f"{option.text} alone")
+    if single:
+        named.setdefault(tuple(single), f"{single[0].text}: the best single part")
     made = {}
     for options, what in named.items():
         try:

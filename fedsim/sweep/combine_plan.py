@@ -7,7 +7,7 @@ reads an image of T before the outer run, in which the winner was chosen already
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,6 +99,15 @@ class PlannedCombination:
         """The number of folds in each rung, which is the same for all unseen domains."""
         return stages(len(self.unseen[0].folds))
 
+    @property
+    def most_runs(self) -> int:
+        """The number of runs, all rungs together; fewer where candidates fail or repeat the numbers of others."""
+        size, before, runs = len(self.candidates), 0, 0
+        for folds in self.rungs:
+            runs += size * (folds - before)
+            size, before = math.ceil((size - 1) / 3) + 1, folds
+        return runs * len(self.unseen) * len(set(self.search.seeds))
+
     def cells_of(self, number: int, target: str, fold: str) -> list[Cell]:
         """The cells of one candidate on one fold, one for each seed."""
         key = (number, target, fold)
@@ -133,6 +142,7 @@ class PlannedCombination:
         for unseen in self.unseen:
             folds = unseen.folds[: self.rungs[rung]]
             found = {number: self._score(number, unseen.target, folds) for number in unseen.left}
+            found |= self._repeats(found, unseen.target, folds)
             scores = {number: None if isinstance(own, str) else own for number, own in found.items()}
             ordered = by_score(scores)
             last = rung == len(self.rungs) - 1
@@ -143,6 +153,19 @@ class PlannedCombination:
                 candidate = self.candidates[number]
                 unseen.outcomes.append(Outcome(rung + 1, candidate, tuple(folds), scores[number], said, number in kept))
             unseen.left = kept
+
+    def _repeats(self, found: Mapping[int, float | str], target: str, folds: Sequence[str]) -> dict[int, str]:
+        """{candidate: why it is dropped} of those with the numbers of an earlier one in every round of every fold.
+
+        Their changes do nothing here, as uniform weights do where all clients have equally many images.
+        """
+        first: dict[tuple[tuple[float, ...], ...], int] = {}
+        repeats: dict[int, str] = {}
+        for number in sorted(number for number, own in found.items() if not isinstance(own, str)):
+            cells = [cell for fold in folds for cell in self.cells_of(number, target, fold)]
+            same = first.setdefault(tuple(map(all_scores, cells)), number)
+            repeats |= {number: f"the same numbers as candidate {same}"} if same != number else {}
+        return repeats
 
     def _score(self, number: int, target: str, folds: Sequence[str]) -> float | str:
         """The mean over folds and seeds of the fold's metric, or the reason why a cell has none."""
@@ -171,6 +194,13 @@ def fold_metric(cell: Cell) -> float | str:
     except UserError:  # NaN in every round
         value = math.nan
     return "diverged" if math.isnan(value) else value
+
+
+def all_scores(cell: Cell) -> tuple[float, ...]:
+    """What was measured on the fold's domain, and in validation, in every round."""
+    rounds = read_record(cell.folder / "rounds.csv")
+    columns = [name for name in rounds.select_dtypes("number") if name.startswith(("target_", "mean_"))]
+    return tuple(rounds[columns].fillna(-1.0).to_numpy().ravel())
 
 
 def plan_combinations(config: str, search: Combination, overrides: Sequence[str], preset: str) -> PlannedCombination:

@@ -36,7 +36,7 @@ def run_combinations(
     folds = ", ".join(map(str, plan.rungs))
     domains = ", ".join(unseen.target for unseen in plan.unseen)
     say(f"{len(plan.candidates)} candidates on {plan.search.method} for {domains}; rungs with {folds} folds, and each "
-        "keeps the best third")  # fmt: skip
+        f"keeps the best third; at most {plan.most_runs} runs")  # fmt: skip
     failed: list[Cell] = []
     for rung in range(len(plan.rungs) + 1):
         cells = plan.cells(rung - 1) if rung else plan.base_cells()

@@ -53,6 +53,7 @@ def test_draws_do_not_depend_on_the_budget():
     assert {len(own.options) for own in many.candidates[2::2]} <= {2, 3}
     assert len({own.label for own in many.candidates}) == 13
     options, _ = options_in(["weights"], DIGITS, lambda options: "")
+    assert many.most_runs == 13 + 2 * 5 + 2 * 3  # of 13 on one fold 4 and the base on two more, then 2 and the base
     assert draw(options, 0, 1) != draw(options, 0, 3)
     assert len(planned("weights", 60).candidates) == 1 + len(options)
 
@@ -97,7 +98,8 @@ def test_the_outer_run_costs_the_same():
         "fedsim sweep digits --methods fedavg --targets rot0 --seeds 1,2 --set data.fraction=0.1 --set run.device=cpu "
         "--output /nowhere --grid train.rounds=20"
     )
-    assert "without update=sharpness_aware" in {arm.what for arm in arms(plan, "rot0", [sam, head, uniform])}
+    found = arms(plan, "rot0", [sam, uniform, head], [option("terms=proximal")])
+    assert {"without update=sharpness_aware", "terms=proximal: the best single part"} <= {arm.what for arm in found}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,21 @@ def test_what_is_refused(slots, said):
         planned(slots)
 
 
+def test_a_change_without_effect_is_dropped(monkeypatch):
+    """Candidate 2 has the numbers of candidate 1 in every round, and candidate 3 only its score."""
+    plan = planned(budget=4)
+    curves = {0: (0.1, 0.2), 1: (0.3, 0.4), 2: (0.3, 0.4), 3: (0.2, 0.4)}
+    numbers = {own.label: curves[own.number] for own in plan.candidates}
+    label = "fedsim.sweep.combine_plan.{}".format
+    own = lambda cell: numbers[cell.title.partition(" ")[0].partition("@")[2]]  # noqa: E731
+    monkeypatch.setattr(label("all_scores"), own)
+    monkeypatch.setattr(label("fold_metric"), lambda cell: own(cell)[-1])
+    plan.judge(0)
+    assert plan.unseen[0].left == [1, 0]
+    texts = [one.text for one in plan.unseen[0].outcomes]
+    assert texts == ["rank 3 of 4, the base", "rank 1 of 4", "the same numbers as candidate 1", "rank 2 of 4"]
+
+
 def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_process):
     """The files of the unseen domain are no images. The same command finds everything finished."""
     root = write_tree(tmp_path / "images", ("art", "cartoon", "photo", "sketch"), ("cat", "dog"), per_class=10)
@@ -115,7 +132,7 @@ def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_pr
         file.write_text("no image")
     settings = ["data.dataset=folder", f"data.root={root}", f"data.cache={tmp_path / 'cache'}", "data.image_size=28",
                 "train.rounds=1", "train.batch_size=4", "train.iterations=1"]  # fmt: skip
-    words = ["search", "digits", "--slots", "weights,terms", "--targets", "sketch", "--budget", "4"]
+    words = ["search", "digits", "--slots", "update,fuse", "--targets", "sketch", "--budget", "4"]
     words += ["--output", str(tmp_path), *(word for one in settings for word in ("--set", one))]
     first, second = (CliRunner().invoke(app, words) for _ in range(2))
     assert (first.exit_code, second.exit_code) == (0, 0), first.output
