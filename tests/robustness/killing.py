@@ -72,24 +72,19 @@ class QuickRuns:
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, experiment: Experiment, seconds: float | None = None, write: int = 0) -> dict[str, Any]:
-        """Run until the end, until `seconds` have passed, or until the `write`-th file is renamed.
-
-        A negative `write` kills just before the renaming. Returns the exit code (-9 when killed) and the seconds.
-        """
+        """The exit code (-9 when killed) and seconds of a run until its end, until `seconds` have passed, or until the
+        `write`-th file is renamed (negative: just before)."""
         order = {"experiment": experiment.toml(), "seconds": seconds, "write": write}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End the process."""
         self._process.stdin.close()
         self._process.wait(60)
 
 
-def run_by_command(
-    experiment: Experiment, log: Path, seconds: float | None = None, rounds: bool = False
-) -> dict[str, Any]:
+def run_by_command(experiment: Experiment, log: Path, seconds: float | None = None, rounds: bool = False) -> dict:
     """Do a run of any runtime by the command line; a kill ends every process that the run has started.
 
     It runs to its end, or until `seconds` have passed, with `rounds` counted from the first recorded round.

@@ -29,7 +29,6 @@ class Draft:
 
     @classmethod
     def of(cls, reply: Message) -> "Draft":
-        """The draft of a good reply."""
         content = reply.content
         tables = (content.array_records, content.metric_records, content.config_records)
         return cls(*({name: dict(record) for name, record in table.items()} for table in tables), {})
@@ -56,7 +55,6 @@ class Draft:
 
 
 def odd_value(rng: random.Random) -> Any:
-    """Something that nobody expects."""
     text = "".join(rng.choice(LETTERS) for _ in range(rng.randrange(20)))
     number = rng.choice([rng.uniform(-1e9, 1e9), 0.0, -0.0, 1e308, float("nan"), float("inf")])
     return rng.choice([text, text, number, rng.randrange(-(2**80), 2**80), True, None, rng.randbytes(8), [number]])
@@ -72,8 +70,6 @@ def broken(mutate: Mutation, reply: Message, message: Message, rng: random.Rando
 
 
 def mutation(*phases: str) -> Callable[[Mutation], Mutation]:
-    """Register a mutation for the replies of some phases."""
-
     def register(function: Mutation) -> Mutation:
         MUTATIONS[function.__name__] = (function, phases)
         return function
@@ -103,7 +99,6 @@ def of_tensor(*phases: str, kinds: str = "fiu", name: str = "", named: Callable 
 
 
 def with_one(array: np.ndarray, rng: random.Random, *values: float) -> np.ndarray:
-    """The tensor with one of the values somewhere."""
     array.reshape(-1)[rng.randrange(array.size)] = rng.choice(values)
     return array
 
@@ -131,7 +126,6 @@ def wrong_dtype(array, record, rng, odd):
 
 @of_tensor("train", "collect")
 def damaged_bytes(array, record, rng, odd):
-    """Truncated, prolonged, random or no bytes."""
     data = Array(array).data
     cut, more = rng.randrange(len(data)), bytes(1 + rng.randrange(9))
     damaged = rng.choice([data[:cut], data + more, rng.randbytes(len(data)), b"", data[cut + 1 :]])
@@ -153,9 +147,8 @@ def lying_declaration(array, record, rng, odd):
     lies = {
         "shape": [(*array.shape, 2), (10**12,), (-1, 4), (2**70,), ("x",), None, 3],
         "dtype": ["float99", "", "object", "O", "V8", "f8", "'", None, 7],
-        "stype": ["pickle", "", "torch.tensor", None],
-        "data": ["text", None, 12],
-    }
+        "stype": ["pickle", "", "torch.tensor", None], "data": ["text", None, 12],
+    }  # fmt: skip
     about = rng.choice([*lies, "all"])
     if about == "all":
         return odd
@@ -167,16 +160,10 @@ def lying_declaration(array, record, rng, odd):
 def hostile_header(array, record, rng, odd):
     """A header that announces terabytes, has nested brackets, or is not a dictionary."""
     shape = rng.choice([(10**13,), (0, 10**30), (2**63,), (-5,), array.shape])
-    text = rng.choice(
-        [
-            f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}",
-            f"{{'descr': '|V0', 'fortran_order': False, 'shape': {shape}, }}",
-            "(" * 9000,
-            "__import__('os').getpid()",
-            "{'descr': [('a', '<f4'), ('b', '|O')], 'fortran_order': False, 'shape': (1,), }",
-            repr(odd),
-        ]
-    ).encode("utf-8", "replace")[:60_000]
+    header = "{{'descr': {}, 'fortran_order': False, 'shape': {}, }}".format
+    texts = [header(f"'{array.dtype.str}'", shape), header("'|V0'", shape), header([("a", "<f4"), ("b", "|O")], (1,))]
+    texts += ["(" * 9000, "__import__('os').getpid()", repr(odd)]
+    text = rng.choice(texts).encode("utf-8", "replace")[:60_000]
     data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(rng.randrange(64))
     return Array(str(array.dtype), shape, NUMPY_STYPE, data)
 

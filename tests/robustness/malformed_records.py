@@ -6,7 +6,6 @@ from malformed import ALL, mutation
 
 @mutation(*ALL)
 def missing_record(draft, rng, odd):
-    """A record that must be there is not, or has another name."""
     table, name = draft.pick_record(rng)
     record = table.pop(name)
     if rng.random() < 0.5:
@@ -20,7 +19,6 @@ def extra_record(draft, rng, odd):
 
 @mutation(*ALL)
 def wrong_kind(draft, rng, odd):
-    """A record of the right name and the wrong kind, or no record at all."""
     table, name = draft.pick_record(rng)
     entries = table.pop(name)
     if rng.random() < 0.3:
@@ -43,7 +41,6 @@ def another_count(draft, rng, odd):
 
 @mutation("train", "evaluate")
 def wrong_metric(draft, rng, odd):
-    """A metric that is not a finite number of plausible size."""
     metrics = draft.metrics["metrics"]
     wrong = [float("nan"), float("inf"), -float("inf"), 1e31, -1e300, 10**400, True, None, "0.5", [0.5], [], 1j, b"1"]
     wrong += [] if isinstance(odd, int | float) else [odd]
@@ -76,7 +73,6 @@ def impossible_accuracy(draft, rng, odd):
 
 @mutation("train")
 def wrong_state(draft, rng, odd):
-    """Of entries that are stored."""
     value = rng.choice([-1, 1.5, True, None, "1", [1], 2**70, odd])
     draft.configs["state"] = {"entries": value}
     return not (type(value) is int and 0 <= value <= 10**9)

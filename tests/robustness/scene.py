@@ -24,13 +24,12 @@ TOKEN = "0123456789abcdef"
 
 
 class CannedGrid:
-    """A grid that answers with prepared replies."""
+    """A grid that answers with prepared replies, whatever was sent; messages get the ids that the replies answer."""
 
     def __init__(self, replies: list[Message]) -> None:
         self.replies = replies
 
     def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies, whatever was sent; messages get the ids that the replies answer."""
         number(messages)
         return self.replies
 
@@ -48,15 +47,11 @@ class Outcome:
     def differences(self, other: "Outcome", victim: str) -> str:
         """The first difference between two outcomes, without the victim's own row and the notes."""
         mine, theirs = ({name: row for name, row in rows.items() if name != victim} for rows in (self.rows, other.rows))
-        for what, a, b in (
-            ("the global model", self.arrays, other.arrays),
-            ("what the server remembers", self.state, other.state),
-            ("another client's row", timeless(mine), timeless(theirs)),
-            ("the details", self.details, other.details),
-        ):
-            if not same(a, b):
-                return what
-        return ""
+        compared = {
+            "the global model": (self.arrays, other.arrays), "what the server remembers": (self.state, other.state),
+            "another client's row": (timeless(mine), timeless(theirs)), "the details": (self.details, other.details),
+        }  # fmt: skip
+        return next((what for what, pair in compared.items() if not same(*pair)), "")
 
 
 @dataclass
@@ -114,15 +109,14 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
         number(messages)
         replies = {}
         for message in messages:
-            client = message.content.config_records["config"]["client"]
-            reply = app(message, Context(1, message.metadata.dst_node_id, {}, RecordDict(), {}))
+            client = message.content["config"]["client"]
+            replies[client] = app(message, Context(1, message.metadata.dst_node_id, {}, RecordDict(), {}))
             if extra and message.metadata.message_type == "train":
-                reply.content.update(extra(client))
-            replies[client] = reply
+                replies[client].content.update(extra(client))
         return replies
 
+    clients = strategy.exchange.clients
     for bank in [bank for bank in strategy.recipe.banks if bank.when == "once"]:
-        clients = strategy.exchange.clients
         scene.messages["collect"] = list(strategy.exchange.messages("collect", 0, None, clients, bank=bank.name))
         scene.replies["collect"] = answers(scene.messages["collect"])
         replies = list(scene.replies["collect"].values())
@@ -145,7 +139,6 @@ def number(messages: list[Message]) -> None:
 
 
 def timeless(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Rows without columns of times."""
     return {name: {key: value for key, value in row.items() if "seconds" not in key} for name, row in rows.items()}
 
 

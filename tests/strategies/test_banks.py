@@ -12,16 +12,12 @@ from tampering import rows_of, short, tamper
 from clients.parts import LocalRound, StepFunction, Term
 from fedsim.common.errors import ClientFailedError
 from fedsim.methods import table as methods
-from fedsim.methods.assembly import find_recipe
+from fedsim.methods.assembly import build_recipe, find_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.run.workspace import close_workspaces
-from fedsim.tensors.arrays import state_to_record
-from strategies.banks.amplitude import AmplitudeBank
-from strategies.banks.checks import layout_of, odd_shapes
-from strategies.banks.style import StyleBank
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
-FIRST_ROUND = ServerRound(1, 3, [], {})
 CLIENTS = ["rot0", "rot15", "rot30"]
 noted: list[tuple[str, int, dict]] = []
 
@@ -146,33 +142,54 @@ def test_a_single_client_has_an_empty_foreign_bank(method, tmp_path):
     assert ours.equals(plain) == (method == "ccst")
 
 
-GOOD = {"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32)}
-WINDOWS = {"amplitude": np.ones((2, 3, 5, 3), np.float32)}
+# --- FedCCRL's rows ---------------------------------------------------------------------------------------------------
+
+SMALL = {"name": "fedccrl", "aligned_views": {"width": 1}}
 
 
-@pytest.mark.parametrize(("bank", "arrays", "reason"), [
-    (StyleBank(), GOOD, ""),
-    (StyleBank(), {"mean": GOOD["mean"]}, "it holds ['mean']"),
-    (StyleBank(), GOOD | {"mean": np.zeros((2, 3))}, "expected filled float32"),
-    (StyleBank(), GOOD | {"mean": np.zeros(3, np.float32)}, "dimensions"),
-    (StyleBank(), GOOD | {"mean": np.full((2, 3), np.nan, np.float32)}, "NaN"),
-    (StyleBank(), GOOD | {"std": np.ones((2, 4), np.float32)}, "but std"),
-    (StyleBank(), GOOD | {"std": np.zeros((2, 3), np.float32)}, "not positive"),
-    (StyleBank(), dict.fromkeys(GOOD, np.zeros((0, 3), np.float32)), "filled"),
-    (AmplitudeBank(), WINDOWS, ""),
-    (AmplitudeBank(), {"amplitude": -WINDOWS["amplitude"]}, "negative"),
+def means_of(record):
+    return record_to_arrays(record).get("mean", np.zeros((0, 1), np.float32))
+
+
+def test_rows_anew_in_every_round_and_those_of_a_client_that_fails_stay(tmp_path):
+    """In round 2 the rows of rot15 are lost: it does not train, and the others get its rows of round 1."""
+    failing = tamper(lambda content: content["pixel_stats"].clear(), "collect")
+    anew = {**SMALL, "pixel_statistics": {"refresh": "round"}}
+    _, grid = run_small(short(tmp_path, 2, anew), tamper=failing)
+    found, handed = {}, {}
+    for message, reply in grid.seen:
+        config, kind = message.content["config"], message.metadata.message_type
+        if kind == "query.collect":
+            assert "arrays" not in message.content.array_records
+            found[config["round"], config["client"]] = means_of(reply.content["pixel_stats"])
+        elif kind == "train":
+            handed[config["round"], config["client"]] = means_of(message.content["pixel_stats"])
+    assert not any(np.array_equal(found[1, client], found[2, client]) for client in ("rot0", "rot30"))
+    assert len(found[1, "rot15"]) == 8
+    assert handed.keys() == found.keys() - {(2, "rot15")}
+    assert np.array_equal(handed[1, "rot15"], np.concatenate([found[1, "rot0"], found[1, "rot30"]]))
+    assert np.array_equal(handed[2, "rot0"], np.concatenate([found[1, "rot15"], found[2, "rot30"]]))
+
+
+@pytest.mark.parametrize(("method", "data", "said"), [
+    ({"name": "fedccrl", "aligned_views": {"p": 0.0, "variant": "official"}}, {}, False),
+    (SMALL, {"domains": ["rot0", "rot45"]}, True),
+    (SMALL, {"fraction": 0.01}, True),  # too few images for one row
 ])  # fmt: skip
-def test_contributions_are_checked(bank, arrays, reason):
-    found = bank.accept("a", arrays, FIRST_ROUND)
-    assert reason in found
-    assert bool(found) == bool(reason)
+def test_a_federation_without_rows_of_others_trains(method, data, said, tmp_path, caplog):
+    """With p = 0 the views are AugMix's alone, and no rows are collected."""
+    train = {"rounds": 1, "iterations": 1, "batch_size": 4}
+    experiment = small_experiment(tmp_path, method, data=data, train=train)
+    folder, _ = run_small(experiment)
+    assert (
+        (build_recipe(experiment).disclosure() != "model updates") == build_recipe(experiment).banks[0].shared == said
+    )
+    assert set(numbers(folder / "clients.csv")["status"]) == {"ok"}
+    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
+    assert ("no statistics of other clients' images" in caplog.text) == said
 
 
-def test_own_amplitudes_are_not_handed_back():
-    assert AmplitudeBank().hand_out({"a": WINDOWS, "b": WINDOWS}, "a", FIRST_ROUND).keys() == {"b"}
-
-
-def test_an_odd_shape_is_refused_whoever_comes_first():
-    usual, odd, longer = (layout_of({"mean": np.zeros(shape)}) for shape in ((1, 3), (1, 30), (9, 3)))
-    assert odd_shapes({"a": odd, "b": usual, "c": longer}).keys() == {"a"}
-    assert odd_shapes({"a": usual, "b": usual}) == odd_shapes({}) == {}
+def test_no_views_are_fedavg(tmp_path):
+    methods = ("fedavg", {"name": "fedccrl", "aligned_views": {"views": 0}})
+    folders = [run_small(short(tmp_path / str(place), 1, method))[0] for place, method in enumerate(methods)]
+    assert len({(folder / "last.safetensors").read_bytes() for folder in folders}) == 1

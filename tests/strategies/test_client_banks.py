@@ -5,21 +5,25 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.checks import layout_of, odd_shapes
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.feature_styles import FeatureStyles, derangement
 from strategies.banks.interpolation_style import InterpolationStyle
+from strategies.banks.pixel_statistics import PixelStatistics
 from strategies.banks.prototypes import Prototypes
+from strategies.banks.style import StyleBank
 from strategies.parts import SERVER, RefusedUpdateError, ServerRound, Update
 from strategies.tools.finch import cluster_means, finch, first_neighbour_clusters, partitions, partitions_of_products
 
 REFERENCES, GENERATOR, STYLES = ClassReferences(), FeatureGenerator(), FeatureStyles()
-INTERPOLATION, PROTOTYPES = InterpolationStyle(), Prototypes()
+INTERPOLATION, PROTOTYPES, PIXELS = InterpolationStyle(), Prototypes(), PixelStatistics()
 
 
 def round_of(**fields):
     fields = {"classes": 3, "feature_dim": 2, "weights": {"a": 0.25, "b": 0.75}, **fields}
-    return ServerRound(fields.pop("round", 2), 3, list("abcd"), {}, **fields)
+    return ServerRound(fields.pop("round", 2), 3, fields.pop("clients", list("abcd")), {}, **fields)
 
 
 def f32(values):
@@ -45,6 +49,11 @@ def style(value):
     return {"style": np.full((4, 3), value, np.float32)}
 
 
+def rows(count, value=0.5, channels=3):
+    """Pixel statistics of so many images."""
+    return {name: np.full((count, channels), each, np.float32) for name, each in (("mean", value), ("std", value / 2))}
+
+
 def overall(*numbers):
     """A client's style: its mean is the first half of the numbers, its std the second."""
     return dict(zip(("mean", "std"), np.split(f32([numbers]), 2, axis=1)))
@@ -63,17 +72,14 @@ def test_class_references_are_averaged_by_counts():
     assert (new["r_mu"].ravel().tolist(), new["r_rho"].ravel().tolist()) == ([2.5, 7, 4], [12.5, 17, 5])
     first = REFERENCES.merge({}, entries, round_of())[SERVER]
     assert (first["r_mu"][2], first["r_rho"][2]) == (0, 1)
+    records = {REFERENCES.name: entries["a"]}
+    assert REFERENCES.gather(Update("a", 10, {}, records=records), round_of())["counts"][0] == 10
+    with pytest.raises(RefusedUpdateError, match="10 of 9 images"):
+        REFERENCES.gather(Update("a", 9, {}, records=records), round_of())
     silent = ClassReferences(shared=False)
     assert not silent.contributed
     assert silent.hand_out({SERVER: new}, "a", round_of()) is None
     assert silent.gather(Update("a", 1, {}), round_of()) == silent.merge({}, {"a": {}}, round_of()) == {}
-
-
-def test_counts_cannot_exceed_the_images():
-    records = {REFERENCES.name: references([4, 0, 0], 1)}
-    assert REFERENCES.gather(Update("a", 4, {}, records=records), round_of())["counts"][0] == 4
-    with pytest.raises(RefusedUpdateError, match="4 of 3 images"):
-        REFERENCES.gather(Update("a", 3, {}, records=records), round_of())
 
 
 def test_generators_are_averaged_by_weight():
@@ -84,8 +90,7 @@ def test_generators_are_averaged_by_weight():
     assert "hidden.weight" in GENERATOR.accept("a", generator(2, inputs=9), later)
 
 
-def test_a_derangement_leaves_nothing_in_place():
-    """In 1000 draws of three, each of the two derangements comes about as often."""
+def test_every_derangement_is_as_frequent():
     rng = np.random.default_rng(0)
     drawn = [tuple(derangement(3, rng).tolist()) for _ in range(1000)]
     assert set(drawn) == {(1, 2, 0), (2, 0, 1)}
@@ -164,18 +169,28 @@ def test_three_clients_never_cluster_and_the_log_says_so_once():
     assert PROTOTYPES.merge({}, {"a": protos()}, server) == {}
 
 
-@pytest.mark.parametrize(("bank", "entries"), [
-    (REFERENCES, {"a": references([1, 1, 1], 1, 2, 3)}), (GENERATOR, {"a": generator(1)}),
-    (INTERPOLATION, {"a": overall(1, 2)}), (PROTOTYPES, {"a": protos(c0=(1, 2))}),
-])  # fmt: skip
-def test_all_clients_get_the_same_and_at_first_nothing(bank, entries):
-    made = bank.merge({}, entries, round_of())
-    assert bank.hand_out({}, "a", round_of()) == {}
-    assert bank.hand_out(made, "a", round_of()) is bank.hand_out(made, "late", round_of()) is made[SERVER]
+def test_own_pixel_statistics_and_amplitudes_are_never_handed_back():
+    """The others' come joined in the order of the domains; without rows of others the record is empty."""
+    bank, server = {"a": rows(2, 0.25), "b": rows(1, 0.5), "c": rows(0)}, round_of(clients=["b", "a", "c"])
+    handed = {client: PIXELS.hand_out(bank, client, server) for client in "abc"}
+    means = {client: own["mean"][:, 0].tolist() for client, own in handed.items()}
+    assert means == {"a": [0.5], "b": [0.25, 0.25], "c": [0.5, 0.25, 0.25]}
+    assert handed["b"]["std"][:, 0].tolist() == [0.125, 0.125]
+    assert PIXELS.hand_out({"a": rows(3), "b": rows(0)}, "a", server) == PIXELS.hand_out({}, "a", server) == {}
+    assert PIXELS.compared(rows(4))["mean"].tolist() == [0.5] * 3  # the mean row
+    assert PIXELS.compared(rows(0))["mean"].size == 0
+    assert AmplitudeBank().hand_out({"a": WINDOWS, "b": WINDOWS}, "a", server).keys() == {"b"}
+
+
+def test_an_odd_shape_is_refused_whoever_comes_first():
+    usual, odd, longer = (layout_of({"mean": np.zeros(shape)}) for shape in ((1, 3), (1, 30), (9, 3)))
+    assert odd_shapes({"a": odd, "b": usual, "c": longer}).keys() == {"a"}
+    assert odd_shapes({"a": usual, "b": usual}) == odd_shapes({}) == {}
 
 
 SEEN, GENERATED, GIVEN = references([4, 0, 0], 1), generator(1), overall(1, 2, 3, 1, 1, 1)
-OWN = protos(c0=(1, 2), c2=(3, 4))
+OWN, WINDOWS = protos(c0=(1, 2), c2=(3, 4)), {"amplitude": np.ones((2, 3, 5, 3), np.float32)}
+STYLE = {"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32)}
 
 
 @pytest.mark.parametrize(("bank", "good", "change", "reason"), [
@@ -200,9 +215,23 @@ OWN = protos(c0=(1, 2), c2=(3, 4))
         ({"protos": np.zeros((3, 2), np.float32)}, "int64[3]"), ({"classes": np.array([0, 1], np.int32)}, "int32"),
         ({"classes": i64([1, 0])}, "ascend"), ({"classes": i64([1, 1])}, "ascend"),
         ({"classes": i64([0, 3])}, "beyond the 3"), ({"classes": i64([-1, 0])}, "beyond"))),
+    *((StyleBank(), STYLE, *each) for each in (
+        ({}, ""), ({"extra": np.zeros(1)}, "it holds ['extra', 'mean', 'std']"), ({"std": np.ones((2, 4))}, "float"),
+        ({"mean": np.zeros((2, 3))}, "expected filled float32"), ({"mean": np.zeros(3, np.float32)}, "dimensions"),
+        ({"mean": f32([[np.nan] * 3] * 2)}, "NaN"), ({"std": np.ones((2, 4), np.float32)}, "but std"),
+        ({"std": np.zeros((2, 3), np.float32)}, "not positive"),
+        (dict.fromkeys(STYLE, np.zeros((0, 3), np.float32)), "filled"))),
+    *((AmplitudeBank(), WINDOWS, *each) for each in (({}, ""), ({"amplitude": -WINDOWS["amplitude"]}, "negative"))),
+    *((PIXELS, rows(5), *each) for each in (
+        ({}, ""), (rows(0), ""), ({"extra": np.zeros(1)}, "it holds"), (rows(6), "6 rows, for 5 images"),
+        ({"mean": np.zeros((5, 3))}, "expected float32 with 2 dimensions"), (rows(5, channels=0), "and channels"),
+        ({"std": np.full((5, 3), np.nan, np.float32)}, "NaN"), ({"std": rows(4)["std"]}, "the same images"),
+        ({"mean": np.full((5, 3), 1.1, np.float32)}, "that no image"),
+        ({"std": np.zeros((5, 3), np.float32)}, "or a standard deviation"),
+        ({"std": np.full((5, 3), 2.25, np.float32)}, "standard deviation that no image"))),
 ])  # fmt: skip
 def test_what_is_refused(bank, good, change, reason):
-    found = bank.accept("a", {**good, **change}, round_of())
+    found = bank.accept("a", {**good, **change}, round_of(class_counts={"a": (3, 2)}))
     assert reason in found
     assert bool(found) == bool(reason)
 
