@@ -44,11 +44,7 @@ def test_texts_in_overrides_are_taken_as_they_are(text):
 
 
 def test_overrides_and_files_keep_texts_and_read_numbers():
-    for text, value in (
-        ('run.target="2020"', "2020"),
-        ("run.seed=2020", 2020),
-        ("data.domains=['19', '20']", ["19", "20"]),
-    ):
+    for text, value in (('run.target="20"', "20"), ("run.seed=20", 20), ("data.domains=['1', '2']", ["1", "2"])):
         assert parse_override(text) == (text.split("=")[0], value)
     experiment = parse_experiment('[data]\ndataset = "folder"\ndomains = [100, "200"]\n[run]\ntarget = 100\n')
     assert (experiment.data.domains, experiment.run.target) == (["100", "200"], "100")
@@ -70,16 +66,15 @@ def test_brackets_in_names_are_shown(monkeypatch):
     assert said in shown.getvalue()
 
 
-def test_a_wrong_override_is_blamed_and_not_the_file(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text('[train]\nrounds = "many"\n')
-    for name, words, said in (
-        ("digits", ["train.lr=0.1", "train.rounds=many"], r"override 'train\.rounds=many': train\.rounds: .*integer"),
-        ("digits", ["train.roundss=3"], r"override 'train\.roundss=3': unknown setting .*did you mean 'rounds'"),
-        (str(file), ["train.lr=0.1"], rf"{file}: train\.rounds"),
-    ):
-        with pytest.raises(UserError, match=f"^{said}"):
-            read_experiment(name, words)
+@pytest.mark.parametrize(("file", "words", "said"), [
+    (False, ["train.lr=0.1", "train.rounds=many"], r"override 'train\.rounds=many': train\.rounds: .*integer"),
+    (False, ["train.roundss=3"], r"override 'train\.roundss=3': unknown setting .*did you mean 'rounds'"),
+    (True, ["train.lr=0.1"], r"\S+mine.toml: train\.rounds"),
+])  # fmt: skip
+def test_a_wrong_override_is_blamed_and_not_the_file(tmp_path, file, words, said):
+    (tmp_path / "mine.toml").write_text('[train]\nrounds = "many"\n')
+    with pytest.raises(UserError, match=f"^{said}"):
+        read_experiment(str(tmp_path / "mine.toml") if file else "digits", words)
 
 
 @pytest.mark.parametrize(("domains", "asked", "said"), [

@@ -54,15 +54,18 @@ def roster_of(plan, folder, client, role="source", frozen=""):
     return Roster(grid, ["rot15"], 10, config, client if role == "target" else "", None, frozen)
 
 
+def planned(**sections):
+    return resolve(Experiment.model_validate({"data": DIGITS.model_dump(), **sections}))
+
+
 def test_a_site_says_it_in_the_handshake(tmp_path):
-    roster = roster_of(resolve(Experiment.model_validate({"data": DIGITS.model_dump()})), tmp_path, "rot15")
+    roster = roster_of(planned(), tmp_path, "rot15")
     assert roster.call(60.0) == []
     assert roster.fingerprints() == {"rot15": fingerprint(DIGITS, "rot15")}
 
 
 def frozen_experiment(seed=0):
-    settings = {"data": DIGITS.model_dump(), "model": {"train": "head"}, "run": {"seed": seed}}
-    return resolve(Experiment.model_validate(settings))
+    return planned(model={"train": "head"}, run={"seed": seed})
 
 
 def test_frozen_weights_are_told_apart_and_nothing_else_is():
@@ -74,7 +77,7 @@ def test_frozen_weights_are_told_apart_and_nothing_else_is():
         same.net.backbone.conv2.weight[0, 0, 0, 0] += 1e-6
     assert frozen_content(first.net.state_dict(), first.places) == first.frozen_content
     assert frozen_content(same.net.state_dict(), same.places) != same.frozen_content
-    assert Workspace(resolve(Experiment.model_validate({"data": DIGITS.model_dump()}))).frozen_content == ""
+    assert Workspace(planned()).frozen_content == ""
 
 
 @pytest.mark.parametrize("role", ["source", "target"])

@@ -18,8 +18,6 @@ CELLS = st.tuples(st.sampled_from(METHODS), st.sampled_from(TARGETS), st.integer
 # Accuracies of 200 images; some runs have diverged (NaN).
 ACCURACY = st.one_of(st.integers(0, 200).map(lambda correct: correct / 200), st.just(math.nan))
 TABLES = st.dictionaries(CELLS, ACCURACY, min_size=1, max_size=48)
-
-
 experiment_of = cache(pacs_experiment)  # reading the settings of 48 runs takes longer than comparing them
 
 
