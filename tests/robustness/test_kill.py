@@ -4,10 +4,9 @@ import random
 import signal
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
+from image_trees import write_tree
 from killing import QuickRuns, differences, run_by_command
-from PIL import Image
 from support import small_experiment
 
 from fedsim.run.plan import run_folder
@@ -77,11 +76,7 @@ def test_ray_run_killed_at_random_moments(name, tmp_path):
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Unlabelled images for the server's distillation."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for number in range(8):
-        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
+    return write_tree(tmp_path_factory.mktemp("pictures"), ["all"], ["all"], 8)
 
 
 def rounds_of(experiment) -> int:

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from image_trees import write_tree
 from PIL import Image
 from support import numbers, run_small, small_experiment
 from torch import nn
@@ -18,7 +19,6 @@ from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import folders
-from fedsim.tensors.arrays import load_arrays
 from strategies.aggregate import weighted_mean
 from strategies.refine.ensemble_distillation import (
     EnsembleDistillation,
@@ -77,13 +77,8 @@ class Small(nn.Module):
         return self.head(self.norm(self.conv(x)).mean((2, 3)))
 
 
-def draw_images(folder, count, start=0):
-    """So many pictures of 16 pixels."""
-    folder.mkdir()
-    for number in range(count):
-        pixels = np.random.default_rng(start + number).integers(0, 255, (16, 16, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return str(folder)
+def draw_images(folder, count, start=100):
+    return str(write_tree(folder, ["all"], ["all"], count, start))
 
 
 @pytest.fixture
@@ -103,22 +98,16 @@ def server(tmp_path):
                        experiment=Experiment(data=data))  # fmt: skip
 
 
-def loss_on(server, part, arrays):
-    prepared, count = part._images(server)
-    everything = [np.arange(count)]
-    teacher = mean_logits(Small(), [update.arrays for update in server.updates], everything, prepared)
-    net = Small().eval()
-    load_arrays(net, arrays, list(arrays))
-    with torch.no_grad():
-        return distillation_loss(teacher, net(prepared(everything[0]))).item()
-
-
 def test_distillation_reduces_its_loss(server, tmp_path):
     part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=30, lr=0.05, batch_size=6)
-    arrays = [update.arrays for update in server.updates]
-    fused = weighted_mean(arrays, [1, 1])
+    states = [update.arrays for update in server.updates]
+    fused = weighted_mean(states, [1, 1])
     refined = part.refine(fused, server)
-    assert loss_on(server, part, refined) < 0.5 * loss_on(server, part, fused)
+    prepared, count = part._images(server)
+    teacher, student, before = (
+        mean_logits(Small(), own, [np.arange(count)], prepared) for own in (states, [refined] * 2, [fused] * 2)
+    )
+    assert distillation_loss(teacher, student) < 0.5 * distillation_loss(teacher, before)
     assert refined.keys() == fused.keys()
     still = {name for name in fused if np.array_equal(refined[name], fused[name])}
     assert still == {"norm.num_batches_tracked", "norm.running_mean", "norm.running_var"}
@@ -149,12 +138,13 @@ def test_layers_that_the_prediction_does_not_use_keep_their_fused_values(server,
 
 def test_when_nothing_is_distilled(server, tmp_path):
     """Nothing is distilled without a folder, with the model of one client, and after T_kd = 30."""
-    fused = dict(server.updates[0].arrays)
-    assert EnsembleDistillation().refine(fused, server) == fused
-    server.round = 31
-    assert EnsembleDistillation(data=str(tmp_path / "aux")).refine(fused, server) == fused
-    server.round, server.updates = 1, server.updates[:1]
-    assert EnsembleDistillation(data=str(tmp_path / "aux"), rounds=0).refine(fused, server) == fused
+    fused, data = dict(server.updates[0].arrays), str(tmp_path / "aux")
+    alone = dataclasses.replace(server, updates=server.updates[:1])
+    for part, round in (
+        (EnsembleDistillation(), server), (EnsembleDistillation(data=data), dataclasses.replace(server, round=31)),
+        (EnsembleDistillation(data=data, rounds=0), alone),
+    ):  # fmt: skip
+        assert part.refine(fused, round) == fused
 
 
 def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
