@@ -1,5 +1,9 @@
 """Flower's ServerApp. It is the same in simulation and deployment."""
 
+from fedsim.common.edge import refuse_hidden_packages
+
+refuse_hidden_packages()  # before the first import of `clients` or `strategies`
+
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import click
 import typer
+from typer.completion import completion_init, get_completion_script
 
 from fedsim.commands.options import (
     Callbacks,
@@ -22,6 +23,7 @@ from fedsim.commands.options import (
 )
 from fedsim.commands.results import compare, plot, report
 from fedsim.commands.search import search
+from fedsim.common.about import VERSION
 from fedsim.common.edge import answer_signals, guarded
 from fedsim.common.errors import UserError
 from fedsim.common.lists import names_of, numbers_of
@@ -32,9 +34,9 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Federated domain generalization: run, compare and deploy methods as recipes.",
 )
 app.add_typer(deploy, name="deploy")
+completion_init()  # the forms of the answers that the scripts of `fedsim completion` ask for
 
 
 def main() -> None:
@@ -59,6 +61,16 @@ def _command() -> int:
     if code == 130:  # Typer has handled Ctrl-C itself
         raise KeyboardInterrupt
     return code
+
+
+@app.callback(invoke_without_command=True)
+def overall(
+    version: Annotated[bool, typer.Option("--version", help="print the version and the folder of the program")] = False,
+) -> None:
+    """Federated domain generalization: run, compare and deploy methods as recipes."""
+    if version:
+        typer.echo(f"fedsim {VERSION} ({Path(__file__).parents[2]})")
+        raise typer.Exit
 
 
 @app.command()
@@ -176,7 +188,11 @@ def pictures(
 @app.command()
 def methods(
     name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "",
-    changes: Annotated[str, typer.Option(help="only methods that change these slots or sides (fuse,server)")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="with cost, source and what leaves the clients")] = False,
+    group: Annotated[str, typer.Option(help="the same for one group of the list, e.g. 'clients and server'")] = "",
+    changes: Annotated[
+        str, typer.Option(help="the same for those that change these slots or sides (fuse,server)")
+    ] = "",
     parts: Annotated[bool, typer.Option("--parts", help="list every part by slot, with one line each")] = False,
     data: Annotated[
         str, typer.Option(help="an experiment: also show the method's bytes per round on its data and network")
@@ -185,16 +201,18 @@ def methods(
     set_: Override = None,
 ) -> None:
     """List the methods by what they change, or all parts by slot, or show one recipe with all its settings."""
-    from fedsim.commands.methods import show_method, show_methods, show_parts
+    from fedsim.commands.methods import show_method, show_methods, show_names, show_parts
 
-    if bool(name) + bool(changes) + parts > 1:
-        raise UserError("fedsim methods takes a method, --changes or --parts, only one of them")
+    if bool(name) + bool(changes) + bool(group) + everything + parts > 1:
+        raise UserError("fedsim methods takes a method, --all, --group, --changes or --parts, only one of them")
     if (data or preset or set_) and not (name and data):
         raise UserError("bytes are shown for one method on one experiment: fedsim methods NAME --data CONFIG")
     if parts:
         show_parts()
+    elif name:
+        show_method(name, data, preset, set_ or [])
     else:
-        show_method(name, data, preset, set_ or []) if name else show_methods(changes)
+        show_methods(changes, group) if changes or group or everything else show_names()
 
 
 @app.command("check-method")
@@ -239,3 +257,12 @@ def datasets(
 
 for command in (search, evaluate, predict, export, features):
     app.command()(command)
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash, zsh, fish or powershell")] = "bash") -> None:
+    """Print the script that completes commands and options: fedsim completion bash >> ~/.bashrc"""
+    known = ("bash", "zsh", "fish", "powershell")
+    if shell not in known:
+        raise UserError(f"no completion for {shell!r}; known: {', '.join(known)}")
+    typer.echo(get_completion_script(prog_name="fedsim", complete_var="_FEDSIM_COMPLETE", shell=shell))

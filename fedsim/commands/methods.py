@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.common.console import console, say
+from fedsim.common.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
@@ -21,14 +22,35 @@ if TYPE_CHECKING:
     from fedsim.settings.effect import Facts
 
 
-def show_methods(changes: str = "") -> None:
-    """Print the list of methods by what they change, with cost, source and disclosure; `changes` selects slots."""
+def show_names() -> None:
+    """Print the names of all methods by what they change."""
+    from fedsim.methods.groups import groups
+    from fedsim.settings.plugins import entry_points
+
+    found = groups()
+    known = {name for names in found.values() for name in names}
+    for group, names in {**found, "installed packages": [*(entry_points("methods").keys() - known)]}.items():
+        if names:
+            _say_wrapped(f"  {group} ({len(names)}): {', '.join(names)}")
+    say("one with its parts, formulas and settings: fedsim methods NAME; a combination: fedsim methods A+B")
+    say("cost, source and disclosure: --all, --group server or --changes fuse,terms; all parts: --parts")
+
+
+def show_methods(changes: str = "", group: str = "") -> None:
+    """Print methods by what they change, with cost, source and disclosure; `changes` selects slots, `group` a group."""
     from fedsim.methods.listing import listed, step_costs
     from fedsim.methods.recipe import Recipe
 
     costs, measured = step_costs()
     plain = Recipe().disclosure()
     groups = listed(changes, costs)
+    if group:
+        named = next((name for name in groups if name.partition(":")[0] == group), None)
+        if named is None:
+            raise UserError(
+                f"--group: no group is called {group!r}; {nearest(group, groups)}known: {', '.join(groups)}"
+            )
+        groups = {named: groups[named]}
     widest = max((len(row.name) for rows in groups.values() for row in rows), default=0)
     for group, rows in groups.items():
         columns = (

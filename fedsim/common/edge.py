@@ -136,4 +136,7 @@ def refuse_hidden_packages() -> None:
             raise UserError(f"the package {name!r} of fedsim is missing beside {home / 'fedsim'}; install it again")
         places = [Path(place).resolve() for place in spec.submodule_search_locations or [spec.origin or ""]]
         if home / name not in places:
-            raise UserError(f"{places[0]} hides the package {name!r} of fedsim; rename it, or start in another folder")
+            raise UserError(
+                f"{places[0]} hides the package {name!r} of fedsim, which is {home / name}; rename the first, or "
+                "start in another folder"
+            )

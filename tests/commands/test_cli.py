@@ -1,6 +1,7 @@
 """The command line: one line and exit code 2 for wrong input, no traceback, and no incomplete files."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -147,6 +148,15 @@ runpy.run_module("fedsim", run_name="__main__")
     assert (done.returncode, done.stderr.strip()) == (130, INTERRUPTED)
 
 
+def test_a_shell_completes_commands(monkeypatch, called):
+    code, script, _ = called("completion", "bash")
+    assert (code, "complete -o default" in script) == (0, True)
+    assert called("completion", "tcsh")[0] == 2
+    words = {"COMP_WORDS": "fedsim sw", "COMP_CWORD": "1", "_FEDSIM_COMPLETE": "complete_bash"}
+    code = "import sys; sys.argv = ['fedsim']; from fedsim.commands.start import main; main()"
+    assert python(code, env={**os.environ, **words}).stdout.split() == ["sweep"]
+
+
 def test_help_data_sets_and_results_import_nothing_heavy():
     """`fedsim --help` took three seconds where half of one is enough."""
     code = """
@@ -155,7 +165,7 @@ from fedsim.commands.cli import main
 def loaded(*names):
     print(*(name for name in names if name in sys.modules), sep=",", file=sys.stderr)
 with contextlib.redirect_stdout(io.StringIO()):
-    for words in (["--help"], ["datasets"]):
+    for words in (["--help"], ["--version"], ["datasets"], ["methods"]):
         sys.argv = ["fedsim", *words]
         with contextlib.suppress(SystemExit):
             main()
@@ -163,7 +173,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     import fedsim.results
     loaded("torch", "ray", "flwr", "matplotlib")
 """
-    assert python(code).stderr.split("\n") == [""] * 4
+    assert python(code).stderr.split("\n") == [""] * 6
 
 
 def test_every_argument_and_option_is_explained():

@@ -7,11 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
-from fedsim.commands.methods import show_method, show_methods
+from fedsim.commands.methods import show_method, show_methods, show_names
 from fedsim.common.console import console
 from fedsim.common.errors import UserError
 from fedsim.methods import listing as method_list
 from fedsim.methods.assembly import assemble, find_recipe
+from fedsim.methods.groups import FILE, table_text
 from fedsim.methods.listing import in_words, listed, step_costs
 from fedsim.methods.recipe import Recipe, parts_of
 from fedsim.methods.registry import parts_by_slot
@@ -34,6 +35,17 @@ def test_every_row_once_and_the_reference_first():
     assert (found["fedprox"], found["scaffold"]) == ("clients", "clients")  # a bank only carries what a term needs
     assert (found["mixstyle"], found["csac"]) == ("model", "server and clients")
     assert (found["deepall"], list(groups)[-1]) == ("nothing is federated", "nothing is federated")
+
+
+def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
+    assert FILE.read_text() == table_text(), "run: python -m fedsim.methods.groups"
+    show_names()
+    assert "server (13): fedbn, silobn" in capsys.readouterr().out
+    show_methods(group="model")
+    assert "model (2)" in (out := capsys.readouterr().out)
+    assert "server (" not in out
+    with pytest.raises(UserError, match="did you mean 'server'"):
+        show_methods(group="serve")
 
 
 def test_filter_by_slots_and_sides():

@@ -16,7 +16,7 @@ from fedsim.common.errors import ClientFailedError, UserError
 
 SMALL = ["--set", "train.rounds=1", "--set", "data.fraction=0.05"]
 PROGRAM = [sys.executable, "-m", "fedsim"]
-ROOT = Path(edge.__file__).parents[1]
+ROOT = Path(edge.__file__).parents[2]
 
 
 def fedsim(*words, program=PROGRAM, stdout=subprocess.PIPE, cwd=None, **variables):
@@ -65,12 +65,17 @@ def test_an_ascii_terminal(words, monkeypatch):
     assert b"method" in written.getvalue()
 
 
-def test_a_folder_that_hides_a_package_is_named(tmp_path):
-    """`python -m` searches the working folder first."""
-    (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "__init__.py").write_text("")
-    said = one_line(fedsim("methods", cwd=tmp_path), 2)
-    assert f"{tmp_path / 'clients'} hides the package 'clients'" in said
+def test_modules_that_hide_our_packages_are_named_with_both_paths(tmp_path):
+    """`python -m` searches the working folder first; both Flower apps say it too."""
+    for name, command in (("clients", ["methods"]), ("strategies", ["datasets"])):
+        module = tmp_path / f"{name}.py"
+        module.write_text("")
+        said = f"{module} hides the package {name!r} of fedsim, which is {ROOT / name}; rename"
+        assert said in one_line(fedsim(*command, cwd=tmp_path), 2)
+        for app in ("server_app", "client_app"):
+            loaded = fedsim(program=[sys.executable, "-c", f"import fedsim.{app}"], cwd=tmp_path)
+            assert said in loaded.stderr.splitlines()[-1]
+        module.unlink()
 
 
 def failing(error):
@@ -142,5 +147,5 @@ def test_a_clients_folder_beside_the_command_on_ray(tmp_path):
     program = "import sys; sys.path.remove(''); from fedsim.commands.cli import main; main()"
     words = [sys.executable, "-c", program, "run", "digits", "--runtime", "ray", "--output", "out", *SMALL]
     done = fedsim("--set", "run.workers=1", program=words, cwd=work, PYTHONPATH=str(site))
-    assert one_line(done, 2).startswith(f"fedsim: {work / 'clients'} hides the package 'clients' of fedsim; rename it")
+    assert one_line(done, 2).startswith(f"fedsim: {work / 'clients'} hides the package 'clients' of fedsim, which")
     assert "died twice" not in done.stderr

@@ -1,0 +1,31 @@
+"""The methods of each group, from a file: the table imports PyTorch, which takes longer than to print all names.
+
+`python -m fedsim.methods.groups` writes the file again; a test compares it with the table.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+FILE = Path(__file__).with_name("groups.csv")
+
+
+def groups() -> dict[str, list[str]]:
+    """{group: its methods}, in the order of the list."""
+    found: dict[str, list[str]] = {}
+    for row in csv.DictReader(io.StringIO(FILE.read_text())):
+        found.setdefault(row["group"], []).append(row["method"])
+    return found
+
+
+def table_text() -> str:
+    """The text of the file as it follows from METHODS, without the methods of installed packages."""
+    from fedsim.methods.listing import listed
+    from fedsim.methods.table import METHODS
+
+    rows = [f"{group},{row.name}" for group, own in listed().items() for row in own if row.name in METHODS]
+    return "\n".join(["group,method", *rows, ""])
+
+
+if __name__ == "__main__":
+    FILE.write_text(table_text())
