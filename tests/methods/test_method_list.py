@@ -30,10 +30,10 @@ def test_every_row_once_and_the_reference_first():
     assert sorted(names(groups)) == sorted(METHODS)
     assert list(groups)[:4] == ["nothing: the reference", "server", "clients", "model"]
     found = {row.name: group for group, rows in groups.items() for row in rows}
-    assert found["fedavg"] == "nothing: the reference"
-    assert (found["krum"], found["feddg-ga"]) == ("server", "server")  # a report only measures what weights need
-    assert (found["fedprox"], found["scaffold"]) == ("clients", "clients")  # a bank only carries what a term needs
-    assert (found["mixstyle"], found["csac"]) == ("model", "server and clients")
+    # a report only measures what weights need, a bank only carries what a term needs
+    expected = {"fedavg": "nothing: the reference", "krum": "server", "feddg-ga": "server", "fedprox": "clients",
+                "scaffold": "clients", "mixstyle": "model", "csac": "server and clients"}  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
     assert (found["deepall"], list(groups)[-1]) == ("nothing is federated", "nothing is federated")
 
 
@@ -69,6 +69,9 @@ def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsy
     assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "objective:"
     assert any("a small machine" in line for line in lines)
     assert step_costs(tmp_path / "none.csv") == ({}, "")
+    costs, measured = step_costs()
+    assert costs.keys() <= METHODS.keys()
+    assert not costs or (measured and costs["fedavg"] == 1.0 and min(costs.values()) > 0)
 
 
 @pytest.mark.parametrize(("method", "words"), [
@@ -92,13 +95,6 @@ def test_all_parts_are_printed_by_slot(monkeypatch):
         assert [line[0] for line in lines[place:] if line and line[0] in kinds][: len(kinds)] == sorted(kinds)
     refused = CliRunner().invoke(app, ["methods", "gperxan", "--parts"])
     assert "only one of them" in str(refused.exception)
-
-
-def test_shipped_costs_name_rows():
-    costs, measured = step_costs()
-    assert costs.keys() <= METHODS.keys()
-    assert not costs or (measured and costs["fedavg"] == 1.0)
-    assert all(ratio > 0 for ratio in costs.values())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -22,7 +22,6 @@ MU = {"proximal": {"mu": 0.5}}
 
 @pytest.mark.parametrize(("method", "expected"), [
     ({}, "fedavg"),
-    ({"add": ["guiding_head"]}, "fedavg@add=guiding_head"),
     ({"add": "guiding_head", "guiding_head": {"weight": 0.5}}, "fedavg@add=guiding_head"),
     ({"add": ["guiding_head"], "guiding_head": {"weight": 1}}, "fedavg@add=guiding_head,guiding_head.weight=1"),
     ({"terms": ["proximal", "guiding_head"]}, "fedavg@add=guiding_head+proximal"),
@@ -30,16 +29,13 @@ MU = {"proximal": {"mu": 0.5}}
     ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
     ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
     ({"name": "fedprox", "terms": "guiding_head"}, "fedprox@terms=guiding_head"),
-    ({"weights": "uniform"}, "fedavg@weights=uniform"),
     ({"add": ["uniform"]}, "fedavg@weights=uniform"),
     ({"weights": "by_examples"}, "fedavg"),
-    ({"weights": "generalization_adjustment"}, "fedavg@weights=generalization_adjustment"),
     ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
     ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
     ({"name": "gperxan+fedprox", "guiding_head": {"weight": 0}}, "gperxan+fedprox@guiding_head.weight=0"),
     ({"name": "ccst", "cross_client_style": {"quantise": True}}, "ccst@cross_client_style.quantise=true"),
     # [parts] belongs to the data set; a setting of the method is compared with these values.
-    ({"parts": MU, "name": "fedprox"}, "fedprox"),
     ({"parts": MU, "name": "fedprox", **MU}, "fedprox"),
     ({"parts": MU, "name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox@proximal.mu=0.1"),
     ({"parts": MU, "add": ["proximal"]}, "fedavg@add=proximal"),
@@ -50,12 +46,9 @@ def test_the_difference_is_readable_and_the_same_for_equal_recipes(method, expec
 
 
 def test_long_words_and_paths_stay_one_folder_and_apart():
-    """Characters that a folder's name cannot have are replaced, and a hash distinguishes two such names."""
     paths = ("a/b", "a_b", "x" * 300)
     one, other, long = (label(name="ccst", cross_client_style={"encoder_weights": path}) for path in paths)
-    assert "/" not in one
-    assert one != other
-    assert len(long) < 150
+    assert ("/" in one, one == other, len(long) < 150) == (False, False, True)
 
 
 def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):

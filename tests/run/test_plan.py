@@ -4,17 +4,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import SpyGrid, numbers, run_small, small_experiment, tiny_experiment
+from support import small_experiment, tiny_experiment
 
 import fedsim.methods.assembly
 import fedsim.run.admission
 import fedsim.run.plan
-from fedsim.client_app import app
 from fedsim.commands.runs import run_one
 from fedsim.common.errors import UserError
-from fedsim.run import workspace as workspaces
 from fedsim.run.plan import resolve
-from fedsim.run.serve import serve
 from fedsim.run.workspace import close_workspaces, open_workspace, workspace
 from fedsim.settings.experiment import Experiment, read_experiment
 
@@ -40,40 +37,25 @@ def test_a_run_is_resolved_once_and_each_check_is_called_once(tmp_path, monkeypa
     run_one(tiny_experiment(tmp_path, rounds=1))
     assert counts == dict.fromkeys(counts, 1)
     run_one(tiny_experiment(tmp_path, rounds=1))
-    assert counts == dict.fromkeys(counts, 1) | dict.fromkeys(
-        ["build_recipe", "method_label", "refuse_other_settings"], 2
-    )
+    twice = ["build_recipe", "method_label", "refuse_other_settings"]
+    assert counts == dict.fromkeys(counts, 1) | dict.fromkeys(twice, 2)
 
 
 def test_nobody_else_builds_recipes_of_a_run():
     root = Path(fedsim.__file__).parent
     users = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if "build_recipe(" in file.read_text()}
     # These modules make plans, define the function, or need methods without a run (a report's notes, saved models).
-    assert users <= {"run/plan.py", "methods/assembly.py", "commands/results.py", "export/features.py"}
-
-
-@pytest.mark.parametrize("method", ["fedig-a", "csac", "feddg-ga+gperxan"])
-def test_server_and_clients_share_a_network_without_touching_each_other(method, tmp_path):
-    """Separate networks, one per client and one for the server's evaluation, give the same numbers."""
-
-    class Apart(SpyGrid):
-        spaces: dict = {}
-
-        def deliver(self, messages):
-            for message in messages:
-                node = message.metadata.dst_node_id
-                server, workspaces._open = workspaces._open, self.spaces.setdefault(node, {})
-                reply = app(message, self.contexts[node])
-                workspaces._open = server
-                yield reply
-
-    shared, _ = run_small(tiny_experiment(tmp_path / "shared", method))
-    plan = resolve(tiny_experiment(tmp_path / "apart", method))
-    apart = serve(Apart(len(plan.clients)), plan)
-    assert numbers(shared / "rounds.csv").equals(numbers(apart / "rounds.csv"))
+    assert users <= {
+        "run/plan.py",
+        "methods/assembly.py",
+        "commands/results.py",
+        "export/features.py",
+        "sweep/search_plan.py",
+    }
 
 
 def test_a_plan_knows_its_folder_clients_and_data(tmp_path):
+    """Clients find the workspace that the server opened for the plan."""
     plan = resolve(small_experiment(tmp_path))
     assert plan.clients == ("rot0", "rot15", "rot30")
     assert plan.folder == tmp_path / "small" / "fedavg" / "rot45" / "seed0"
@@ -82,11 +64,6 @@ def test_a_plan_knows_its_folder_clients_and_data(tmp_path):
     assert resolve(Experiment()).experiment.run.target == "rot75"  # the last domain, filled in
     with pytest.raises(UserError, match="no domain 'rot4'"):
         resolve(Experiment().replace(run={"target": "rot4"}))
-
-
-def test_clients_find_the_workspace_that_the_server_opened(tmp_path):
-    close_workspaces()
-    plan = resolve(small_experiment(tmp_path))
     space = open_workspace(plan)
     assert workspace(plan.experiment.toml()) is space
     again = open_workspace(plan)  # another run, from the initial network

@@ -25,33 +25,21 @@ def test_delta_is_the_hockey_stick_divergence(epsilon, mu):
 
 
 def test_rounds_compose():
-    """100 rounds at z = 10 equal one at z = 1; the inverse function gives delta; more rounds have larger epsilon."""
+    """100 rounds at z = 10 equal one at z = 1; without noise epsilon is infinite, without rounds it is 0."""
     assert total_epsilon(10.0, 100, 1e-5) == pytest.approx(total_epsilon(1.0, 1, 1e-5), rel=1e-9)
     epsilon = total_epsilon(1.0, 20, 1e-5)
     assert delta_of(epsilon, math.sqrt(20)) == pytest.approx(1e-5, rel=1e-6)
+    # the bound by concentrated privacy, T/(2z^2) + sqrt(2T ln(1/delta))/z = 31.5, is less tight
+    assert epsilon < 20 / 2 + math.sqrt(2 * 20 * math.log(1e5))
     assert total_epsilon(1.0, 21, 1e-5) > epsilon
-
-
-def test_it_is_tighter_than_the_bound_by_concentrated_privacy():
-    """That bound is epsilon = T/(2z^2) + sqrt(2T ln(1/delta))/z, 31.5 for 20 rounds at z = 1."""
-    for rounds, z in ((20, 1.0), (20, 5.0), (100, 3.0)):
-        bound = rounds / (2 * z * z) + math.sqrt(2 * rounds * math.log(1e5)) / z
-        assert 0.75 * bound < total_epsilon(z, rounds, 1e-5) < bound
-
-
-def test_edges():
-    """Without noise epsilon is infinite, without rounds it is 0, and with enough noise it is 0."""
     assert total_epsilon(0.0, 1, 1e-5) == math.inf
-    assert total_epsilon(1.0, 0, 1e-5) == 0.0
-    assert total_epsilon(1e6, 1, 1e-5) == 0.0
-    assert sampled_epsilon(1.0, 10, 1e-5, 5, 5) is None
+    assert total_epsilon(1.0, 0, 1e-5) == total_epsilon(1e6, 1, 1e-5) == 0.0
 
 
 def test_numbers_by_hand():
-    """Local, epsilon 1 and delta 1e-5 in each of 20 rounds: z = sqrt(2 ln 125000) = 4.844805, mu = sqrt(20) / z =
-    0.923074. At epsilon 3.990776: Phi(-3.861794) = 5.62788e-5, e^3.990776 Phi(-4.784872) = 54.09685 x 8.55481e-7 =
-    4.62788e-5, and the difference is 1e-5. Central, 20 rounds at z = 1: 28.37347, where Phi(-4.108434) = 1.99176e-5
-    and e^28.37347 Phi(-8.580570) = 2.10108e12 x 4.72022e-18 = 0.99176e-5."""
+    """Local, epsilon 1 in each of 20 rounds: z = sqrt(2 ln 125000), mu = sqrt(20) / z. Central: z = 1."""
+    # at 3.990776: Phi(-3.861794) - e^3.990776 Phi(-4.784872) = 5.62788e-5 - 54.09685 x 8.55481e-7 = 1e-5
+    # at 28.37347: Phi(-4.108434) - e^28.37347 Phi(-8.580570) = 1.99176e-5 - 2.10108e12 x 4.72022e-18 = 1e-5
     z = math.sqrt(2 * math.log(1.25 / 1e-5))
     assert z == pytest.approx(4.844805, abs=1e-6)
     assert total_epsilon(z, 20, 1e-5) == pytest.approx(3.990776, abs=1e-6)
@@ -59,10 +47,12 @@ def test_numbers_by_hand():
 
 
 def test_the_drawing_of_clients_is_counted():
-    """With dp-accounting, drawing 10 of 100 clients per round has a smaller epsilon than using all 100."""
+    """Drawing 10 of 100 clients has a smaller epsilon; ten further rounds with all cost what they cost alone."""
+    assert sampled_epsilon(1.0, 10, 1e-5, 5, 5) is None
     pytest.importorskip("dp_accounting")
-    drawn = sampled_epsilon(8.0, 50, 1e-5, 10, 100)
+    drawn, both = (sampled_epsilon(8.0, 50, 1e-5, 10, 100, whole) for whole in (0, 10))
     assert 0 < drawn < total_epsilon(4.0, 50, 1e-5)
+    assert max(drawn, total_epsilon(4.0, 10, 1e-5)) < both < total_epsilon(4.0, 60, 1e-5)
 
 
 def test_the_statement_names_all_rounds(tmp_path):
@@ -74,11 +64,11 @@ def test_the_statement_names_all_rounds(tmp_path):
     assert "20 rounds" in said
     prelude = statement(experiment, Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 1.0)), 3)
     assert "21 rounds" in prelude  # the acquired models are sent too
-    local = experiment.replace(train={"dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
-    one = tiny_experiment(tmp_path, train={"rounds": 1, "dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
-    numbers = [float(statement(each, Recipe(), 3).split("epsilon ")[1].split()[0]) for each in (one, local)]
-    assert 0.5 < numbers[0] < 1.0  # the classical calibration is not tight
-    assert numbers[1] > 3 * numbers[0]
+    noise = {"dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5}
+    experiments = [tiny_experiment(tmp_path, train={"rounds": rounds, **noise}) for rounds in (1, 20)]
+    one, local = (float(statement(each, Recipe(), 3).split("epsilon ")[1].split()[0]) for each in experiments)
+    assert 0.5 < one < 1.0  # the classical calibration is not tight
+    assert local > 3 * one
 
 
 def test_a_prelude_and_repeated_rounds_are_not_counted_as_drawn(tmp_path, monkeypatch):
@@ -93,13 +83,6 @@ def test_a_prelude_and_repeated_rounds_are_not_counted_as_drawn(tmp_path, monkey
     assert "24 rounds, of which 3 were repeated" in said
     (tmp_path / "begun").write_text("6")
     assert [repeated_rounds(tmp_path, recipe, done) for done in (-1, 3, 5)] == [6, 2, 0]
-
-
-def test_rounds_with_all_clients_compose_with_drawn_ones():
-    """Ten further rounds with all clients cost at least what they cost alone."""
-    pytest.importorskip("dp_accounting")
-    drawn, both = (sampled_epsilon(8.0, 50, 1e-5, 10, 100, whole) for whole in (0, 10))
-    assert max(drawn, total_epsilon(4.0, 10, 1e-5)) < both < total_epsilon(4.0, 60, 1e-5)
 
 
 def test_a_resumed_run_states_the_repeated_rounds(tmp_path):

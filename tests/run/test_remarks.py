@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from image_trees import write_tree
 from support import run_small, small_experiment
 
@@ -11,22 +10,6 @@ from fedsim.run.plan import resolve
 from fedsim.run.remarks import data_remarks
 from fedsim.run.work import budget_remarks
 from fedsim.settings.experiment import read_experiment
-
-
-def test_more_images_than_published():
-    pacs, even = BENCHMARKS["pacs"], [1] * 7
-    assert data_remarks(pacs, {"photo": 1670, "sketch/0": 3929}, [even], "photo", even) == []
-    (said,) = data_remarks(pacs, {"photo": 1670, "sketch/0": 3930}, [even], "photo", even)
-    assert said.startswith("sketch has 3,930 images, and PACS was published with 3,929;")
-
-
-@pytest.mark.parametrize("sources", [[[1] * 6 + [0], [2] * 6 + [0]]])
-def test_classes_that_no_one_trains(sources):
-    pacs = BENCHMARKS["pacs"]
-    (said,) = data_remarks(pacs, {}, sources, "photo", [1] * 7)
-    assert said.startswith("no client has training images of person, which photo is tested on;")
-    assert data_remarks(pacs, {}, sources, "photo", [1] * 6 + [0]) == []
-    assert data_remarks(pacs, {}, [*sources, ()], "photo", [1] * 7) == []  # a client has not answered yet
 
 
 def test_a_run_says_and_records_it(tmp_path, caplog):
@@ -50,3 +33,15 @@ def test_a_method_that_trains_much_more_than_fedavg_says_so():
     said, *silent = [budget_remarks(plan, [134] * 5) for plan in plans]
     assert silent == [[], []]
     assert said[0].startswith("csac trains on 120 times the images of FedAvg and takes 120 times its steps, 9,000 of ")
+
+
+def test_more_images_than_published_and_classes_that_no_one_trains():
+    pacs, even, person = BENCHMARKS["pacs"], [1] * 7, [1] * 6 + [0]
+    assert data_remarks(pacs, {"photo": 1670, "sketch/0": 3929}, [even], "photo", even) == []
+    (said,) = data_remarks(pacs, {"photo": 1670, "sketch/0": 3930}, [even], "photo", even)
+    assert said.startswith("sketch has 3,930 images, and PACS was published with 3,929;")
+    sources = [person, [2] * 6 + [0]]
+    (said,) = data_remarks(pacs, {}, sources, "photo", even)
+    assert said.startswith("no client has training images of person, which photo is tested on;")
+    assert data_remarks(pacs, {}, sources, "photo", person) == []
+    assert data_remarks(pacs, {}, [*sources, ()], "photo", even) == []  # a client has not answered yet
