@@ -125,7 +125,6 @@ def test_lists_have_what_packages_offer_with_its_origin(installed, capsys):
     ({"method": {"name": "fedavg", "norm": "outside:Shrink"}}, "it is for terms"),
     ({"method": {"name": "broken_plugin:moon"}}, "importing broken_plugin failed: ValueError: math domain error"),
     ({"data": {"dataset": "outside:number"}}, "not a Benchmark"),
-    ({"data": {"dataset": "dgits"}}, "did you mean 'digits'"),
     ({"data": {"augment": "flp"}}, "did you mean 'flip'"),
     ({"data": {"augment": "outside:number"}}, "not a function"),
     ({"model": {"backbone": "outside:number"}}, "not a Backbone"),
@@ -135,15 +134,11 @@ def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, table, said):
     """A missing module, a missing name in it, an object of another kind, and an error of the user's own code."""
     (tmp_path / "broken_plugin.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
-
-    def use():
+    with pytest.raises(UserError) as error:  # noqa: PT012
         experiment = from_table(table)
         build_recipe(experiment)
         make_transforms(experiment.data, benchmark(experiment.data).channels)
         find_backbone(experiment.model)
-
-    with pytest.raises(UserError) as error:
-        use()
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

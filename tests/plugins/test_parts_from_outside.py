@@ -42,7 +42,7 @@ def read(tmp_path):
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_each_spelling_sets_the_part(read, spelling):
-    """Earlier only the settings name did; the other values were accepted and not used."""
+    """A method without the part goes on without its values; the module's package is one that every machine needs."""
     for method in (["outside:shrunk"], ["fedavg", 'method.add=["outside:Shrink"]']):
         experiment = read(f"method.name={method[0]}", *method[1:], f"parts.{spelling}.weight=0.7")
         assert build_recipe(experiment).terms[0].weight == 0.7
@@ -52,6 +52,13 @@ def test_each_spelling_sets_the_part(read, spelling):
         assert build_recipe(experiment).terms == ()
         assert "outside" in [package.module for package in packages_of(experiment)]
     assert named_part(spelling.strip('"')) == "shrink"
+
+
+def test_a_module_in_a_package_is_named_with_its_dots(read, tmp_path):
+    (tmp_path / "apackage").mkdir()
+    (tmp_path / "apackage" / "inner.py").write_text("from outside import Shrink, shrunk\n")
+    experiment = read("method.name=apackage.inner:shrunk", "parts.apackage.inner:Shrink.weight=0.7")
+    assert build_recipe(experiment).terms[0].weight == 0.7
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
@@ -78,14 +85,6 @@ def test_two_runs_with_other_values_are_told_apart(read, tmp_path):
     assert named_part("proximal") == "proximal"
 
 
-def test_a_module_in_a_package_is_named_with_its_dots(read, tmp_path):
-    """The dots of the module's name are not those between sections."""
-    (tmp_path / "apackage").mkdir()
-    (tmp_path / "apackage" / "inner.py").write_text("from outside import Shrink, shrunk\n")
-    experiment = read("method.name=apackage.inner:shrunk", "parts.apackage.inner:Shrink.weight=0.7")
-    assert build_recipe(experiment).terms[0].weight == 0.7
-
-
 REQUIRING = """from dataclasses import dataclass
 from clients.parts import Term
 from fedsim.methods.recipe import Recipe
@@ -109,7 +108,6 @@ def test_a_part_that_another_one_requires_is_added_once(name, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- versions of outside code
-
 MODULE = """from clients.terms.proximal import Proximal
 from fedsim.methods.recipe import Recipe
 row = Recipe(terms=(Proximal(0.1),), paper="a test")

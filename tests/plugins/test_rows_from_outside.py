@@ -57,12 +57,11 @@ def row(monkeypatch):
     ({"terms": None}, "terms takes a tuple of parts"),
     ({"client": ConsistentViews}, "client has the class ConsistentViews where a part is needed"),
     ({"terms": (GeneralizationGap(),)}, "terms has GeneralizationGap(), which does not fit; it is for reports"),
-    ({"client": Proximal()}, "client has Proximal(), which does not fit; it is for terms"),
     ({"client": None}, "client has NoneType"),
     ({"norm": "ibn"}, "norm has str, which does not fit; it is no part"),
 ])  # fmt: skip
 def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):
-    """In a run and in `fedsim check-method`; earlier these were unexpected errors, or worked in some combinations."""
+    """In a run and in `fedsim check-method`."""
     row(**slots)
     for use in (lambda: resolve(small_experiment(tmp_path, "mine")), lambda: list(findings("mine"))):
         with pytest.raises(UserError) as error:
@@ -72,28 +71,7 @@ def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_list_is_a_tuple(row):
-    """Combinations in either order work as with a tuple."""
-    row(weights=GeneralizationAdjustment(), reports=[GeneralizationGap()], terms=[Proximal()])
-    assert find_row("mine").terms == (Proximal(),)
-    for name in ("mine", "mine+fedbn", "fedbn+mine", "fedcm+mine"):
-        assert Proximal() in find_recipe(name).terms
-    assert method_label(small_experiment("out", "mine+fedbn")) == "mine+fedbn"
-
-
-def test_the_check_changes_nothing_in_a_row_that_fits():
-    assert all(find_row(name) == recipe for name, recipe in METHODS.items())
-
-
-def test_a_part_that_is_added_is_checked_too():
-    for name, said in (("Loose", "not a frozen dataclass"), ("WithList", r"WithList\.layers is a list")):
-        with pytest.raises(UserError, match=said):
-            build_recipe(Experiment(method={"name": "fedavg", "add": [f"{__name__}:{name}"]}))
-
-
 # ------------------------------------- two parts never write one record, of which the later would replace the first
-
-
 @dataclass(frozen=True)
 class Sum(Term):
     """Contributes a sum."""
@@ -143,6 +121,18 @@ def test_one_record_has_one_writer(slots, said):
 
 
 def test_a_row_and_its_copy_are_not_combined():
-    """The page's own SCAFFOLD and fedsim's have different parts, but the record of one name."""
     with pytest.raises(UserError, match="'control'; rename"):
         find_recipe("scaffold:scaffold+fedlesam-s")
+
+
+def test_a_list_is_a_tuple_and_added_parts_are_checked_too(row):
+    """Combinations in either order work as with a tuple; a row that fits is not changed."""
+    row(weights=GeneralizationAdjustment(), reports=[GeneralizationGap()], terms=[Proximal()])
+    assert find_row("mine").terms == (Proximal(),)
+    for name in ("mine", "mine+fedbn", "fedbn+mine", "fedcm+mine"):
+        assert Proximal() in find_recipe(name).terms
+    assert method_label(small_experiment("out", "mine+fedbn")) == "mine+fedbn"
+    assert all(find_row(name) == recipe for name, recipe in METHODS.items() if name != "mine")
+    for name, said in (("Loose", "not a frozen dataclass"), ("WithList", r"WithList\.layers is a list")):
+        with pytest.raises(UserError, match=said):
+            build_recipe(Experiment(method={"name": "fedavg", "add": [f"{__name__}:{name}"]}))
