@@ -2,20 +2,20 @@
 
 import logging
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from small_round import colour_images, small_data, small_round
-from support import run_small, small_experiment
+from support import run_small, small_experiment, tiny_experiment
 
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.vgg_style import decoder, encoder
+from clients.local_data import LocalData
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.data.augment import to_float
-from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.assembly import build_recipe
 from fedsim.settings.experiment import read_experiment
 from strategies.banks.style import StyleBank
 from strategies.parts import ServerRound
@@ -23,7 +23,7 @@ from strategies.parts import ServerRound
 FIRST_ROUND = ServerRound(1, 3, [], {})
 
 
-def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:
+def bank_of(part, clients="abc"):
     """What client `a` receives when clients of different brightness contribute."""
     entries = {}
     for index, client in enumerate(clients):
@@ -33,16 +33,16 @@ def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:
     return {"style": StyleBank().hand_out(entries, "a", FIRST_ROUND)}
 
 
-def epoch(part: CrossClientStyle, records: dict, count: int = 5, **changes):
-    """All items of client `a` after the transfer, its data and its round."""
+def epoch(part, records=None, count=5, **changes):
+    """All items of client `a` after the transfer, its original images and its round."""
     data = small_data(colour_images(count + 2), validation=2)
-    round = small_round(data, records, **changes)
+    round = small_round(data, bank_of(part) if records is None else records, **changes)
     items = np.arange(count * part.copies(round))
-    return data.batch(items, part.begin(round)), data, round
+    return data.batch(items, part.begin(round)), to_float(data.images[:count]), round
 
 
 @pytest.fixture(scope="module")
-def vgg_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def vgg_files(tmp_path_factory):
     """Weight files with the right shapes and random values, which are enough to test everything but the pictures."""
     folder = tmp_path_factory.mktemp("vgg")
     torch.manual_seed(0)
@@ -52,75 +52,62 @@ def vgg_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("space", ["pixel", "haar", "vgg"])
-def test_t5_every_image_l_times_and_once_untouched(space: str, vgg_files: dict[str, str]) -> None:
+def test_every_image_l_times_and_once_untouched(space, vgg_files):
     part = CrossClientStyle(encoder=space, L=3, **(vgg_files if space == "vgg" else {}))
-    batch, data, round = epoch(part, bank_of(part))
-    assert len(batch.images) == 15
-    assert batch.labels.tolist() == data.labels[:5].tolist() * 3
-    originals = to_float(data.images[:5])
+    batch, originals, round = epoch(part)
+    assert batch.labels.tolist() == round.data.labels[:5].tolist() * 3
     same = [[torch.equal(image, original) for original in originals] for image in batch.raw]
     assert sum(map(sum, same)) == 5
     assert [sum(column) for column in zip(*same)] == [1] * 5
     assert batch.raw.shape == (15, 3, 16, 16)
     assert batch.raw.min() >= 0
     assert batch.raw.max() <= 1
-    single = part.__class__(**{**part.__dict__, "L": 1})
-    assert single.copies(round) == 1
+    assert part.__class__(**{**part.__dict__, "L": 1}).copies(round) == 1
     assert part.tag == space
 
 
-def test_pixel_transfer_reaches_the_foreign_mean() -> None:
+def test_pixel_transfer_reaches_the_foreign_mean():
     part = CrossClientStyle(L=2)
     records = bank_of(part, "ab")
-    batch, data, _ = epoch(part, records)
-    originals = to_float(data.images[:5]).repeat(2, 1, 1, 1)
-    moved = [index for index in range(10) if not torch.equal(batch.raw[index], originals[index])]
+    batch, originals, _ = epoch(part, records)
+    moved = [index for index in range(10) if not torch.equal(batch.raw[index], originals[index % 5])]
     assert len(moved) == 5
     reached = batch.raw[moved].mean(dim=(2, 3))
     assert torch.allclose(reached, torch.from_numpy(records["style"]["b:mean"]).expand(5, 3), atol=1e-3)
 
 
 @pytest.mark.parametrize("clients", ["", "a"])
-def test_t10_without_foreign_styles_the_data_stay_as_they_are(clients: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_foreign_styles_the_data_stay_as_they_are(clients, caplog):
     part = CrossClientStyle(L=3)
     with caplog.at_level(logging.WARNING):
-        batch, data, _ = epoch(part, bank_of(part, clients))
-    assert torch.equal(batch.raw, to_float(data.images[:5]))
+        batch, originals, _ = epoch(part, bank_of(part, clients))
+    assert torch.equal(batch.raw, originals)
     assert "no styles of other clients" in caplog.text
 
 
-def test_the_level_is_lowered_to_the_styles_there_are() -> None:
+def test_the_level_is_lowered_to_the_styles_there_are():
     part = CrossClientStyle(L=9)
     batch, _, _ = epoch(part, bank_of(part, "bc"))  # this client failed in phase 0 and still gets the others' styles
     assert len(batch.images) == 15
 
 
-def test_the_same_images_every_round_unless_resampled() -> None:
-    part = CrossClientStyle(L=1)
-    records = bank_of(part)
-    first, again, later = (epoch(part, records, round=number)[0].raw for number in (1, 1, 2))
+def test_the_same_images_every_round_unless_resampled():
+    first, again, later = (epoch(CrossClientStyle(L=1), round=number)[0].raw for number in (1, 1, 2))
     assert torch.equal(first, again)
     assert torch.equal(first, later)
     anew = CrossClientStyle(L=1, resample_each_round=True)
-    assert not all(
-        torch.equal(epoch(anew, records, round=1)[0].raw, epoch(anew, records, round=number)[0].raw)
-        for number in (2, 3, 4)
-    )
+    one, *others = (epoch(anew, round=number)[0].raw for number in (1, 2, 3, 4))
+    assert not all(torch.equal(one, other) for other in others)
 
 
-def test_level_one_without_strength_is_fedavg() -> None:
-    part = CrossClientStyle(L=1, alpha=0)
-    batch, data, _ = epoch(part, bank_of(part))
-    assert torch.equal(batch.raw, to_float(data.images[:5]))
+def test_level_one_without_strength_is_fedavg_and_quantised_images_are_eight_bit():
+    batch, originals, _ = epoch(CrossClientStyle(L=1, alpha=0))
+    assert torch.equal(batch.raw, originals)
+    values = epoch(CrossClientStyle(quantise=True))[0].raw * 255
+    assert torch.allclose(values, values.round(), atol=1e-4)
 
 
-def test_quantised_images_are_eight_bit() -> None:
-    part = CrossClientStyle(quantise=True)
-    batch, _, _ = epoch(part, bank_of(part))
-    assert torch.allclose(batch.raw * 255, (batch.raw * 255).round(), atol=1e-4)
-
-
-def test_single_styles_leave_constant_images_out() -> None:
+def test_single_styles_leave_constant_images_out():
     images = colour_images(10)
     images[:4] = 200
     part = CrossClientStyle(styles="single", J=3)
@@ -130,43 +117,34 @@ def test_single_styles_leave_constant_images_out() -> None:
     assert (abs(many["mean"] - 200 / 255) > 0.05).all()
     constant = part.collect(small_round(small_data(np.full_like(images, 7))))
     assert constant["mean"].shape == (1, 3)  # nothing but constant images: their overall style
-    batch, _, _ = epoch(part, bank_of(part))
-    assert len(batch.images) == 15
+    assert len(epoch(part)[0].images) == 15
     assert "single images" in part.discloses
     assert part.tag == "pixel, single"
 
 
-def test_styles_come_from_the_training_split_alone() -> None:
+def test_styles_come_from_the_training_split_alone():
     images = colour_images(8)
     images[6:] = 255
-    part = CrossClientStyle()
-    split = part.collect(small_round(small_data(images, validation=2)))
-    assert np.array_equal(split["mean"], part.collect(small_round(small_data(images[:6])))["mean"])
+    rounds = small_round(small_data(images, validation=2)), small_round(small_data(images[:6]))
+    split, whole = (CrossClientStyle().collect(round)["mean"] for round in rounds)
+    assert np.array_equal(split, whole)
 
 
-def test_validation_never_sees_a_style(tmp_path: Path) -> None:
-    from clients import base
-
-    seen = []
-    original = base.LocalData.evaluation
+def test_validation_never_sees_a_style_and_original_examples_count(tmp_path, monkeypatch):
+    seen, original = [], LocalData.evaluation
 
     def spy(self, positions, size):
         for images, labels in original(self, positions, size):
-            seen.append((images, to_float(self.images[torch.from_numpy(positions)]), positions, self.examples))
+            untouched = to_float(self.images[torch.from_numpy(positions)])
+            seen.append(torch.equal(images, untouched) and positions.min() >= self.examples)
             yield images, labels
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base.LocalData, "evaluation", spy)
-        run_small(small_experiment(tmp_path, "ccst", train={"rounds": 1}))
+    monkeypatch.setattr(LocalData, "evaluation", spy)
+    folder, grid = run_small(tiny_experiment(tmp_path, "ccst", 1))
     assert seen
-    assert all(torch.equal(got, untouched) for got, untouched, _, _ in seen)
-    assert all(positions.min() >= examples for _, _, positions, examples in seen)
-
-
-def test_aggregation_counts_the_original_examples(tmp_path: Path) -> None:
-    folder, grid = run_small(small_experiment(tmp_path, "ccst", train={"rounds": 1}))
+    assert all(seen)
     replies = [reply.content for message, reply in grid.seen if message.metadata.message_type == "train"]
-    assert [reply.metric_records["metrics"]["num-examples"] for reply in replies] == [80, 80, 80]
+    assert [reply.metric_records["metrics"]["num-examples"] for reply in replies] == [40, 40, 40]
     assert "ccst(pixel)" in (folder / "summary.csv").read_text()
 
 
@@ -178,30 +156,18 @@ def test_the_papers_level_is_the_number_of_clients(data):
     assert level == len(benchmark(experiment.data).domains) - 1
 
 
-def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    def refusal(**method) -> str:
-        with pytest.raises(UserError) as caught:
-            build_recipe(small_experiment(tmp_path, {"name": "ccst", **method}))
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    assert "colour images" in refusal(cross_client_style={"encoder": "vgg"})
-    assert "encoder" in refusal(cross_client_style={"encoder": "vgg16"})
-    assert "greater than or equal to 1" in refusal(cross_client_style={"L": 0})
-    assert "no part contributes to style_bank" in refusal(augment="none")
-    assert "all data pooled" in _combined("deepall+ccst")
+@pytest.mark.parametrize(("method", "words"), [
+    ({"cross_client_style": {"encoder": "vgg"}}, "colour images"),
+    ({"cross_client_style": {"L": 0}}, "greater than or equal to 1"),
+    ({"augment": "none"}, "no part contributes to style_bank"), ({"name": "deepall+ccst"}, "all data pooled"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_refused(method, words, tmp_path):
+    with pytest.raises(UserError, match=words) as caught:
+        build_recipe(small_experiment(tmp_path, {"name": "ccst", **method}))
+    assert "\n" not in str(caught.value)
 
 
-def _combined(name: str) -> str:
-    with pytest.raises(UserError) as caught:
-        find_recipe(name)
-    return str(caught.value)
-
-
-def test_combinations_run(tmp_path: Path) -> None:
-    for method in ("ccst+gfedavg", "ccst+elcfs", "ccst+mixstyle"):
-        folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
-        assert (folder / "summary.csv").is_file()
+def test_the_bank_comes_with_the_part(tmp_path):
     added = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["cross_client_style"]}))
     assert added.banks == (StyleBank(),)
 

@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round, step_of
-from support import numbers, run_small, small_experiment
+from small_round import colour_images, digits_net, ready_round, small_data, small_round, step_of
+from support import numbers, run_small, tiny_experiment
 from torch import nn
 
 from clients.objective import self_challenging as rsc
 from clients.objective.self_challenging import SelfChallenging
-from clients.optimizers import make_optimizer
 from clients.parts import Batch
 from clients.tools.cut_network import CutNetwork
 from fedsim.models import build_model
@@ -19,7 +18,7 @@ from fedsim.settings import ModelSettings, TrainSettings
 
 
 class Given(nn.Module):
-    """A network whose features are its input, with a linear head of given weights."""
+    """A network whose features are its input times a parameter, with a linear head of given weights."""
 
     def __init__(self, weight):
         super().__init__()
@@ -28,28 +27,18 @@ class Given(nn.Module):
         self.head.weight.data = weight
 
     def features(self, x):
-        """The images, times a parameter."""
         return self.scale * x
 
     def forward(self, x):
-        """Logits."""
         return self.head(self.features(x))
 
 
-def trained_round(net, **changes):
-    """A round with an optimizer."""
-    round = small_round(small_data(colour_images(6)), net=net, steps=1, **changes)
-    round.optimizer = make_optimizer(net, round.train, 0.01)
-    return round
-
-
-def test_feature_mask():
-    """The percentile of (3, 1, 2) is 2.33333; even with f = 0 the largest entry is muted."""
-    g = torch.tensor([[3.0, 1.0, 2.0]])
-    assert g.quantile(2 / 3).item() == pytest.approx(7 / 3)
-    assert rsc.feature_mask(g, 1 / 3).tolist() == [[0, 1, 1]]
-    assert rsc.feature_mask(g, 0.0).tolist() == [[0, 1, 1]]
-    assert rsc.feature_mask(torch.tensor([[5.0, 1.0, 2.0, 4.0]]), 0.0).tolist() == [[0, 1, 1, 1]]
+@pytest.mark.parametrize(("g", "f", "mask"), [
+    ([3.0, 1.0, 2.0], 1 / 3, [0, 1, 1]),  # the percentile is 2.33333
+    ([3.0, 1.0, 2.0], 0.0, [0, 1, 1]), ([5.0, 1.0, 2.0, 4.0], 0.0, [0, 1, 1, 1]),  # the largest entry is always muted
+])  # fmt: skip
+def test_feature_mask(g, f, mask):
+    assert rsc.feature_mask(torch.tensor([g]), f).tolist() == [mask]
 
 
 @pytest.mark.parametrize(("size", "muted"), [(4, 2), (7, 3), (16, 6), (64, 22), (256, 86), (1024, 342)])
@@ -63,20 +52,23 @@ def test_a_percentile_that_is_an_entry_is_muted(size, muted):
         assert rsc.most_changed(logits, logits.new_zeros(size, 2), torch.zeros(size, dtype=int), 1 / 3).sum() == muted
 
 
-def test_loss_of_one_sample():
-    """Full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted."""
-    net = Given(torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
-    step = step_of(SelfChallenging(), trained_round(net))
+@pytest.mark.parametrize("frozen", [False, True])
+def test_loss_of_one_sample(frozen):
+    """Full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted, also with a frozen extractor."""
+    weight = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+    net = Given(weight.clone())
+    net.scale.requires_grad_(not frozen)
     batch = Batch(torch.ones(1, 3), torch.tensor([0]))
-    assert step(batch).item() == pytest.approx(0.0485874, abs=1e-6)
+    loss = step_of(SelfChallenging(), ready_round(net, lr=0.01))(batch)
+    assert loss.item() == pytest.approx(0.0485874, abs=1e-6)
     assert batch.logits[0].tolist() == [3, 0]
-    assert math.log1p(math.exp(-6)) == pytest.approx(0.0024757, abs=1e-6)
+    assert not torch.equal(net.head.weight, weight)
+    assert (net.scale.item() == 1) == frozen
 
 
 def test_only_the_most_changed_samples_are_muted():
     """The probability falls by .5, .1 and .3: the percentile 2/3 is .3667, so one sample of three is muted."""
-    before = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]]).log()
-    after = torch.tensor([[0.4, 0.6], [0.8, 0.2], [0.6, 0.4]]).log()
+    before, after = torch.tensor([[0.9, 0.1]] * 3).log(), torch.tensor([[0.4, 0.6], [0.8, 0.2], [0.6, 0.4]]).log()
     labels = torch.zeros(3, dtype=torch.int64)
     assert rsc.most_changed(before, after, labels, 1 / 3).tolist() == [True, False, False]
     assert rsc.most_changed(before, after, labels, 1.0).tolist() == [True, True, True]
@@ -87,16 +79,15 @@ def test_the_gradient_is_that_of_the_masked_features():
     torch.manual_seed(0)
     net = Given(torch.randn(3, 6))
     images, labels = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
-    g = net.head.weight.detach()[labels]  # the gradient of o_y is the row of the class
+    start = net.head.weight.detach().clone()
+    g = start[labels]  # the gradient of o_y is the row of the class
     mask = (g < g.quantile(2 / 3, dim=1, keepdim=True)).float()
-    with torch.no_grad():
-        p = [torch.softmax(net.head(z), 1)[range(5), labels] for z in (images, images * mask)]
+    p = [torch.softmax(net.head(z), 1)[range(5), labels].detach() for z in (images, images * mask)]
     fall = p[0] - p[1]
     mask[fall < fall.quantile(2 / 3)] = 1
-    z = images * mask
-    expected = torch.autograd.grad(nn.functional.cross_entropy(net.head(z), labels), net.head.weight)[0]
-    start = net.head.weight.detach().clone()
-    step_of(SelfChallenging(), trained_round(net))(Batch(images, labels))
+    loss = nn.functional.cross_entropy(net.head(images * mask), labels)
+    expected = torch.autograd.grad(loss, net.head.weight)[0]
+    step_of(SelfChallenging(), ready_round(net, lr=0.01))(Batch(images, labels))
     assert torch.allclose((start - net.head.weight) / 0.01, expected, atol=1e-5)
 
 
@@ -104,8 +95,7 @@ def test_map_masks():
     """The released code's masks: ceil(HW/3) positions by sum_c mean(g)_c U_c; ceil(C/3.2) channels by mean g."""
     level = torch.zeros(1, 2, 2, 2)
     level[0, 0] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    gradient = torch.ones(1, 2, 2, 2)
-    assert rsc.spatial_mask(level, gradient).tolist() == [[[[1, 1], [0, 0]]]]  # ceil(4/3) = 2
+    assert rsc.spatial_mask(level, torch.ones(1, 2, 2, 2)).tolist() == [[[[1, 1], [0, 0]]]]  # ceil(4/3) = 2
     means = torch.tensor([0.1, 0.9, 0.3, 0.2])[None, :, None, None].expand(1, 4, 2, 2)
     assert rsc.channel_mask(means).flatten().tolist() == [1, 0, 0, 1]  # ceil(4/3.2) = 2
     before, labels = torch.tensor([[0.9, 0.1]] * 4).log(), torch.zeros(4, dtype=torch.int64)
@@ -123,15 +113,10 @@ def test_batch_share_counts_the_epochs_of_the_run():
     assert rsc.epochs_done(round, 4) == pytest.approx(4.5 + 1)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "size"),
-    [
-        ("digits-cnn-bn", 16),
-        ("resnet18", 32),
-        ("densenet121", 32),
-        pytest.param("alexnet", 64, marks=pytest.mark.slow),  # 57 million weights
-    ],
-)
+@pytest.mark.parametrize(("backbone", "size"), [
+    ("digits-cnn-bn", 16), ("resnet18", 32), ("densenet121", 32),
+    pytest.param("alexnet", 64, marks=pytest.mark.slow),  # 57 million weights
+])  # fmt: skip
 def test_cut_network(backbone, size):
     """tail(front(x)) is the network's features, with their gradients; a mask on the map changes them."""
     torch.manual_seed(0)
@@ -146,35 +131,21 @@ def test_cut_network(backbone, size):
     features = cut.tail(level)
     features.square().sum().backward()
     assert features.equal(whole)
-    for name, p in net.named_parameters():
-        assert name not in gradients or torch.allclose(p.grad, gradients[name], atol=1e-5), name
+    assert all(torch.allclose(net.get_parameter(name).grad, own, atol=1e-5) for name, own in gradients.items())
     assert not cut.tail(level * 0.5).equal(whole)
     assert net.features(images).equal(whole)  # nothing is left behind in the network
 
 
 def test_the_released_variant_takes_a_step():
-    """Mirrored copies double the batch; running statistics and counters move once."""
-    torch.manual_seed(0)
-    net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 3, 28, None, 0).train()
+    """Mirrored copies double the batch in every field; running statistics and counters move once."""
     part = SelfChallenging("official")
     assert part.needs_levels
-    step = step_of(part, trained_round(net))
-    before = net.head.weight.detach().clone()
-    batch = Batch(torch.rand(6, 3, 28, 28), torch.arange(6) % 3)
-    assert math.isfinite(step(batch).item())
+    round = ready_round(digits_net(28, bottleneck=8), size=28)
+    batch, before = round.data.batch(np.arange(6)), round.net.head.weight.detach().clone()
+    assert math.isfinite(step_of(part, round)(batch).item())
     assert len(batch.logits) == 12
-    assert not net.head.weight.equal(before)
-    counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
-    assert counts == {1}
-
-
-def test_terms_see_the_mirrored_copies_in_every_field():
-    """Inputs, labels, the images before the normalization and positions are those of the same 12 samples."""
-    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 28, None, 0).train()
-    round = small_round(small_data(colour_images(6, size=28)), net=net, steps=1)
-    round.optimizer = make_optimizer(net, round.train, 0.01)
-    batch = round.data.batch(np.arange(6))
-    step_of(SelfChallenging("official"), round)(batch)
+    assert not round.net.head.weight.equal(before)
+    assert {int(b) for name, b in round.net.named_buffers() if name.endswith("num_batches_tracked")} == {1}
     assert batch.normalize(batch.augmented).equal(batch.images)
     assert batch.augmented[6:].equal(batch.augmented[:6].flip(-1))
     assert batch.positions.tolist() == [*range(6), *range(6)]
@@ -184,26 +155,14 @@ def test_terms_see_the_mirrored_copies_in_every_field():
 def test_a_term_on_other_versions_of_the_images_trains(tmp_path):
     """FISC compares every sample, and so every mirrored copy, with itself in another style."""
     method = {"name": "rsc+fisc", "self_challenging": {"variant": "official"}}
-    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
+    folder, _ = run_small(tiny_experiment(tmp_path, method, 1))
     assert np.isfinite(numbers(folder / "clients.csv").query("round == 1")["triplet_loss"]).all()
 
 
 @pytest.mark.parametrize("variant", ["domainbed", "official"])
 def test_eval_is_the_plain_network(variant):
-    """Nothing is muted after a step. A network without the part and with the same tensors predicts the same."""
-    settings, x = ModelSettings(backbone="digits-cnn-bn", bottleneck=8), torch.rand(6, 3, 28, 28)
-    net, plain = (build_model(settings, 3, 3, 28, None, seed) for seed in (0, 1))
-    step_of(SelfChallenging(variant), trained_round(net.train()))(Batch(x, torch.arange(6) % 3))
+    """Nothing is muted after a step: a network without the part and with the same tensors predicts the same."""
+    net, plain, x = digits_net(28), digits_net(28, seed=1), torch.rand(6, 3, 28, 28)
+    step_of(SelfChallenging(variant), ready_round(net))(Batch(x, torch.arange(6) % 3))
     plain.load_state_dict(net.state_dict())
     assert net.eval()(x).equal(plain.eval()(x))
-
-
-def test_a_frozen_extractor_is_challenged_too():
-    """With model.train = "head" the features have no gradient of their own; the loss is that of a trained extractor."""
-    weight = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
-    net = Given(weight.clone())
-    net.scale.requires_grad_(False)
-    step = step_of(SelfChallenging(), trained_round(net))
-    assert step(Batch(torch.ones(1, 3), torch.tensor([0]))).item() == pytest.approx(0.0485874, abs=1e-6)
-    assert not torch.equal(net.head.weight, weight)
-    assert net.scale.item() == 1
