@@ -1,4 +1,4 @@
-"""FPL's client: its losses, and what the method exchanges."""
+"""FPL's client: its losses, and the prototypes that it sends."""
 
 import logging
 
@@ -6,39 +6,34 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round, step_of
-from support import numbers, run_small, small_experiment
+from small_round import digits_net, ready_round, step_of
+from support import run_small, tiny_experiment
 
 from clients.budget import fedavg_amount
-from clients.optimizers import make_optimizer
 from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.prototype_contrast import SEEN, PrototypeContrast, cpcl, upcr
 from clients.update.sharpness_aware import SharpnessAware
-from fedsim.models import build_model
-from fedsim.settings import ModelSettings, TrainSettings
-from fedsim.tensors.arrays import record_to_arrays
+from fedsim.settings import TrainSettings
 
 
 def matrix(*rows):
-    """A tensor float32 [n, d]."""
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def only(features, protos, classes, tau, label=0):
-    """The CPCL loss of one sample."""
-    return cpcl(matrix(features), torch.tensor([label]), matrix(*protos), torch.tensor(classes), tau).item()
+PROTOS, CLASSES = ((1, 0), (0, 1), (-1, 0)), (0, 0, 1)
 
 
-def test_cpcl_numbers():
-    """Two temperatures, lengths do not matter, and exponents of 50 stay finite."""
-    protos, classes = ((1, 0), (0, 1), (-1, 0)), (0, 0, 1)
-    assert only((1, 0), protos, classes, 1) == pytest.approx(0.094344, abs=1e-6)
-    assert only((1, 0), protos, classes, 0.5) == pytest.approx(0.016004, abs=1e-6)
-    assert only((5, 0), ((2, 0), (0, 3), (-7, 0)), classes, 0.5) == pytest.approx(0.016004, abs=1e-6)
-    assert only((-1, 0), ((1, 0), (-1, 0)), (0, 1), 0.02) == pytest.approx(100.0)
-    assert only((3, 4), ((1, 0), (0, 1)), (0, 0), 0.5) == 0  # one class alone
-    assert only((0, 0), protos, classes, 1) == pytest.approx(np.log(3 / 2), abs=1e-6)  # a zero feature
+@pytest.mark.parametrize(("feature", "protos", "classes", "tau", "loss"), [
+    ((1, 0), PROTOS, CLASSES, 1, 0.094344), ((1, 0), PROTOS, CLASSES, 0.5, 0.016004),
+    ((5, 0), ((2, 0), (0, 3), (-7, 0)), CLASSES, 0.5, 0.016004),  # lengths do not matter
+    ((-1, 0), ((1, 0), (-1, 0)), (0, 1), 0.02, 100.0),  # exponents of 50 stay finite
+    ((3, 4), ((1, 0), (0, 1)), (0, 0), 0.5, 0),  # one class alone
+    ((0, 0), PROTOS, CLASSES, 1, np.log(3 / 2)),  # a zero feature
+])  # fmt: skip
+def test_cpcl_numbers(feature, protos, classes, tau, loss):
+    found = cpcl(matrix(feature), torch.tensor([0]), matrix(*protos), torch.tensor(classes), tau)
+    assert found.item() == pytest.approx(loss, abs=1e-6)
 
 
 def test_upcr_numbers():
@@ -51,43 +46,29 @@ def test_upcr_numbers():
 
 def test_samples_without_prototypes():
     """One matched sample of four adds a quarter of its loss; the others have no gradient, and none is NaN."""
-    features = matrix((1, 0), (0, 1), (2, 1), (1, 1)).requires_grad_()
-    labels = torch.tensor([0, 2, 2, 2])
+    features, labels = matrix((1, 0), (0, 1), (2, 1), (1, 1)).requires_grad_(), torch.tensor([0, 2, 2, 2])
     losses = cpcl(features, labels, matrix((1, 0), (-1, 0)), torch.tensor([0, 1]), 0.5)
     assert losses[1:].tolist() == [0, 0, 0]
     losses.mean().backward()
-    assert losses.mean().item() == pytest.approx(losses[0].item() / 4)
     assert features.grad.isfinite().all()
     assert features.grad[1:].abs().max() == 0
 
 
 def small(record=None, images=10, **train):
     """A round on the digits CNN, ready to begin."""
-    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 16, None, 0)
     settings = TrainSettings(batch_size=4, **train)
-    round = small_round(
-        small_data(colour_images(images)), {"prototypes": record or {}}, net.train(), train=settings, lr=0.1
-    )
     epoch = fedavg_amount(images, settings.model_copy(update={"epochs": 1}))
-    round.steps = int(settings.epochs * epoch.steps)
-    round.optimizer = make_optimizer(net, settings, 0.1)
-    return round
-
-
-def record_for(width, labels=(0, 0, 1)):
-    """Prototypes as the server sends them."""
-    protos = np.random.default_rng(0).normal(size=(len(labels), width)).astype(np.float32)
-    return {"cluster_protos": protos, "classes": np.array(labels, np.int64)}
+    steps = int(settings.epochs * epoch.steps)
+    return ready_round(digits_net(), {"prototypes": record or {}}, images, train=settings, steps=steps)
 
 
 def test_term_of_a_batch():
-    """It is the sum of both losses, with U^c the plain mean of the clusters of c; the extractor has gradients (T8)."""
-    record = record_for(50)
-    round = small(record)
-    term = PrototypeContrast(tau=0.5).begin(round)
-    batch = Batch(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0]))
+    """It is the sum of both losses, with U^c the plain mean of the clusters of c; the extractor has gradients."""
+    protos, classes = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32), np.array([0, 0, 1])
+    round = small({"cluster_protos": protos, "classes": classes})
+    term, batch = PrototypeContrast(tau=0.5).begin(round), Batch(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0]))
     round.forward(batch)
-    protos, classes = torch.tensor(record["cluster_protos"]), torch.tensor(record["classes"])
+    protos, classes = torch.tensor(protos), torch.tensor(classes)
     unbiased = torch.stack([protos[:2].mean(0), protos[2], torch.zeros(50)])
     wanted = cpcl(batch.features, batch.labels, protos, classes, 0.5)
     wanted = wanted + upcr(batch.features, batch.labels, unbiased, torch.tensor([True, True, False]))
@@ -101,15 +82,13 @@ def test_term_of_a_batch():
 @pytest.mark.parametrize("source", ["last_epoch", "final_pass"])
 def test_local_prototypes(source):
     """Means per class of the last epoch's features as they were trained on, or of the trained model in eval mode."""
-    round = small(epochs=2)
-    part = PrototypeContrast(proto_source=source)
+    round, part = small(epochs=2), PrototypeContrast(proto_source=source)
     round.terms = [part.begin(round)]
     step, seen = SupervisedStep().begin(round), []
     for positions in [np.arange(4), np.arange(4, 8), np.arange(8, 10)] * 2:
         batch = round.data.batch(positions)
         step(batch)
         seen.append((batch.features.detach(), batch.labels))
-    assert round.steps == 6
     part.end(round)
     assert round.net.backbone.norm1.training
     features, labels = (torch.cat(parts) for parts in zip(*seen[3:], strict=True))
@@ -135,68 +114,29 @@ def test_sharpness_aware_steps_count_the_first_pass():
     assert (batch.features.detach().sum(0) - features.sum(0)).abs().max() > 1e-3
 
 
-def test_small_and_missing_classes_send_nothing():
-    """6.3: there is no entry for a class without images, nor for one with fewer images than the setting asks for."""
-    round = small(images=4)
+@pytest.mark.parametrize(("source", "least", "expected"), [
+    ("final_pass", 1, [0, 2]), ("final_pass", 2, [0]), ("final_pass", 5, []), ("last_epoch", 2, [0]),
+])  # fmt: skip
+def test_small_and_missing_classes_send_nothing(source, least, expected):
+    """No entry for a class with fewer images than asked for, however often the last epoch shows its one image."""
+    round, part = small(images=4), PrototypeContrast(min_per_proto=least, proto_source=source)
     round.data.labels = torch.tensor([0, 0, 0, 2])
-    for least, expected in ((1, [0, 2]), (2, [0]), (5, [])):
-        round.outbox.clear()
-        part = PrototypeContrast(min_per_proto=least, proto_source="final_pass")
-        part.begin(round)
-        part.end(round)
-        assert round.outbox["prototypes"]["classes"].tolist() == expected
-        assert round.outbox["prototypes"]["protos"].shape == (len(expected), 50)
-    assert "that image's own feature" in PrototypeContrast().discloses
-    assert "at least 5 images" in PrototypeContrast(min_per_proto=5).discloses
-
-
-def test_an_image_that_is_seen_twice_counts_once():
-    """A class with one image is not sent where two are asked for, however often the last epoch shows that image."""
-    round = small(images=4)
-    round.data.labels = torch.tensor([0, 0, 0, 2])
-    part = PrototypeContrast(min_per_proto=2)
     part.begin(round)
-    round.scratch["prototypes"].add(torch.ones(6, 50), torch.tensor([0, 0, 0, 2, 2, 2]))
+    if source == "last_epoch":
+        round.scratch["prototypes"].add(torch.ones(6, 50), torch.tensor([0, 0, 0, 2, 2, 2]))
     part.end(round)
-    assert round.outbox["prototypes"]["classes"].tolist() == [0]
+    assert round.outbox["prototypes"]["classes"].tolist() == expected
+    assert round.outbox["prototypes"]["protos"].shape == (len(expected), 50)
+    words = "that image's own feature" if least == 1 else f"at least {least} images"
+    assert words in part.discloses
 
 
-def test_first_round_is_fedavg_and_the_exchange_is_as_said(tmp_path, caplog):
-    """8.1 and 8.2: without prototypes it is FedAvg bit for bit; then C d floats and C numbers are sent each way.
-
-    J_c is recorded.
-    """
+@pytest.mark.parametrize("clients", [1, 2])
+def test_clusters_of_a_run(clients, tmp_path, caplog):
+    """With three clients a class never has two clusters, which the log says; with six it may."""
+    experiment = tiny_experiment(tmp_path, "fpl", 1, data={"clients_per_domain": clients, "fraction": 0.1})
     with caplog.at_level(logging.WARNING, logger="fedsim"):
-        ours, grid = run_small(small_experiment(tmp_path / "a", "fpl"))
-    plain, _ = run_small(small_experiment(tmp_path / "b"))
-    columns = ["train_loss", "target_accuracy", "target_loss", "mean_validation_accuracy"]
-    rows, expected = numbers(ours / "rounds.csv")[columns], numbers(plain / "rounds.csv")[columns]
-    assert rows[:2].equals(expected[:2])
-    assert not rows[2:].equals(expected[2:])
-    clients = numbers(ours / "clients.csv").groupby("round")
-    assert list(clients.get_group(1)["bytes_up_prototypes"]) == [10 * 50 * 4 + 10 * 8] * 3
-    assert list(clients.get_group(1)["bytes_down_prototypes"]) == [0] * 3
-    assert list(clients.get_group(2)["bytes_down_prototypes"]) == [10 * 50 * 4 + 10 * 8] * 3
-    sent = [set(record_to_arrays(reply.content.array_records["prototypes"])) for message, reply in grid.seen
-            if message.metadata.message_type == "train"]  # fmt: skip
-    assert sent == [{"protos", "classes"}] * 9
-    details = pd.read_csv(ours / "details.csv")
-    assert (details["quantity"] == "prototype_clusters").sum() == 30
-    assert (details["value"] == 1).all()
-    assert sum("never make two clusters" in record.message for record in caplog.records) == 1
-
-
-def test_without_prototypes_it_is_fedavg(tmp_path):
-    """8.1: when no class has enough images, the records stay empty, and the run is FedAvg bit for bit."""
-    method = {"name": "fpl", "prototype_contrast": {"min_per_proto": 1000}}
-    ours, _ = run_small(small_experiment(tmp_path / "a", method))
-    plain, _ = run_small(small_experiment(tmp_path / "b"))
-    assert (ours / "last.safetensors").read_bytes() == (plain / "last.safetensors").read_bytes()
-
-
-def test_several_clients_per_domain_cluster(tmp_path):
-    """With six clients a class may have two or three clusters."""
-    folder, _ = run_small(small_experiment(tmp_path, "fpl", data={"clients_per_domain": 2}, train={"rounds": 1}))
-    clusters = pd.read_csv(folder / "details.csv")["value"]
-    assert clusters.between(1, 3).all()
-    assert clusters.max() > 1
+        folder, _ = run_small(experiment)
+    clusters = pd.read_csv(folder / "details.csv").query("quantity == 'prototype_clusters'")["value"]
+    assert (clusters.min() >= 1, clusters.max() > 1) == (True, clients == 2)
+    assert sum("never make two clusters" in text for text in caplog.messages) == (clients == 1)
