@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small_round import colour_images, small_data, small_round
 from torch import nn
 
 from clients.local_round import Batch
@@ -10,23 +11,19 @@ from clients.tools.contours import boundary_contrast, boundary_loss, contour_and
 from fedsim.models.net import Net
 from fedsim.models.tasks import Segmentation
 
-SAME = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-APART = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
-GROUND = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+SAME = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+APART = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+GROUND = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("contour", "tau", "expected"), [(SAME, 1.0, 0.551445), (APART, 1.0, 0.885449), (APART, 0.5, 0.758885)]
-)
-def test_contrast(contour, tau, expected):
-    """The contour is like the ground truth, and unlike it at two temperatures."""
-    assert boundary_contrast(contour, GROUND, tau).item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_contrast_at_a_low_temperature_and_with_negatives_only():
-    """-log(1 / (1 + 2 e^-20)) = 4.12e-9, in double precision; negatives alone give -1 + log 2."""
-    assert boundary_contrast(SAME.double(), GROUND.double(), 0.05).item() == pytest.approx(4.12e-9, rel=1e-2)
-    assert boundary_contrast(SAME, GROUND, 1.0, negatives_only=True).item() == pytest.approx(-0.306853, abs=1e-6)
+@pytest.mark.parametrize(("contour", "tau", "options", "expected"), [
+    (SAME, 1.0, {}, 0.551445), (APART, 1.0, {}, 0.885449), (APART, 0.5, {}, 0.758885),
+    (SAME, 0.05, {}, 4.12e-9),  # -log(1 / (1 + 2 e^-20))
+    (SAME, 1.0, {"negatives_only": True}, -0.306853),  # -1 + log 2
+])  # fmt: skip
+def test_contrast(contour, tau, options, expected):
+    found = boundary_contrast(contour, GROUND, tau, **options).item()
+    assert found == pytest.approx(expected, rel=1e-2 if tau == 0.05 else 2e-6)
 
 
 def test_contrast_needs_two_vectors_of_each_label():
@@ -34,8 +31,7 @@ def test_contrast_needs_two_vectors_of_each_label():
     one = SAME[:1].clone().requires_grad_()
     loss = boundary_contrast(one, GROUND, 0.05)
     loss.backward()
-    assert loss.item() == 0
-    assert one.grad.abs().sum() == 0
+    assert loss.item() == one.grad.abs().sum() == 0
 
 
 def test_masks_of_a_square():
@@ -43,17 +39,15 @@ def test_masks_of_a_square():
     masks = torch.zeros(1, 2, 15, 15)
     masks[0, 0, 6:9, 6:9] = 1
     contour, ring = contour_and_ring(masks)
-    assert contour.sum((2, 3)).tolist() == [[8, 0]]
-    assert ring.sum((2, 3)).tolist() == [[100, 0]]
+    assert (contour.sum((2, 3)).tolist(), ring.sum((2, 3)).tolist()) == ([[8, 0]], [[100, 0]])
     assert not (ring * masks).any()
 
 
 def test_region_means_are_means_over_pixels():
     """A region of two pixels, and an empty region, whose means are zeros and which is marked as empty."""
-    embeddings = torch.arange(8.0).view(1, 2, 2, 2)
     regions = torch.zeros(1, 2, 2, 2)
     regions[0, 0, 0] = 1
-    means, found = region_means(embeddings, regions)
+    means, found = region_means(torch.arange(8.0).view(1, 2, 2, 2), regions)
     assert means.tolist() == [[[0.5, 4.5], [0.0, 0.0]]]
     assert found.tolist() == [[True, False]]
 
@@ -69,91 +63,34 @@ def test_structures_add_up_and_empty_ones_give_nothing():
     assert boundary_loss(raw, moved, torch.zeros_like(masks), 0.5).item() == 0
 
 
-class _Round:
-    """The part of a round that the episode uses."""
+def loss_and_gradient(part):
+    """(gradient of one episode, the network, its images and masks): two images of noise with a square each.
 
-    task = Segmentation()
-    client = "a"
-
-    def __init__(self, net):
-        self.net = net
-        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-
-    def parameters(self):
-        """All parameters of the network."""
-        return dict(self.net.named_parameters())
-
-    def record(self, name, wanted_by):
-        """There are no amplitudes of other clients, so x' = x."""
-        return {}
-
-    def autocast(self):
-        """Do nothing."""
-        return torch.autocast("cpu", enabled=False)
-
-    def loss_of(self, batch):
-        """The task's loss."""
-        batch.features = self.net.features(batch.images)
-        return self.task.loss(self.net.head(batch.features), batch.labels)
-
-    def backward(self, loss, keep_graph=False):
-        """Compute the gradients."""
-        self.optimizer.zero_grad()
-        loss.backward(retain_graph=keep_graph)
-
-    def take_step(self):
-        """Take no step, because the test compares the gradients."""
-
-    def apply_gradients(self, loss):
-        """Compute only the gradients."""
-        self.backward(loss)
-        return loss.detach()
-
-
-def small_batch():
-    """Two images of noise with a square each."""
+    The network is smooth and in double precision; nothing foreign came, so that x' = x.
+    """
     torch.manual_seed(1)
-    images, masks = torch.rand(2, 1, 15, 15), torch.zeros(2, 1, 15, 15, dtype=torch.uint8)
+    images, masks = torch.rand(2, 1, 15, 15).double(), torch.zeros(2, 1, 15, 15, dtype=torch.uint8)
     masks[0, 0, 6:9, 6:9] = masks[1, 0, 3:8, 4:9] = 1
-    return Batch(images, masks, images, prepare=lambda images: images)
+    net = Net(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh()), 3, 1, task=Segmentation()).double()
+    round = small_round(small_data(colour_images(3)), {"amplitude": {}}, net, task=Segmentation(), classes=1)
+    round.optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    part.begin(round)(Batch(images, masks, images, prepare=lambda images: images))
+    return torch.cat([parameter.grad.flatten() for parameter in net.parameters()]), net, images, masks
 
 
-def small_net():
-    """A convolution and a head; both are smooth, so that numeric derivatives are exact enough."""
-    torch.manual_seed(0)
-    net = Net(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh()), 3, 1, task=Segmentation())
-    return net.double()
-
-
-def gradient_of(part):
-    """Gradient of one episode on float64 images."""
-    net, batch = small_net(), small_batch()
-    batch.images = batch.raw = batch.images.double()
-    part.begin(_Round(net))(batch)
-    return torch.cat([parameter.grad.flatten() for parameter in net.parameters()]), net, batch
-
-
-def test_gradient_without_anything_foreign():
-    """With gamma = 0, beta = 0 and no foreign amplitudes it is twice the gradient of the Dice loss."""
-    found, net, batch = gradient_of(EpisodicStep(gamma=0.0, beta=0.0))
-    loss = Segmentation().loss(net(batch.images), batch.labels)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
-    assert torch.allclose(found, 2 * expected, atol=1e-9)
-
-
-@pytest.mark.parametrize("second_order", [False, True])
-def test_boundary_term_reaches_both_embeddings(second_order):
+@pytest.mark.parametrize(("gamma", "second_order"), [(0.0, False), (0.7, False), (0.7, True)])
+def test_boundary_term_reaches_both_embeddings(gamma, second_order):
     """At beta = 0 the gradient is that of 2 L + gamma L_bd(E, E), with both orders."""
-    found, net, batch = gradient_of(EpisodicStep(gamma=0.7, beta=0.0, tau=0.5, second_order=second_order))
-    features = net.features(batch.images)
-    loss = 2 * Segmentation().loss(net.head(features), batch.labels)
-    loss = loss + 0.7 * boundary_loss(features, features, batch.labels, 0.5)
+    part = EpisodicStep(gamma=gamma, beta=0.0, tau=0.5, second_order=second_order)
+    found, net, images, masks = loss_and_gradient(part)
+    features = net.features(images)
+    loss = 2 * Segmentation().loss(net.head(features), masks) + gamma * boundary_loss(features, features, masks, 0.5)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
     assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_orders_differ_with_an_inner_step():
     """The second order has the factor I - beta H, the first has not."""
-    first, second = (gradient_of(EpisodicStep(beta=5.0, second_order=order))[0] for order in (False, True))
+    first, second = (loss_and_gradient(EpisodicStep(beta=5.0, second_order=order))[0] for order in (False, True))
     assert not torch.allclose(first, second, atol=1e-4)
     assert torch.isfinite(torch.cat([first, second])).all()
