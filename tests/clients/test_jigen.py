@@ -6,62 +6,42 @@ import random
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round, step_of
+from small_round import changed, digits_net, ready_round, step_of
 
 from clients.objective.jigsaw import PERMUTATIONS, TILES, Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
-from clients.optimizers import make_optimizer
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
-from fedsim.models import build_model
 from fedsim.models.inserts.jigsaw_head import JigsawHead
-from fedsim.settings import ModelSettings
 
 ORDERED = torch.arange(9)[None]
 
 
-def generate(count: int = 30, seed: int = 0) -> list[tuple[int, ...]]:
-    """Chooses permutations far from each other.
-
-    Each next permutation has the largest minimal Hamming distance to the identity and to those chosen before it; the
-    seed breaks ties. The published list of JiGen has distances from 4 to 9.
-    """
+def test_permutations_are_those_of_their_code():
+    """Each has the largest minimal Hamming distance to the identity and to those before it; a seed breaks ties. The
+    published list of JiGen has distances from 4 to 9; these are at least 7 places apart."""
     pool = np.array(list(itertools.permutations(range(TILES))), dtype=np.uint8)
-    draw = random.Random(seed)
-    least = (pool != np.arange(TILES, dtype=np.uint8)).sum(1)
-    found: list[tuple[int, ...]] = []
-    for _ in range(count):
+    draw, least, found = random.Random(0), (pool != np.arange(TILES, dtype=np.uint8)).sum(1), []
+    for _ in range(30):
         best = np.flatnonzero(least == least.max())
         chosen = pool[best[draw.randrange(len(best))]]
-        found.append(tuple(int(tile) for tile in chosen))
+        found.append(tuple(chosen.tolist()))
         least = np.minimum(least, (pool != chosen).sum(1))
-    return found
-
-
-def test_permutations_are_those_of_their_code():
-    """The stored table is what `generate` makes: 30 permutations, none the identity, at least 7 places apart."""
-    assert list(PERMUTATIONS) == generate()
+    assert list(PERMUTATIONS) == found
     table = np.array([tuple(range(9)), *PERMUTATIONS])
-    assert all(sorted(row) == list(range(9)) for row in table.tolist())
-    distance = (table[:, None] != table[None]).sum(2)
-    assert distance[np.triu_indices(31, 1)].min() == 7
+    assert (table[:, None] != table[None]).sum(2)[np.triu_indices(31, 1)].min() == 7
 
 
-def test_ordered_tiles_are_the_image():
-    """They are equal bit for bit, and tiles are counted row by row."""
+def test_tiles_are_counted_row_by_row_and_joined():
+    """Tiles 0..8 under P show P[t]; the inverse restores them; in order they are the image, bit for bit."""
     x = torch.rand(2, 3, 12, 15)
     assert joined(cut(x)).equal(x)
     assert cut(x)[:, 5].equal(x[:, :, 4:8, 10:15])
     assert shuffled(cut(x), ORDERED.expand(2, 9)).equal(cut(x))
-
-
-def test_output_tile_shows_the_permutations_tile():
-    """Tiles 0..8 under P show P[t]; the inverse restores them."""
     x = joined(torch.arange(9.0).reshape(1, 9, 1, 1, 1).expand(1, 9, 1, 2, 2))
     for permutation in PERMUTATIONS[:5]:
         moved = shuffled(cut(x), torch.tensor([permutation]))
         assert moved[0, :, 0, 0, 0].tolist() == list(permutation)
-        inverse = torch.tensor([permutation]).argsort(1)
-        assert joined(shuffled(moved, inverse)).equal(x)
+        assert joined(shuffled(moved, torch.tensor([permutation]).argsort(1))).equal(x)
 
 
 def test_label_frequencies():
@@ -75,8 +55,7 @@ def test_label_frequencies():
 
 def test_grey_tiles():
     """Only the chosen tiles are grey: all their channels are the luma."""
-    tiles = torch.rand(2, 9, 3, 4, 4)
-    chosen = torch.zeros(2, 9, dtype=torch.bool)
+    tiles, chosen = torch.rand(2, 9, 3, 4, 4), torch.zeros(2, 9, dtype=torch.bool)
     chosen[1, 4] = True
     done = grey_tiles(tiles, chosen)
     luma = 0.2989 * tiles[1, 4, 0] + 0.587 * tiles[1, 4, 1] + 0.114 * tiles[1, 4, 2]
@@ -88,8 +67,7 @@ def test_grey_tiles():
 
 def test_border():
     """By default it is cut off, so that 222 of 224 pixels remain; or it is kept."""
-    x = torch.rand(1, 3, 32, 32)
-    none = torch.zeros(1, 9, dtype=torch.bool)
+    x, none = torch.rand(1, 3, 32, 32), torch.zeros(1, 9, dtype=torch.bool)
     assert Jigsaw().scrambled(x, ORDERED, none).equal(x[..., 1:31, 1:31])
     kept = Jigsaw(border="keep").scrambled(x, torch.tensor(PERMUTATIONS[:1]), none)
     assert kept[..., 0, :].equal(x[..., 0, :])
@@ -101,12 +79,10 @@ def test_border():
 def one_step(part, size):
     """(loss, network, round) after one step of a part."""
     torch.manual_seed(0)
-    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, size, None, 0).train()
+    net = digits_net(size)
     JigsawHead().apply(net)
-    data = small_data(colour_images(6, size=size))
-    round = small_round(data, net=net, steps=1)
-    round.optimizer = make_optimizer(net, round.train, 0.05)
-    return step_of(part, round)(data.batch(data.training_positions())), net, round
+    round = ready_round(net, size=size, lr=0.05)
+    return step_of(part, round)(round.data.batch(round.data.training_positions())), net, round
 
 
 def test_a_network_of_one_image_size_is_refused():
@@ -121,14 +97,13 @@ def test_neutral_settings_are_the_supervised_step():
     loss, net, _ = one_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
     wanted, plain, _ = one_step(SupervisedStep(), 30)
     assert loss.equal(wanted)
-    assert all(a.equal(b) for a, b in zip(net.state_dict().values(), plain.state_dict().values()))
+    assert not changed(net, plain.state_dict())
 
 
 def test_both_losses_train_the_features():
     """The loss is CE + alpha CE of the order; both heads are trained."""
     loss, net, round = one_step(Jigsaw(alpha=2.0, beta=0.0), 28)
-    start = one_step(Jigsaw(alpha=0.0, beta=0.0), 28)
-    assert loss.item() == pytest.approx(start[0].item() + 2 * round.tallied()["jigsaw_loss"], rel=1e-5)
-    assert not net.jigsaw.weight.equal(start[1].jigsaw.weight)
-    assert not net.backbone.conv1.weight.equal(start[1].backbone.conv1.weight)
+    plain, other, _ = one_step(Jigsaw(alpha=0.0, beta=0.0), 28)
+    assert loss.item() == pytest.approx(plain.item() + 2 * round.tallied()["jigsaw_loss"], rel=1e-5)
+    assert changed(net, other.state_dict()) >= {"jigsaw.weight", "backbone.conv1.weight"}
     assert net.jigsaw.out_features == 31

@@ -4,24 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round, step_of
-from support import run_small, small_experiment
+from small_round import small_round, step_of
 from torch import nn
 
 from clients.parts import Batch
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
 from clients.update.sharpness_aware import SharpnessAware
 
-
-class HeadOnly(nn.Module):
-    """A linear head."""
-
-    def __init__(self, d=4):
-        super().__init__()
-        self.head = nn.Linear(d, 3)
+LABELS = torch.arange(6) % 3
 
 
-def batch_of(net, features, labels):
+def batch_of(net, features, labels=LABELS):
     """A batch after the forward pass."""
     batch = Batch(features, labels, features=features, logits=net.head(features))
     batch.loss = nn.functional.cross_entropy(batch.logits, labels)
@@ -30,67 +23,46 @@ def batch_of(net, features, labels):
 
 @pytest.fixture
 def net():
-    """The head, from a seed."""
     torch.manual_seed(0)
-    return HeadOnly()
+    net = nn.Module()
+    net.head = nn.Linear(4, 3)
+    return net
 
 
-def round_of(net, **changes):
-    """A round."""
-    return small_round(small_data(colour_images(6)), net=net, steps=1, **changes)
+def seen_by(net, part, z, labels, **changes):
+    """The features that come to the head in the term."""
+    net.head, seen = nn.Identity(), []
+    net.head.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    part.begin(small_round(net=net, steps=1, **changes))(Batch(z, labels, features=z))
+    return seen[0]
 
 
 def test_without_noise_the_loss_is_counted_twice(net):
     """sigma = 0 gives exactly (1 + lam) CE; lam = 0 adds nothing."""
-    batch = batch_of(net, torch.randn(6, 4), torch.arange(6) % 3)
-    term = FeatureAugmentation("s", 0.0, 0.0, lam=0.7).begin(round_of(net))
+    batch = batch_of(net, torch.randn(6, 4))
+    term = FeatureAugmentation("s", 0.0, 0.0, lam=0.7).begin(small_round(net=net, steps=1))
     assert term(batch).item() == pytest.approx(0.7 * batch.loss.item(), rel=1e-6)
-    assert FeatureAugmentation(lam=0.0).begin(round_of(net)) is None
+    assert FeatureAugmentation(lam=0.0).begin(small_round(net=net)) is None
 
 
 @pytest.mark.parametrize("variant", ["s", "a"])
-def test_no_noise_outside_the_term(net, variant):
-    """After a round's steps the network predicts without noise, from its weights alone."""
-    round = round_of(net)
-    part, z = FeatureAugmentation(variant, warmup=1), torch.randn(6, 4)
-    part.begin(round)(batch_of(net, z, torch.arange(6) % 3))
+def test_gradients_in_the_term_and_no_noise_outside(net, variant):
+    """Features and head get gradients; after a round's steps the network predicts from its weights alone."""
+    round, part = small_round(net=net, steps=1), FeatureAugmentation(variant, warmup=1)
+    z = torch.randn(6, 4, requires_grad=True)
+    part.begin(round)(batch_of(net, z)).backward()
     part.end(round)
+    assert z.grad.abs().min() > 0
+    assert net.head.weight.grad.abs().max() > 0
     assert net.eval().head(z).equal(nn.functional.linear(z, net.head.weight, net.head.bias))
-
-
-def test_a_client_sends_as_much_as_with_fedavg(tmp_path):
-    """With SFA-A and the round after its warm-up: the tensors that came go back, and nothing else."""
-    experiment = small_experiment(tmp_path, "sfa-a", train={"rounds": 2}, data={"fraction": 0.05})
-    _, grid = run_small(experiment)
-    trained = [pair for pair in grid.seen if pair[0].metadata.message_type == "train"]
-    received, sent = ([message.content.array_records for message in side] for side in zip(*trained))
-    assert len(sent) == 6
-    assert all(set(records) == {"arrays"} for records in sent)
-    for ours, plain in zip(sent, received):
-        assert [(name, array.shape) for name, array in ours["arrays"].items()] == [
-            (name, array.shape) for name, array in plain["arrays"].items()
-        ]
 
 
 def test_noise_has_the_right_moments(net):
     """z = 2 and both deviations .5 give mean 2 and variance .25 * 4 + .25 = 1.25."""
-    net.head = nn.Identity()
-    seen = []
-    net.head.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    z = torch.full((4000, 50), 2.0)
-    batch = Batch(z, torch.zeros(4000, dtype=torch.int64), features=z)
-    FeatureAugmentation().begin(round_of(net))(batch)
-    assert seen[0].mean().item() == pytest.approx(2, abs=0.01)
-    assert seen[0].var().item() == pytest.approx(1.25, abs=0.02)
-    assert seen[0][:, 0].var().item() == pytest.approx(1.25, abs=0.1)  # drawn for every sample, not once a batch
-
-
-def test_gradients_reach_features_and_head(net):
-    """The noise has no gradient."""
-    z = torch.randn(6, 4, requires_grad=True)
-    FeatureAugmentation().begin(round_of(net))(batch_of(net, z, torch.arange(6) % 3)).backward()
-    assert z.grad.abs().min() > 0
-    assert net.head.weight.grad.abs().max() > 0
+    seen = seen_by(net, FeatureAugmentation(), torch.full((4000, 50), 2.0), torch.zeros(4000, dtype=torch.int64))
+    assert seen.mean().item() == pytest.approx(2, abs=0.01)
+    assert seen.var().item() == pytest.approx(1.25, abs=0.02)
+    assert seen[:, 0].var().item() == pytest.approx(1.25, abs=0.1)  # drawn for every sample, not once a batch
 
 
 def test_moments_give_the_covariance_of_each_class():
@@ -109,15 +81,14 @@ def test_moments_give_the_covariance_of_each_class():
     assert roots[2].abs().max() == 0
     later = ClassMoments(3)
     later.add(torch.ones(4, 3), torch.ones(4, dtype=torch.int64))
-    merged = later.merged(kept)
-    assert merged["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, the others stay
+    assert later.merged(kept)["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, others stay
 
 
 def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
     """The second pass of a sharpness-aware step has features by weights that are nobody's."""
-    part, round = FeatureAugmentation("a"), round_of(net)
+    part, round = FeatureAugmentation("a"), small_round(net=net, steps=1)
     round.optimizer, round.loss_of = torch.optim.SGD(net.parameters(), 0.1), part.begin(round)
-    step, batch = step_of(SharpnessAware(), round), batch_of(net, torch.ones(6, 4), torch.arange(6) % 3)
+    step, batch = step_of(SharpnessAware(), round), batch_of(net, torch.ones(6, 4))
     for _ in range(2):
         step(replace(batch, drawn={}))
     part.end(round)
@@ -128,33 +99,23 @@ def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
 
 def test_sfa_a_draws_from_the_class(net):
     """b ~ N(0, nu Sigma_y) after the warm-up, kept on the client; b = 0 in the warm-up round."""
-    torch.manual_seed(0)
-    part = FeatureAugmentation("a", sigma1=0.0, nu=4.0)
-    round = round_of(net)
-    term = part.begin(round)
-    spread = torch.tensor([1.0, 0.0, 2.0, 0.0])
-    z, labels = torch.randn(600, 4) * spread, torch.arange(600) % 3
+    part, round = FeatureAugmentation("a", sigma1=0.0, nu=4.0), small_round(net=net, steps=1)
+    z, labels = torch.randn(600, 4) * torch.tensor([1.0, 0.0, 2.0, 0.0]), torch.arange(600) % 3
     batch = batch_of(net, z, labels)
-    assert term(batch).item() == pytest.approx(batch.loss.item(), rel=1e-6)
+    assert part.begin(round)(batch).item() == pytest.approx(batch.loss.item(), rel=1e-6)
     part.end(round)
     round.store.commit()
     assert round.outbox == {}  # nothing more than FedAvg goes up
     round.store.open_round(2)
-    net.head = nn.Identity()
-    seen = []
-    net.head.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    second = round_of(net, round=2, store=round.store)
-    part.begin(second)(Batch(z, labels, features=z))
-    noise = seen[0] - z
+    noise = seen_by(net, part, z, labels, round=2, store=round.store) - z
     assert noise.std(0).tolist() == pytest.approx([2.0, 0.0, 4.0, 0.0], abs=0.3)
     assert round.store.get(MOMENTS)["count"].tolist() == [200, 200, 200]
 
 
 def test_features_that_the_next_pass_writes_over_are_kept_as_they_were(net):
     """A CUDA graph (train.compile = reduce-overhead) gives every step's features in the same memory."""
-    round, z = round_of(net), torch.ones(6, 4)
+    round, z = small_round(net=net, steps=1), torch.ones(6, 4)
     term = FeatureAugmentation("a").begin(round)
     for value in (1.0, 3.0):
-        term(batch_of(net, z.fill_(value), torch.arange(6) % 3))
-    kept = round.scratch[MOMENTS].merged(None)
-    assert kept["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3
+        term(batch_of(net, z.fill_(value)))
+    assert round.scratch[MOMENTS].merged(None)["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3
