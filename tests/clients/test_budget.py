@@ -17,81 +17,83 @@ from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
 
 DATA = small_data(colour_images(20))
+BUDGETS = pytest.mark.parametrize("budget", ["paper", "images", "steps"])
 
 
 class Copies:
     """An augmentation that makes three versions of every image."""
 
-    def copies(self, round) -> int:
+    def copies(self, round):
         return 3
 
 
-def plan_of(train: dict, round: int = 1, phase: str = "train", counts=(20, 40), clients: int = 2, **parts) -> list:
-    settings = TrainSettings(batch_size=8, **train)
+def plan_of(budget="paper", round=1, phase="train", counts=(20, 40), clients=2, train=None, **parts):
+    settings = TrainSettings(batch_size=8, budget=budget, **(train or {}))
     seen = small_round(DATA, train=settings, round=round, rounds=4, phase=phase)
     return local_plan(Recipe(**parts), seen, counts, clients)[1]
 
 
-def test_fedavg_by_hand():
-    assert fedavg_amount(20, TrainSettings(batch_size=8, epochs=3)) == (60, 9)  # 8 + 8 + 4, three times
-    assert fedavg_amount(17, TrainSettings(batch_size=8, epochs=1)) == (16, 2)  # the last image alone is left out
-    assert fedavg_amount(20, TrainSettings(batch_size=8, iterations=5)) == (36, 5)  # 8 + 8 + 4 + 8 + 8
+def as_lists(plan):
+    return [batch.tolist() for batch in plan]
+
+
+@pytest.mark.parametrize(("examples", "train", "amount"), [
+    (20, {"epochs": 3}, (60, 9)),  # 8 + 8 + 4, three times
+    (17, {"epochs": 1}, (16, 2)),  # the last image alone is left out
+    (20, {"iterations": 5}, (36, 5)),  # 8 + 8 + 4 + 8 + 8
+])  # fmt: skip
+def test_fedavg_by_hand(examples, train, amount):
+    assert fedavg_amount(examples, TrainSettings(batch_size=8, **train)) == amount
 
 
 @given(st.integers(2, 200), st.integers(2, 32), st.integers(1, 3), st.integers(0, 20))
 def test_fedavg_amount_is_what_shuffled_batches_come_to(examples, size, epochs, iterations):
     train = TrainSettings(batch_size=size, epochs=epochs, iterations=iterations)
-    batches = Shuffled().indices(examples, small_round(DATA), train)
-    assert Amount.of(batches) == fedavg_amount(examples, train)
+    assert Amount.of(Shuffled().indices(examples, small_round(DATA), train)) == fedavg_amount(examples, train)
 
 
-@pytest.mark.parametrize("budget", ["paper", "images", "steps"])
+@BUDGETS
 @pytest.mark.parametrize("train", [{"epochs": 2}, {"iterations": 7}])
 def test_every_budget_leaves_fedavg_as_it_is(budget, train):
-    plan = plan_of({**train, "budget": budget}, counts=(20, 40))
     plain = list(Shuffled().indices(20, small_round(DATA), TrainSettings(batch_size=8, **train)))
-    assert [batch.tolist() for batch in plan] == [batch.tolist() for batch in plain]
+    assert as_lists(plan_of(budget, train=train)) == as_lists(plain)
 
 
-@pytest.mark.parametrize(
-    ("train", "budget", "amount"),
-    [
-        ({"iterations": 5}, "paper", (100, 15)),  # 8 8 4, five times
-        ({"iterations": 5}, "steps", (100, 15)),
-        ({"iterations": 5}, "images", (78, 12)),  # FedAvg: 5 x 6 images, 8 2 8 2 8, and 5 x 4
-        ({"epochs": 2}, "paper", (40, 6)),
-        ({"epochs": 2}, "steps", (56, 8)),  # FedAvg: twice one step, two and one
-        ({"epochs": 2}, "images", (40, 6)),
-    ],
-)
+@pytest.mark.parametrize(("train", "budget", "amount"), [
+    ({"iterations": 5}, "paper", (100, 15)),  # 8 8 4, five times
+    ({"iterations": 5}, "steps", (100, 15)),
+    ({"iterations": 5}, "images", (78, 12)),  # FedAvg: 5 x 6 images, 8 2 8 2 8, and 5 x 4
+    ({"epochs": 2}, "paper", (40, 6)),
+    ({"epochs": 2}, "steps", (56, 8)),  # FedAvg: twice one step, two and one
+    ({"epochs": 2}, "images", (40, 6)),
+])  # fmt: skip
 def test_the_pooled_client_has_the_budget_of_all_clients(monkeypatch, train, budget, amount):
     """It holds the 20 images of three clients with 6, 10 and 4."""
     monkeypatch.setattr(DATA, "held", (6, 10, 4))
-    assert Amount.of(plan_of({**train, "budget": budget}, counts=(20,), clients=3, pooled=True)) == amount
+    assert Amount.of(plan_of(budget, train=train, counts=(20,), clients=3, pooled=True)) == amount
 
 
 @pytest.mark.parametrize(("budget", "amount"), [("paper", (100, 13)), ("images", (30, 4)), ("steps", (32, 4))])
 def test_balanced_clients_share_what_fedavg_spends_together(budget, amount):
-    # FedAvg: 20 images in 3 steps and 40 in 5: on average 30 images, 4 steps; FedSB here asks for 100 images
-    plan = plan_of({"budget": budget}, batches=BalancedBudget(100))
-    assert Amount.of(plan) == amount
+    """FedAvg: 20 images in 3 steps and 40 in 5: on average 30 images, 4 steps; FedSB here asks for 100 images."""
+    assert Amount.of(plan_of(budget, batches=BalancedBudget(100))) == amount
 
 
 def test_a_short_plan_goes_on_with_its_own_images():
-    plan = plan_of({"iterations": 10, "budget": "images"}, batches=BalancedBudget(16))
-    # FedAvg's ten batches of 20 images: 8 8 4, three times, and 8; of 40 images: 8 each
+    """FedAvg's ten batches of 20 images: 8 8 4, three times, and 8; of 40 images: 8 each."""
+    plan = plan_of("images", train={"iterations": 10}, batches=BalancedBudget(16))
     assert Amount.of(plan).images == (68 + 80) / 2
     assert {int(item) for batch in plan for item in batch} <= set(range(20))
 
 
 @pytest.mark.parametrize("budget", ["images", "steps"])
 def test_copies_are_part_of_the_budget_and_change_from_round_to_round(budget):
-    first, second = (plan_of({"budget": budget}, round=number, augment=Copies()) for number in (1, 2))
+    first, second = (plan_of(budget, round=number, augment=Copies()) for number in (1, 2))
     assert getattr(Amount.of(first), budget) == getattr(fedavg_amount(20, TrainSettings(batch_size=8)), budget)
     items = [{int(item) for batch in plan for item in batch} for plan in (first, second)]
     assert max(items[0] | items[1]) >= 20  # other versions than the first
     assert items[0] != items[1]
-    assert Amount.of(plan_of({}, augment=Copies())).images == 60
+    assert Amount.of(plan_of(augment=Copies())).images == 60
 
 
 @pytest.mark.parametrize(("budget", "run"), [("images", 4 * 20), ("steps", 4 * 3)])
@@ -99,38 +101,33 @@ def test_copies_are_part_of_the_budget_and_change_from_round_to_round(budget):
 def test_a_prelude_is_paid_from_the_same_budget(budget, run, epochs):
     step = SemanticCalibration(acquire_iterations=0, acquire_epochs=epochs)
     phases = [(0, "acquire"), (1, "train"), (2, "train"), (3, "train"), (4, "train")]
-    plans = [plan_of({"budget": budget}, round=number, phase=phase, client=step) for number, phase in phases]
-    amounts = [getattr(Amount.of(plan), budget) for plan in plans]
+    amounts = [getattr(Amount.of(plan_of(budget, *phase, client=step)), budget) for phase in phases]
     assert run - 5 <= sum(amounts) <= run + 5  # a last batch of one image is left out
     if epochs == 3 and budget == "steps":
         assert amounts == [5, 1, 2, 2, 1]  # 9 and 12 steps, both times 12/21: 5.1, then 1.7, 3.4, 5.1, 6.9 in all
-    paper = plan_of({}, round=0, phase="acquire", client=step)
-    assert Amount.of(paper) == (20 * epochs, 3 * epochs)
+    assert Amount.of(plan_of("paper", 0, "acquire", client=step)) == (20 * epochs, 3 * epochs)
 
 
-@pytest.mark.parametrize("budget", ["paper", "images", "steps"])
+@BUDGETS
 def test_a_prelude_without_work_leaves_the_budget_to_the_rounds(budget):
     step = SemanticCalibration(acquire_iterations=0, acquire_epochs=0)
-    assert plan_of({"budget": budget}, round=0, phase="acquire", client=step) == []
-    plan, plain = (plan_of({"budget": budget}, round=2, client=client) for client in (step, SupervisedStep()))
-    assert [batch.tolist() for batch in plan] == [batch.tolist() for batch in plain]
+    assert plan_of(budget, 0, "acquire", client=step) == []
+    assert as_lists(plan_of(budget, 2, client=step)) == as_lists(plan_of(budget, 2, client=SupervisedStep()))
 
 
 @given(st.integers(3, 60), st.integers(1, 100), st.sampled_from(["images", "steps"]), st.integers(1, 6))
 def test_no_plan_exceeds_its_budget(budget, iterations, unit, round):
-    plan = plan_of({"budget": unit, "iterations": iterations}, round=round, batches=BalancedBudget(budget))
-    spent = getattr(Amount.of(plan), unit)
-    allowed = np.mean(
-        [getattr(fedavg_amount(count, TrainSettings(batch_size=8, iterations=iterations)), unit) for count in (20, 40)]
-    )
-    assert spent <= np.ceil(allowed)
+    plan = plan_of(unit, round, train={"iterations": iterations}, batches=BalancedBudget(budget))
+    train = TrainSettings(batch_size=8, iterations=iterations)
+    allowed = np.mean([getattr(fedavg_amount(count, train), unit) for count in (20, 40)])
+    assert getattr(Amount.of(plan), unit) <= np.ceil(allowed)
     assert all(len(batch) > 1 for batch in plan)
 
 
 @pytest.mark.parametrize("budget", ["images", "steps"])
 def test_a_plan_without_a_batch_cannot_be_made_longer(budget):
     """One image is no batch; in the paper's budget this means a round without training."""
-    assert plan_of({}, batches=BalancedBudget(1)) == []
+    assert plan_of(batches=BalancedBudget(1)) == []
     BalancedBudget(1).check(Experiment())
     BalancedBudget(2).check(Experiment(train={"budget": budget}))
     with pytest.raises(UserError, match="budget = 1 has no batch"):

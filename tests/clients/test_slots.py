@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from support import Interrupt, numbers, run_small, small_experiment
+from support import Interrupt, numbers, run_small, tiny_experiment
 
 from clients.companions.ditto import Ditto
 from clients.local_round import LocalRound
@@ -39,32 +39,28 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
         return loss_of(round, batch)
 
     monkeypatch.setattr(LocalRound, "loss_of", twice)
-    run_small(small_experiment(tmp_path, method, train={"rounds": 2}, data={"fraction": 0.05}, parts={"jigsaw": {}}))
+    run_small(tiny_experiment(tmp_path, method, train={"batch_size": 32}, parts={"jigsaw": {}}))
     assert found
     assert all(first == second for first, second in found)
 
 
 @pytest.mark.parametrize("method", [
     "cutmix+fedsam", "jigen+fedsam", "augmix+fedlesam", "randconv+ditto", "mixup+fedlesam-d", "l2d+elcfs",
-    "csac+fedsam", "stablefdg+mofedsam", "elcfs+ditto",
+    "csac+fedsam", "stablefdg+mofedsam", "elcfs+ditto", "fisc+ccst",
 ])  # fmt: skip
 def test_an_objective_an_update_and_a_companion_combine(method, tmp_path):
-    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 2}))
+    folder, _ = run_small(tiny_experiment(tmp_path, method))
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
 
 
-@pytest.mark.parametrize(("method", "sentence"), [
-    ("jigen+fedadg", "jigsaw assumes that a step takes the loss of a batch from the objective, which does not hold "
-                     "with adversarial_reference; use one of the two"),
-    ("fedsam+elcfs", "sharpness_aware assumes that the update moves the weights in each step, which does not hold "
-                     "with episodic_step; use one of the two"),
-    ("mixup+selfreg", "self_reg assumes that every image has one class as its label, which does not hold with mix_up; "
-                      "use one of the two"),
+@pytest.mark.parametrize(("method", "words"), [
+    ("jigen+fedadg", "jigsaw assumes .* loss of a batch from the objective, .* not hold with adversarial_reference"),
+    ("fedsam+elcfs", "sharpness_aware assumes .* moves the weights in each step, .* not hold with episodic_step"),
+    ("mixup+selfreg", "self_reg assumes .* one class as its label, which does not hold with mix_up; use one of the"),
 ])  # fmt: skip
-def test_what_does_not_combine_is_refused_by_a_fact(method, sentence):
-    with pytest.raises(UserError) as no:
+def test_what_does_not_combine_is_refused_by_a_fact(method, words):
+    with pytest.raises(UserError, match=words):
         find_recipe(method)
-    assert str(no.value) == f"{method}: {sentence}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +68,6 @@ class Mine(Step):
     """A step from outside, as earlier versions knew it."""
 
     def begin(self, round):
-        """FedAvg's step."""
         return lambda batch: round.apply_gradients(round.loss_of(batch))
 
 
@@ -83,21 +78,20 @@ def test_a_step_from_outside_takes_neither_objective_nor_update_unless_it_says_s
             check_recipe(Recipe(client=Mine(), **part), "mine")
 
 
-def test_parts_that_were_steps_are_found_in_client(caplog):
-    """They replace what answered the three questions before, and one line names the new slot."""
+def test_parts_that_were_steps_are_found_in_client():
+    """They replace what answered the three questions before."""
     assert Recipe(client=Jigsaw()) == Recipe(objective=Jigsaw())
     assert Recipe(client=Ditto()) == Recipe(companions=(Ditto(),))
-    assert assemble({"name": "fedsam", "client": "jigsaw"}, {}).objective == Jigsaw()
-    assert assemble({"name": "fedsam", "client": "jigsaw"}, {}).update == Recipe().update
+    found = assemble({"name": "fedsam", "client": "jigsaw"}, {})
+    assert (found.objective, found.update) == (Jigsaw(), Recipe().update)
     assert assemble({"name": "perada", "client": "supervised_step"}, {}).companions == ()
     both = assemble({"name": "fedavg", "update": "sharpness_aware", "client": "jigsaw", "jigsaw": {"alpha": 0.5}}, {})
     assert (both.objective, both.update) == (Jigsaw(alpha=0.5), SharpnessAware())
-    assert caplog.text.count("client = 'jigsaw' is objective = 'jigsaw' now") <= 1
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     """Its record has the part in `client`."""
-    experiment = small_experiment(tmp_path / "a", "augmix", train={"rounds": 2})
+    experiment = tiny_experiment(tmp_path / "a", "augmix")
     whole, _ = run_small(experiment.replace(run={"output": str(tmp_path / "b")}))
     with pytest.raises(KeyboardInterrupt):
         run_small(experiment, Interrupt(after_round=1))

@@ -1,29 +1,27 @@
-"""RandConv and AugMix's step: losses of three views."""
+"""RandConv and AugMix's step: losses of three views; Mixup and CutMix by hand."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round, step_of
+from small_round import changed, digits_net, ready_round, small_round, step_of
 
 from clients.objective.consistent_views import ConsistentViews
+from clients.objective.mixtures import CutMix, MixUp
 from clients.objective.random_convolution import RandomConvolution, convolved, random_kernel
-from clients.optimizers import make_optimizer
+from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.tools.losses import js_divergence
-from fedsim.models import build_model
-from fedsim.settings import ModelSettings
+from fedsim.models.tasks import CLASSIFIES, Segmentation
 
 
-def test_divergence_numbers():
-    """(1,0), (0,1), (0,1) give .636514; equal predictions 0, disjoint ones log 3; three given ones .169901."""
-    sure = 60.0
-    one, two = torch.tensor([[sure, 0.0]]), torch.tensor([[0.0, sure]])
-    assert js_divergence([one, two, two]).item() == pytest.approx(0.636514, abs=1e-6)
-    assert js_divergence([one, one, one]).item() == pytest.approx(0, abs=1e-7)
-    assert js_divergence(list((sure * torch.eye(3))[:, None])).item() == pytest.approx(math.log(3), abs=1e-6)
-    given = [torch.tensor([p]).log() for p in ((0.7, 0.2, 0.1), (0.5, 0.3, 0.2), (0.1, 0.8, 0.1))]
-    assert js_divergence(given).item() == pytest.approx(0.169901, abs=1e-6)
+@pytest.mark.parametrize(("logits", "divergence"), [
+    ([[60.0, 0], [0, 60], [0, 60]], 0.636514), ([[60.0, 0]] * 3, 0), ((60 * np.eye(3)).tolist(), math.log(3)),
+    (np.log([(0.7, 0.2, 0.1), (0.5, 0.3, 0.2), (0.1, 0.8, 0.1)]).tolist(), 0.169901),
+])  # fmt: skip
+def test_divergence_numbers(logits, divergence):
+    assert js_divergence(list(torch.tensor(logits)[:, None])).item() == pytest.approx(divergence, abs=1e-6)
 
 
 def test_kernels():
@@ -40,8 +38,7 @@ def test_kernels():
 
 def test_views():
     """`mix` is between the image and its convolution; img_p is about the share of unchanged images."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(2, 3, 8, 8)
+    generator, x = torch.Generator().manual_seed(0), torch.rand(2, 3, 8, 8)
     drawn = [RandomConvolution("img_p", p=0.25).view(x, generator).equal(x) for _ in range(400)]
     assert sum(drawn) / 400 == pytest.approx(0.25, abs=0.06)
     state = generator.get_state()
@@ -52,41 +49,32 @@ def test_views():
     assert torch.allclose(view, alpha * other + (1 - alpha) * x, atol=1e-6)
 
 
-def one_step(part, weights=None):
+def one_step(part):
     """(loss, network, round) after a step of a part on the same batch."""
     torch.manual_seed(0)
-    net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 3, 28, None, 0).train()
-    data = small_data(colour_images(6, size=28))
-    round = small_round(data, net=net, steps=1)
-    round.optimizer = make_optimizer(net, round.train, 0.05)
-    names = set(net.state_dict())
-    loss = step_of(part, round)(data.batch(data.training_positions()))
+    net = digits_net(28, bottleneck=8)
+    round, names = ready_round(net, size=28, lr=0.05), set(net.state_dict())
+    loss = step_of(part, round)(round.data.batch(round.data.training_positions()))
     assert set(net.state_dict()) == names
     assert sum(len(group["params"]) for group in round.optimizer.param_groups) == len(list(net.parameters()))
     return loss, net, round
 
 
-@pytest.mark.parametrize("part", [RandomConvolution("img_p", weight=0.0, p=1.0), ConsistentViews(weight=0.0)])
+@pytest.mark.parametrize("part", [
+    RandomConvolution("img_p", weight=0.0, p=1.0), ConsistentViews(weight=0.0), MixUp(0.0), CutMix(0.0),
+])  # fmt: skip
 def test_neutral_settings_are_the_supervised_step(part):
     """They are equal bit for bit."""
-    loss, net, _ = one_step(part)
-    wanted, plain, _ = one_step(SupervisedStep())
+    (loss, net, _), (wanted, plain, _) = one_step(part), one_step(SupervisedStep())
     assert loss.equal(wanted)
-    assert all(a.equal(b) for a, b in zip(net.state_dict().values(), plain.state_dict().values()))
+    assert not changed(net, plain.state_dict())
 
 
-def test_no_change_has_no_divergence():
-    """Three equal views have JS = 0."""
-    _, _, round = one_step(RandomConvolution("img_p", weight=3.0, p=1.0))
-    assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
-
-
-def test_mix_with_alpha_0_is_the_image(monkeypatch):
-    """The default variant: the loss is that of the supervised step."""
+def test_no_change_has_no_divergence(monkeypatch):
+    """Three equal views have JS = 0; with alpha = 0 `mix` is the image, and the loss that of the supervised step."""
+    assert one_step(RandomConvolution("img_p", weight=3.0, p=1.0))[2].tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
     wanted, _, _ = one_step(SupervisedStep())
-    x = torch.rand(2, 3, 8, 8)
     monkeypatch.setattr("clients.objective.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))
-    assert RandomConvolution().view(x, torch.Generator()).equal(x)
     loss, _, round = one_step(RandomConvolution())
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
     assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
@@ -94,8 +82,51 @@ def test_mix_with_alpha_0_is_the_image(monkeypatch):
 
 @pytest.mark.parametrize(("part", "passes"), [(RandomConvolution(), 3), (ConsistentViews(), 1)])
 def test_a_step_moves_the_network(part, passes):
-    """Loss and divergence are finite; kernels are neither in the state nor in the optimizer; passes are counted."""
     loss, net, round = one_step(part)
     assert math.isfinite(loss.item())
     assert round.tallied()["js_loss"] > 0
     assert int(net.state_dict()["backbone.norm1.num_batches_tracked"]) == passes
+
+
+class Drawn:
+    """Draws that are given: lam, the batch in reverse order, and the centre of the box."""
+
+    def __init__(self, lam, *centre):
+        self.lam, self.centre = lam, list(centre)
+
+    def beta(self, a, b):
+        return self.lam
+
+    def permutation(self, count):
+        return np.arange(count)[::-1].copy()
+
+    def integers(self, size):
+        return self.centre.pop(0)
+
+
+def mixture(part, images, labels, drawn, task=CLASSIFIES, classes=2):
+    return part.mixed(small_round(classes=classes, task=task), Batch(images, labels), drawn)
+
+
+def test_mixtures_by_hand():
+    """Mixup, lam = 1/4: .25 * 1 + .75 * 5 = 4 with the labels (.25, .75), and 2 with (.75, .25). CutMix, lam = 3/4: a
+    box of side 4 / 2 = 2; around (0, 2) one of its rows is outside, so that 14 of 16 stay."""
+    labels, images = torch.tensor([0, 1]), torch.tensor([1.0, 5.0]).view(2, 1, 1, 1)
+    mixed, soft = mixture(MixUp(), images, labels, Drawn(0.25))
+    assert mixed.flatten().tolist() == [4, 2]
+    assert soft.tolist() == [[0.25, 0.75], [0.75, 0.25]]
+    images = torch.tensor([1.0, 0.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4)
+    mixed, soft = mixture(CutMix(), images, labels, Drawn(0.75, 0, 2))
+    assert mixed[0, 0].tolist() == [[1, 0, 0, 1], [1] * 4, [1] * 4, [1] * 4]
+    assert mixed[1].equal(1 - mixed[0])
+    assert soft.tolist() == [[0.875, 0.125], [0.125, 0.875]]
+
+
+def test_losses_with_soft_labels():
+    """p = y = (1/4, 3/4): the entropy .562335. Masks of .5 where p = .5: 1 - 2 * 4 * .25 / (2 + 2) = .5."""
+    logits = torch.tensor([[0.0, math.log(3)]])
+    assert CLASSIFIES.loss(logits, torch.tensor([[0.25, 0.75]])).item() == pytest.approx(0.562335, abs=1e-6)
+    masks = torch.tensor([1, 0], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 1, 2)
+    _, soft = mixture(MixUp(), torch.zeros(2, 1, 1, 2), masks, Drawn(0.5), Segmentation(), classes=1)
+    assert soft.unique().tolist() == [0.5]
+    assert Segmentation().loss(torch.zeros(2, 1, 1, 2), soft).item() == pytest.approx(0.5, abs=1e-4)
