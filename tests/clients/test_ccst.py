@@ -167,11 +167,6 @@ def test_settings_that_cannot_work_are_refused(method, words, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_the_bank_comes_with_the_part(tmp_path):
-    added = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["cross_client_style"]}))
-    assert added.banks == (StyleBank(),)
-
-
 @pytest.mark.filterwarnings("ignore:var_mean")
 @pytest.mark.parametrize("size", [8, 9])
 def test_no_unbiased_variance_of_one_value(size):

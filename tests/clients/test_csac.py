@@ -1,20 +1,180 @@
-"""CSAC's client as a part: its properties and ablations, what the server records, and the gap of FedDG-GA."""
+"""CSAC: projections, attention, alignment, the client's step and ablations; the gap of FedDG-GA."""
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from small_round import changed, snapshot
+from small_round import changed, colour_images, small_data, small_round, snapshot
 from support import numbers, run_small, small_experiment, tiny_experiment
+from test_losses import naive_mmd
 
 from clients.optimizers import make_optimizer
 from clients.parts import Batch
 from clients.reports.generalization_gap import GeneralizationGap
-from clients.step.calibration import ACQUIRED
+from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
+from clients.step.calibration import ACQUIRED, SemanticCalibration
 from clients.terms.moon import PREVIOUS
+from fedsim.models import build_model
 from fedsim.results import read_runs
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
+from fedsim.settings import ModelSettings
+
+RESNET18 = [(128, 28, 28), (256, 14, 14), (512, 7, 7)]
+
+
+def features(levels=3, batch=6, shape=(4, 2, 3), seed=0, shift=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, *shape, generator=generator, dtype=torch.float64) + shift for _ in range(levels)]
+
+
+def explicit_scores(A, B, channel):
+    """avg(A^T B) or avg(A B^T) through the whole map."""
+    rows = []
+    for a in A:
+        a = a.flatten(2)
+        maps = [a @ b.flatten(2).mT if channel else a.mT @ b.flatten(2) for b in B]
+        rows.append(torch.stack([m.mean() for m in maps]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("proj", ["conv", "pool1x1"])
+@pytest.mark.parametrize(("shapes", "target", "size"), [
+    (RESNET18, None, (7, 7)), ([(384, 13, 13), (256, 13, 13), (256, 6, 6)], (4, 4), (4, 4)),
+    ([(8, 5, 5), (8, 5, 5)], None, (5, 5)), ([(8, 9, 12), (8, 3, 6)], None, (3, 6)),
+])  # fmt: skip
+def test_projections_bring_every_level_to_one_shape(shapes, target, size, proj):
+    outputs = Projections(shapes, target, proj)([torch.randn(2, *shape) for shape in shapes])
+    assert [tuple(output.shape) for output in outputs] == [(2, 32, *size)] * len(shapes)
+
+
+def test_resnet18_projections_have_the_published_size_and_kernels():
+    project = Projections(RESNET18)
+    assert [level.kernel_size for level in project.levels] == [(22, 22), (3, 3), (1, 1)]
+    assert [sum(p.numel() for p in level.parameters()) for level in project.levels] == [1_982_496, 73_760, 16_416]
+    assert 2 * sum(p.numel() for p in project.parameters()) == 4_145_344
+
+
+def test_alexnet_projections():
+    """32x4x4, kernels 10, 10, 3, and 4,243,648 parameters, as the step builds them from the network."""
+    with torch.device("meta"):
+        net = build_model(ModelSettings(backbone="alexnet"), 3, 3, 224, None, 0)
+    net = net.to_empty(device="cpu")
+    round = small_round(small_data(colour_images(3, 224)), net=net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+    round.store.put(ACQUIRED, net.state_dict())
+    SemanticCalibration().begin(round)
+    projections = round.optimizer.param_groups[1]["params"]
+    assert sum(parameter.numel() for parameter in projections) == 4_243_648
+    assert [parameter.shape[-1] for parameter in projections if parameter.dim() == 4] == [10, 10, 3, 10, 10, 3]
+
+
+def test_projections_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="cannot be projected"):
+        Projections([(8, 2, 2), (8, 4, 4)])
+    with pytest.raises(ValueError, match="shorter"):
+        Projections([(8, 2, 2), (8, 2, 2)])([torch.zeros(1, 8, 2, 2)])
+
+
+def test_attention_by_hand():
+    A = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(1, 2, 2, 1)]
+    B = [torch.tensor(b).view(1, 2, 2, 1) for b in ([[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [-1.0, -1.0]])]
+    torch.testing.assert_close(explicit_scores(A, B, channel=False), torch.tensor([[2.5, -2.0]]))
+    torch.testing.assert_close(explicit_scores(A, B, channel=True), torch.tensor([[2.5, 0.0]]))
+    close = {"atol": 1e-6, "rtol": 0}
+    torch.testing.assert_close(attention(A, B, channel=False), torch.tensor([[0.989013, 0.010987]]), **close)
+    torch.testing.assert_close(attention(A, B, position=False), torch.tensor([[0.924142, 0.075858]]), **close)
+    torch.testing.assert_close(attention(A, B), torch.tensor([[0.956577, 0.043423]]), **close)
+    assert torch.equal(attention(A, B, position=False, channel=False), torch.tensor([[0.5, 0.5]]))
+
+
+def test_attention_equals_the_explicit_maps():
+    """It has no gradient; a query and a key per level scale that level's row of the position scores alone."""
+    A, B = [a.requires_grad_() for a in features(seed=1, shift=0.3)], features(seed=2, shift=0.2)
+    position, channel = (explicit_scores(A, B, channel=kind).softmax(1) for kind in (False, True))
+    torch.testing.assert_close(attention(A, B, channel=False), position.detach())
+    torch.testing.assert_close(attention(A, B, position=False), channel.detach())
+    torch.testing.assert_close(attention(A, B), ((position + channel) / 2).detach())
+    assert not attention(A, B).requires_grad
+    factors, channel_alone = (1.0, 2.0, 3.0), attention(A, B, position=False)
+    for qk, a, b in (
+        ([(lambda x, f=f: f * x, lambda x: x) for f in factors], [f * x for f, x in zip(factors, A)], B),
+        ([(lambda x: x, lambda x, f=f: f * x) for f in factors], A, [f * x for f, x in zip(factors, B)]),
+    ):
+        expected = explicit_scores(a, b, channel=False).softmax(1).detach()
+        torch.testing.assert_close(attention(A, B, qk, channel=False), expected)
+        assert torch.equal(attention(A, B, qk, position=False), channel_alone)
+
+
+def test_query_and_key():
+    """One pair per level, which takes the bfloat16 levels of autocast."""
+    A, B = ([level.bfloat16() for level in features(seed=seed)] for seed in (1, 2))
+    pairs = query_key_pairs(len(A), torch.device("cpu"), A[0].shape[1])
+    assert len({id(module) for pair in pairs for module in pair}) == 6
+    assert attention(A, B, pairs).isfinite().all()
+
+
+@pytest.mark.parametrize("batch", [2, 6])
+def test_alignment_equals_the_double_loop_with_gradients(batch):
+    M = [a.requires_grad_() for a in features(batch=batch, seed=1)]
+    L = [3 * b.requires_grad_() for b in features(batch=batch, seed=2, shift=0.5)]
+    alpha = attention(M, L)
+    fast = alignment_loss(M, L, alpha)
+    slow = sum(alpha[i, j] * naive_mmd(m.flatten(1), b.flatten(1)) for i, m in enumerate(M) for j, b in enumerate(L))
+    torch.testing.assert_close(fast, slow)
+    fast_gradients = torch.autograd.grad(fast, [*M, *L], retain_graph=True)
+    for a, b in zip(fast_gradients, torch.autograd.grad(slow, [*M, *L])):
+        torch.testing.assert_close(a, b)
+
+
+def test_alignment_of_other_kinds():
+    """Both statistics, the same layer alone, the mean squared error, and less precision."""
+    M, L = features(seed=1), features(seed=2, shift=0.5)
+    alpha = torch.rand(3, 3, dtype=torch.float64)
+    pairs = torch.stack([torch.stack([naive_mmd(m.flatten(1), b.flatten(1), statistic="v") for b in L]) for m in M])
+    torch.testing.assert_close(alignment_loss(M, L, alpha, statistic="v"), (alpha * pairs).sum())
+    diagonal = sum(naive_mmd(m.flatten(1), b.flatten(1)) for m, b in zip(M, L))
+    torch.testing.assert_close(alignment_loss(M, L, None, pairs="same_layer"), diagonal)
+    squares = torch.stack([torch.stack([(m - b).square().mean() for b in L]) for m in M])
+    torch.testing.assert_close(alignment_loss(M, L, alpha, "mse"), (alpha * squares).sum())
+    torch.testing.assert_close(alignment_loss(M, L, alpha, "mse", "same_layer"), squares.trace())
+    M, L = ([level + shift for level in levels] for levels, shift in ((M, 5.0), (L, 4.0)))
+    single, half = (
+        alignment_loss([m.to(t) for m in M], [b.to(t) for b in L], alpha) for t in (torch.float32, torch.bfloat16)
+    )
+    assert single.dtype == half.dtype == torch.float32
+    assert single.item() == pytest.approx(alignment_loss(M, L, alpha).item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_degenerate_alignment_is_zero_and_keeps_the_graph(batch):
+    """A degenerate pair leaves the others alone."""
+    M = [torch.full((batch, 2, 2, 2), 0.1, requires_grad=True) for _ in range(2)]
+    L = [torch.full((batch, 2, 2, 2), 0.1) for _ in range(2)]
+    loss = alignment_loss(M, L, attention(M, L))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(M[0].grad, torch.zeros_like(M[0]))
+    other = torch.randn(4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    pairs = [(L[0], other + 1), (other, L[0]), (other, other + 1)] if batch == 4 else []
+    if pairs:
+        moved = [L[0].clone().requires_grad_(), other.clone().requires_grad_()]
+        loss = alignment_loss(moved, [L[0], other + 1], torch.ones(2, 2))
+        loss.backward()
+        assert loss.item() == pytest.approx(
+            sum(naive_mmd(m.flatten(1), b.flatten(1)) for m, b in pairs).item(), abs=1e-4
+        )
+        assert all(m.grad.isfinite().all() for m in moved)
+
+
+def test_gradient_reaches_projections_but_not_the_frozen_features():
+    project = Projections([(3, 4, 4), (5, 2, 2)])
+    frozen = [torch.randn(4, 3, 4, 4), torch.randn(4, 5, 2, 2)]
+    M = project([f + 1 for f in frozen])
+    L = Projections([(3, 4, 4), (5, 2, 2)])(frozen)
+    alignment_loss(M, L, attention(M, L)).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in project.levels.parameters() if p.ndim == 4)
+    assert all(f.grad is None for f in frozen)
+
 
 ROUND = {"round": 1, "phase": "train", "client": "rot0"}
 

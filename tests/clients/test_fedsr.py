@@ -34,7 +34,6 @@ def net_of(width=0, stochastic=True, bottleneck=0):
 
 
 def local_round(terms, classes=(0, 1), records=None, **train):
-    """A round of four steps with these terms on images of some of three classes."""
     settings = TrainSettings(lr=0.1, momentum=0.9, weight_decay=0.01, **train)
     round = ready_round(net_of(4), {"class_reference": records or {}}, 16, train=settings)
     labels = round.data.labels = torch.tensor([classes[number % len(classes)] for number in range(16)])

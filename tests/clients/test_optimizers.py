@@ -1,16 +1,128 @@
-"""The local optimizer has the numbers of PyTorch's optimizers, without an import of PyTorch's compiler."""
+"""The local optimizer, what a client reports of its steps, and which of its iterates counts."""
 
 import copy
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
+from small_round import CONFIG, client_of, colour_images, fit, small_data, small_round
+from support import run_small, tiny_experiment
+from torch import nn
 
-from clients.optimizers import eager, make_optimizer, optimizer_tensors, restore_optimizer
+from clients.optimizers import eager, gradient_count, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Report
+from clients.reports.generalization_gap import GeneralizationGap
+from clients.reports.gradient_count import GradientCount
+from clients.reports.received_loss import ReceivedLoss
 from clients.step.supervised import SupervisedStep
+from clients.terms.drift_correction import DriftCorrection
+from clients.terms.moon import ModelContrast
 from fedsim.commands.contract import run_watched, small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import Recipe
 from fedsim.settings import TrainSettings
+
+
+@pytest.mark.parametrize(("steps", "momentum", "pull", "count"), [
+    (4, 0.0, 0.0, 4.0), (2, 0.9, 0.0, 2.9), (3, 0.9, 0.0, 5.61), (3, 0.0, 0.1, 2.71),
+])  # fmt: skip
+def test_counts_by_hand(steps, momentum, pull, count):
+    """pull = eta mu."""
+    assert gradient_count(steps, momentum, pull) == pytest.approx(count)
+    assert gradient_count(steps, momentum, pull + 1e-12) == pytest.approx(count)
+
+
+@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0), (0.9, 2.0)])
+def test_a_constant_gradient_is_recovered(momentum, mu):
+    """SGD on 3 w + mu/2 w^2 from 0 changes w by -eta a 3."""
+    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([w], 0.1, momentum=momentum)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (3 * w + mu / 2 * w.square()).sum().backward()
+        optimizer.step()
+    assert -w.item() / (0.1 * 3) == pytest.approx(gradient_count(4, momentum, 0.1 * mu))
+
+
+def test_reported_with_the_round():
+    round = small_round(train=TrainSettings(momentum=0.9), steps=3, lr=0.1, pull=0.5)
+    assert GradientCount().after(round) == {"gradient_count": gradient_count(3, 0.9, 0.05), "learning_rate": 0.1}
+
+
+def test_fednova_with_a_proximal_term_counts_it(tmp_path):
+    _, grid = run_small(tiny_experiment(tmp_path, "fednova+fedprox", 1, train={"momentum": 0.0, "iterations": 3}))
+    metrics = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
+    assert [record["gradient_count"] for record in metrics] == pytest.approx([gradient_count(3, 0.0, 0.05 * 0.1)] * 3)
+
+
+@pytest.mark.parametrize(("method", "train", "words"), [
+    ({"normalized_average": {"tau_eff": "steps"}}, {"local_checks": 1}, "local_checks = 0"),
+    ({}, {"optimizer": "adam"}, "sgd"), ({}, {"persist_optimizer": True}, "fresh"),
+])  # fmt: skip
+def test_what_breaks_the_count_is_refused(method, train, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        run_small(tiny_experiment(tmp_path, {"name": "fednova", **method}, train=train))
+
+
+def test_each_client_draws_its_own_subset_for_the_gap():
+    """The same one in every round; clients with equally many images do not take the same positions."""
+    report, images = GeneralizationGap(max_samples=10), colour_images(40)
+    rounds = [small_round(small_data(images, client=client), round=t) for client, t in (("a", 1), ("a", 2), ("b", 1))]
+    one, again, other = (report._training_subset(round).tolist() for round in rounds)
+    assert one == again != other
+    assert len(set(one)) == len(set(other)) == 10
+
+
+class Constant(nn.Module):
+    """Logits that are always (0, 0, log 2)."""
+
+    def forward(self, x):
+        return torch.tensor([0.0, 0.0, np.log(2.0)]).expand(len(x), 3)
+
+
+def test_received_loss_by_hand():
+    """Labels 0, 1, 2 and probabilities (1/4, 1/4, 1/2): (2 log 4 + log 2) / 3. Validation images are not used."""
+    round = small_round(small_data(colour_images(7), validation=1), net=Constant())
+    expected = (2 * np.log(4) + np.log(2)) / 3
+    assert ReceivedLoss().before(round)["received_loss"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_epochs_of_a_round_by_iterations(tmp_path, pooled):
+    """Planned images (in batches of two sizes) over the client's own; a pooled client takes the steps of all."""
+    client = client_of(tmp_path, Recipe(pooled=pooled), train={"iterations": 7, "batch_size": 32})
+    client.source_clients = 3
+    steps = client.begin_steps(client._open(CONFIG))
+    sizes = [len(batch) for batch in steps.plan]
+    assert (len(sizes), len(set(sizes))) == (21 if pooled else 7, 2)
+    assert steps.round.epochs == sum(sizes) / client.data.examples
+    assert small_round(client.data, steps=7, images=99, train=TrainSettings(epochs=3)).epochs == 3
+
+
+def test_what_parts_keep_when_an_earlier_iterate_is_sent(tmp_path, monkeypatch):
+    """The second of three local checks is the best: MOON keeps the last iterate, FedNova and SCAFFOLD count the steps
+    up to the model that is sent."""
+    recipe = Recipe(terms=(ModelContrast(), DriftCorrection()), reports=(GradientCount(),))
+    client = client_of(tmp_path, recipe, train={"iterations": 6, "local_checks": 3, "momentum": 0.5})
+    client.records = {"control": {}}
+    before = client.state["head.weight"].clone()
+    scores, states = iter([0.2, 0.6, 0.5]), []
+
+    def validate(predict=None):
+        states.append({name: value.clone() for name, value in client.state.items()})
+        return next(scores), 0.0
+
+    monkeypatch.setattr(client, "validate", validate)
+    sent, _, metrics = fit(client)
+    assert all(states[1][name].equal(torch.from_numpy(array)) for name, array in sent.items())
+    client.store.open_round(2)
+    kept = client.store.get("previous-model")
+    assert all(kept[name].equal(value) for name, value in states[2].items())
+    assert not kept["head.weight"].equal(states[1]["head.weight"])
+    assert (metrics["steps"], metrics["gradient_count"]) == (6, gradient_count(4, 0.5))
+    moved = (before - states[1]["head.weight"]) / (gradient_count(4, 0.5) * metrics["learning_rate"])
+    assert np.allclose(client.outbox["control"]["head.weight"], moved, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "words"), [

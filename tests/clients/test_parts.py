@@ -68,7 +68,7 @@ def test_iterations_are_exact(examples, iterations):
 
 
 def test_guiding_head_numbers():
-    """f = [1, 0], identity head, y = 0: CE .313262, half of it is added; the guiding head is a copy without gradient."""
+    """f = [1, 0], identity head, y = 0: CE .313262, half of it is added; the guide is a copy without gradient."""
     head = nn.Linear(2, 2, bias=False)
     nn.init.eye_(head.weight)
     features, label = torch.tensor([[1.0, 0.0]], requires_grad=True), torch.tensor([0])

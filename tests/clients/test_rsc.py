@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from small_round import colour_images, digits_net, ready_round, small_data, small_round, step_of
-from support import numbers, run_small, tiny_experiment
 from torch import nn
 
 from clients.objective import self_challenging as rsc
@@ -150,19 +149,3 @@ def test_the_released_variant_takes_a_step():
     assert batch.augmented[6:].equal(batch.augmented[:6].flip(-1))
     assert batch.positions.tolist() == [*range(6), *range(6)]
     assert batch.labels.equal(round.data.labels[batch.positions])
-
-
-def test_a_term_on_other_versions_of_the_images_trains(tmp_path):
-    """FISC compares every sample, and so every mirrored copy, with itself in another style."""
-    method = {"name": "rsc+fisc", "self_challenging": {"variant": "official"}}
-    folder, _ = run_small(tiny_experiment(tmp_path, method, 1))
-    assert np.isfinite(numbers(folder / "clients.csv").query("round == 1")["triplet_loss"]).all()
-
-
-@pytest.mark.parametrize("variant", ["domainbed", "official"])
-def test_eval_is_the_plain_network(variant):
-    """Nothing is muted after a step: a network without the part and with the same tensors predicts the same."""
-    net, plain, x = digits_net(28), digits_net(28, seed=1), torch.rand(6, 3, 28, 28)
-    step_of(SelfChallenging(variant), ready_round(net))(Batch(x, torch.arange(6) % 3))
-    plain.load_state_dict(net.state_dict())
-    assert net.eval()(x).equal(plain.eval()(x))

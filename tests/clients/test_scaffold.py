@@ -58,7 +58,7 @@ def test_numbers_by_hand(settings, found):
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_momentum_divides_by_the_gradients_that_acted(steps):
-    """A constant gradient is recovered whatever the momentum; FedNova's counts are in test_gradient_count.py."""
+    """A constant gradient is recovered whatever the momentum; FedNova's counts are in test_optimizers.py."""
     assert scalar_round(momentum=0.9, steps=steps)[1] == pytest.approx(2.0, abs=1e-5)
     assert scalar_round(c=0.5, own=1.5, momentum=0.9, steps=steps)[1] == pytest.approx(2.0, abs=1e-5)
     assert gradient_count(7, 0.0) == 7.0

@@ -1,11 +1,11 @@
-"""Objective, update and companions: what combines, what repeats its draws, and what earlier names became."""
+"""Objective, update and companions: what combines, what repeats its draws, and earlier names; missing classes."""
 
 import dataclasses
 import json
 
 import numpy as np
 import pytest
-from support import Interrupt, numbers, run_small, tiny_experiment
+from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
 
 from clients.companions.ditto import Ditto
 from clients.local_round import LocalRound
@@ -18,7 +18,19 @@ from fedsim.methods.assembly import assemble, find_recipe
 from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.results.differences import differing_parts
+from fedsim.run.checkpoint import load_checkpoint
+from fedsim.run.plan import run_folder
+from strategies.weights.by_examples import ByExamples
 
+VARIANTS = [
+    {"name": "rsc+fisc", "self_challenging": {"variant": "official"}},
+    {"name": "elcfs+gperxan", "episodic_step": {"second_order": True, "m_test": "all"}},
+    {"name": "stablefdg", "style_exploration": {"official": True}, "enlarged_batch": {"balanced": "step"}},
+    {"name": "fedadg", "adversarial_reference": {
+        "d_noise": 4, "width": 8, "r": 6, "hidden": 5, "gen": "frozen", "d_loss": "max", "projection": "trained",
+        "label_first": True, "smooth": 0.2, "s": 0.6,
+    }, "weights": "uniform"},
+]  # fmt: skip
 OFFICIAL = {"name": "rsc", "self_challenging": {"variant": "official"}}
 FAR = {"name": "fisc", "style_contrast": {"margin": 2.0}}  # with less, few draws matter
 DRAWING = ["augmix", "randconv", "jigen", "rsc", OFFICIAL, "l2d", "fedccrl", "stablefdg", "fedig", "mixup", "cutmix",
@@ -46,10 +58,11 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
 
 @pytest.mark.parametrize("method", [
     "cutmix+fedsam", "jigen+fedsam", "augmix+fedlesam", "randconv+ditto", "mixup+fedlesam-d", "l2d+elcfs",
-    "csac+fedsam", "stablefdg+mofedsam", "elcfs+ditto", "fisc+ccst",
-])  # fmt: skip
+    "csac+fedsam", "stablefdg+mofedsam", "elcfs+ditto", "fisc+ccst", "stablefdg+gperxan", "stablefdg+scaffold",
+    "stablefdg+fedsr", {"name": "fedsam", "add": ["feature_highlighter"]}, *VARIANTS,
+], ids=str)  # fmt: skip
 def test_an_objective_an_update_and_a_companion_combine(method, tmp_path):
-    folder, _ = run_small(tiny_experiment(tmp_path, method))
+    folder, _ = run_small(tiny_experiment(tmp_path, method, train={"momentum": 0.0}))
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
 
 
@@ -105,3 +118,29 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     assert numbers(resumed / "rounds.csv").equals(numbers(whole / "rounds.csv"))
     recipe["client.consistent_views"]["weight"] = 3.0
     assert differing_parts(recipe, values_of(find_recipe("augmix"))) == ["client.consistent_views.weight (3.0 | 12.0)"]
+
+
+SKEWED = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 0.1, "split": "random"}
+
+
+def test_server_parts_know_the_classes_and_records_name_those_that_are_missing(tmp_path, monkeypatch):
+    """The classes are counted in the handshake; environment.json and the log name those that a client lacks."""
+    weigh = ByExamples.weigh
+
+    def counting(self, updates, server):
+        server.state["counts"] = {client: list(counts) for client, counts in server.class_counts.items()}
+        return weigh(self, updates, server)
+
+    monkeypatch.setattr(ByExamples, "weigh", counting)
+    experiment = small_experiment(tmp_path, data={**SKEWED, "fraction": 0.05}, train={"rounds": 2})
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, Interrupt(1))
+    folder = run_folder(experiment)
+    counts = load_checkpoint(folder / "checkpoint").state.parts["weights"]["counts"]
+    assert len(counts) == 6
+    clients = numbers(folder / "clients.csv").query("round == 1").set_index("client")
+    assert {client: sum(own) for client, own in counts.items()} == clients["examples"].astype(int).to_dict()
+    said = json.loads((folder / "environment.json").read_text())
+    lacking = {client: [said["classes"][k] for k, n in enumerate(own) if n == 0] for client, own in counts.items()}
+    assert any(lacking.values())
+    assert said["missing_classes"] == {client: names for client, names in lacking.items() if names}

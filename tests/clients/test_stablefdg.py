@@ -13,7 +13,7 @@ from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_s
 from clients.step.supervised import SupervisedStep
 from clients.terms.representation_norm import RepresentationNorm
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.assembly import build_recipe
 from fedsim.methods.table import METHODS
 from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
 from fedsim.models.inserts.style_exploration import StyleExploration
@@ -179,21 +179,3 @@ def test_a_client_alone_in_its_rounds_trains_without_sharing(tmp_path):
 def test_what_does_not_fit_is_refused(words, reason):
     with pytest.raises(UserError, match=reason):
         build_recipe(small_experiment("unused", words))
-
-
-@pytest.mark.parametrize("method", [
-    {"name": "stablefdg+gperxan"}, {"name": "stablefdg+scaffold"}, {"name": "stablefdg+fedsr"},
-    {"name": "fedsam", "add": ["feature_highlighter"]},
-    {"name": "stablefdg", "style_exploration": {"official": True}, "enlarged_batch": {"balanced": "step"}},
-])  # fmt: skip
-def test_combinations_train(method, tmp_path):
-    """XAN inside the stages, a bank and a gradient term, drawn representations, the highlighter in another step."""
-    folder, _ = run_small(tiny_experiment(tmp_path, method, train={"momentum": 0.0, "iterations": 2}))
-    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
-
-
-def test_what_the_row_discloses():
-    assert "one other client" in find_recipe("stablefdg").disclosure()
-    off = build_recipe(small_experiment("unused", {"name": "stablefdg", "enlarged_batch": {"sharing": 0.0}}))
-    assert off.disclosure() == "model updates"
-    assert not off.banks[0].shared

@@ -1,15 +1,81 @@
-"""SFA: noise, covariances and loss."""
+"""COPA, with the heads of other clients, and SFA, with noise on features."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from small_round import small_round, step_of
+from small_round import ready_round, small_round, step_of
 from torch import nn
 
 from clients.parts import Batch
+from clients.step.supervised import SupervisedStep
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
+from clients.terms.other_heads import OtherHeads
 from clients.update.sharpness_aware import SharpnessAware
+from fedsim.models.infer import EnsembleOfHeads
+from strategies.banks.heads import Heads
+from strategies.parts import ServerRound, Update
+
+
+def head_of(*probabilities):
+    """A head that gives these probabilities for the feature 1."""
+    return np.log(np.array(probabilities, np.float32))[:, None]
+
+
+class Features(nn.Module):
+    """A network of one parameter, which multiplies the features, and a head with given probabilities."""
+
+    def __init__(self, *probabilities):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(1, len(probabilities), bias=False)
+        self.head.weight.data = torch.tensor(head_of(*probabilities))
+
+    def features(self, x):
+        return self.scale * x
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_loss_of_all_heads():
+    """Own head .6, others .2 and .1: -log .6 - log .2 - log .1; the others' heads stay, f moves."""
+    record = {  # this client's own entry is not used
+        "a:head.weight": head_of(0.5, 0.5), "b:head.weight": head_of(0.2, 0.8), "c:head.weight": head_of(0.1, 0.9),
+    }  # fmt: skip
+    net, batch = Features(0.6, 0.4), Batch(torch.ones(1, 1), torch.tensor([0]))
+    round = ready_round(net, {"heads": record}, clients=("a", "b", "c"))
+    round.terms = [OtherHeads().begin(round)]
+    assert SupervisedStep().begin(round)(batch).item() == pytest.approx(4.422849, abs=1e-5)
+    halves = OtherHeads(mean=True).begin(round)(batch).item()
+    assert halves == pytest.approx(-(math.log(0.2) + math.log(0.1)) / 2, abs=1e-5)
+    assert net.scale.item() != 1
+    assert (record["b:head.weight"] == head_of(0.2, 0.8)).all()
+    assert OtherHeads(weight=0.0).begin(round) is None
+
+
+def test_ensemble_of_heads():
+    """The mean of (.6, .4), (.2, .8), (.1, .9) is (.3, .7); without heads the network's own."""
+    net, x = Features(0.5, 0.5), torch.ones(1, 1)
+    uploads = [{"head.weight": torch.tensor(head_of(*p))} for p in ((0.6, 0.4), (0.2, 0.8), (0.1, 0.9))]
+    with torch.no_grad():
+        assert EnsembleOfHeads().begin(net, tuple, uploads)(x).exp()[0].tolist() == pytest.approx([0.3, 0.7])
+        assert EnsembleOfHeads().begin(net, tuple)(x).softmax(1)[0].tolist() == [0.5, 0.5]
+
+
+def test_bank_hands_out_all_heads():
+    """3 (512 * 7 + 7) = 10,773 scalars; the global model's head replaces that of a client without a reply."""
+    initial = {"head.weight": np.zeros((7, 512), np.float32), "head.bias": np.zeros(7, np.float32)}
+    server = ServerRound(1, 2, ["a", "b", "c"], {"backbone.x": np.ones(3, np.float32), **initial})
+    own = {name: array + 1 for name, array in server.previous.items()}
+    taken = Heads().gather(Update("b", 1, own), server)
+    assert taken.keys() == initial.keys()
+    handed = Heads().hand_out({"b": taken}, "a", server)
+    assert sum(array.size for array in handed.values()) == 10_773
+    assert [handed[f"{client}:head.weight"].max() for client in "abc"] == [0, 1, 0]
+
 
 LABELS = torch.arange(6) % 3
 
@@ -55,14 +121,6 @@ def test_gradients_in_the_term_and_no_noise_outside(net, variant):
     assert z.grad.abs().min() > 0
     assert net.head.weight.grad.abs().max() > 0
     assert net.eval().head(z).equal(nn.functional.linear(z, net.head.weight, net.head.bias))
-
-
-def test_noise_has_the_right_moments(net):
-    """z = 2 and both deviations .5 give mean 2 and variance .25 * 4 + .25 = 1.25."""
-    seen = seen_by(net, FeatureAugmentation(), torch.full((4000, 50), 2.0), torch.zeros(4000, dtype=torch.int64))
-    assert seen.mean().item() == pytest.approx(2, abs=0.01)
-    assert seen.var().item() == pytest.approx(1.25, abs=0.02)
-    assert seen[:, 0].var().item() == pytest.approx(1.25, abs=0.1)  # drawn for every sample, not once a batch
 
 
 def test_moments_give_the_covariance_of_each_class():
