@@ -127,7 +127,7 @@ def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
 
 def provenance_notes(recorded: Environments) -> list[str]:
     """Notes on images that were not unseen, and on everything that differs between the environments of the runs."""
-    notes = shared_notes(recorded)
+    notes = shared_notes(recorded) + privacy_notes(recorded)
     facts = {run + text: _facts(one) for run, table in recorded.items() for text, one in all_environments(table)}
     known = dict.fromkeys(what for own in facts.values() for what in own)
     told = [_different(what, {run: own[what] for run, own in facts.items() if own.get(what)}) for what in known]
@@ -148,6 +148,18 @@ def shared_notes(recorded: Environments) -> list[str]:
     named = "; ".join(dict.fromkeys(found))
     said = [f"Not unseen, because source domains have the same files: {named}."] if found else []
     return said + ([f"Copies: {'; '.join(dict.fromkeys(within))}."] if within else [])
+
+
+def privacy_notes(recorded: Environments) -> list[str]:
+    """A note on the guarantee of runs with differential privacy, and on what it does not cover."""
+    found: dict[str, list[str]] = {}
+    for run, table in recorded.items():
+        found.setdefault(str(table.get("privacy", "")), []).append(run)
+    return [f"{_named(runs)}: {said}." for said, runs in found.items() if said]
+
+
+def _named(runs: list[str]) -> str:
+    return ", ".join(runs) if len(runs) <= NAMED_RUNS else f"{len(runs)} runs"
 
 
 def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,5 +188,5 @@ def _different(what: str, values: Mapping[str, Any]) -> str:
     if len(groups) < 2:
         return ""
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    texts = [f"{value} ({', '.join(own) if len(own) <= NAMED_RUNS else f'{len(own)} runs'})" for value, own in ordered]
+    texts = [f"{value} ({_named(own)})" for value, own in ordered]
     return f"{what} {', '.join(texts)}"

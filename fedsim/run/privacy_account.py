@@ -20,6 +20,7 @@ from pathlib import Path
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import part_name
 from fedsim.settings.experiment import Experiment
 from strategies.fuse.private_mean import PrivateMean
 
@@ -97,17 +98,21 @@ def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients
 def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> str:
     """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
 
-    A step's prelude is one more release of every client's model, and so is each of the `repeated` rounds. A round that
-    is repeated draws the same clients, so that it counts as one with all of them, as the prelude is.
+    It names what the noise does not cover. A step's prelude is one more release of every client's model, and so is each
+    of the `repeated` rounds. A round that is repeated draws the same clients, so that it counts as one with all of
+    them, as the prelude is.
     """
     train, fuse = experiment.train, recipe.fuse
     whole = bool(recipe.prelude) + repeated
     rounds = train.rounds + whole
     all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
+    beside = [*(bank for bank in recipe.banks if bank.contributed), *recipe.visits, *recipe.reports]
+    sends = f", nor is what {', '.join(map(part_name, beside))} sends" if beside else ""
+    rest = f"(metrics and counts are not covered{sends})"
     if train.dp_clip:
         noise = math.sqrt(2 * math.log(1.25 / train.dp_delta)) / train.dp_epsilon
         epsilon, delta = total_epsilon(noise, rounds, train.dp_delta), train.dp_delta
-        what = f"for a client's models of all {all_rounds} (metrics and counts are not covered)"
+        what = f"for a client's models of all {all_rounds} {rest}"
         return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
     if not isinstance(fuse, PrivateMean):
         return ""
@@ -115,5 +120,4 @@ def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: in
     what = f"one client in another's place, after {all_rounds}"
     if sampled is None:
         sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {all_rounds}"
-    rest = "(metrics and counts are not covered)"
     return f"central differential privacy: epsilon {sampled:.4g} at delta {DELTA:g} for {what} {rest}"
