@@ -58,20 +58,18 @@ def test_the_operators_signature_allows_this_very_bundle(pins, foreign, federati
 
 
 def test_flower_asks_the_pins(pins, foreign, tmp_path, monkeypatch):
-    internal = import_module("flwr.supernode.start_client_internal")
-    command = import_module("flwr.supernode.cli.flower_supernode")
+    names = ("flwr.supernode.start_client_internal", "flwr.supernode.cli.flower_supernode")
+    internal, command = map(import_module, names)
     started = []
     monkeypatch.setattr(command, "start_client_internal", lambda **named: started.append(named))
     monkeypatch.setattr(internal, "_verify_fab", internal._verify_fab)
     enforce(pins)
     command.start_client_internal(trusted_entities=None, node_config={})
-    assert started[0]["trusted_entities"]
-    assert internal._verify_fab(fab(write_app(tmp_path / "a", RUN)), started[0]["trusted_entities"])
-    assert not internal._verify_fab(fab(foreign), started[0]["trusted_entities"])
+    for app, allowed in ((write_app(tmp_path / "a", RUN), True), (foreign, False)):
+        assert internal._verify_fab(fab(app), started[0]["trusted_entities"]) == allowed
 
 
-def test_bundles_are_marked_for_flowers_check(tmp_path):
-    """Without the mark it refuses each bundle unseen."""
+def test_bundles_are_marked_without_which_flower_refuses_each_unseen(tmp_path):
     answer = SimpleNamespace(fab=SimpleNamespace(verifications={}))
     client = watched(type("Client", (), {"GetFab": lambda self, request: answer}), ContactFile(tmp_path / "contact"))
     assert client().GetFab(None).fab.verifications["valid_license"]

@@ -96,7 +96,7 @@ def test_clocks_are_said_before_flowers_limits(offset, said):
     assert (said in clock_problem(offset)) if said else clock_problem(offset) == ""
 
 
-def test_ago():
+def test_times_are_said_as_people_say_them():
     assert [ago(at, 1000.0) for at in (0.0, 999.0, 700.0)] == ["never", "1 s ago", "5 min ago"]
     assert ago(4600.0, 1000.0).startswith("in the future")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from harness import ENVIRONMENT, HERE, NGINX, SITE, VICTIM
+from harness import ENVIRONMENT, NGINX, SITE, VICTIM
 from machines import AVAILABLE, ip
 from outcomes import CONTINUE, last_line, need, status, statuses
 from processes import until
@@ -47,7 +47,6 @@ def from_outside(*words: object, wrong: Callable[[dict, Watch], bool] = lambda s
 
 
 def stolen_key(federation: AttackedMachines, watch: Watch) -> str:
-    """A second machine uses a site's key while the site is online."""
     node, key = registered_nodes(federation.federation)[SITE], federation.federation.kit(SITE) / "key"
     said = federation.outsider("steal", key, node, 30)
     lines = [line for line in read_audit(federation.server_kit / AUDIT) if line["event"] == "double"]
@@ -56,7 +55,6 @@ def stolen_key(federation: AttackedMachines, watch: Watch) -> str:
 
 
 def forgeries(federation: AttackedMachines, watch: Watch) -> str:
-    """Send a reply in the name of another site, and use a signature twice."""
     nodes, key = registered_nodes(federation.federation), federation.federation.kit(SITE) / "key"
     said = federation.outsider("forge", key, nodes[SITE], nodes[SITES[0]])
     answers = (said["another's reply"][0], said["signature"], said["signature again"])
@@ -66,7 +64,6 @@ def forgeries(federation: AttackedMachines, watch: Watch) -> str:
 
 
 def wrong_clock(federation: AttackedMachines, watch: Watch) -> str:
-    """A site's clock is 12 s ahead."""
     code, said = federation.outsider("clock", federation.federation.kit(SITE) / "key", 12)["answer"]
     need(code == 400 and re.search("1[0-2] s ahead", said), f"{code} {said}")
     return json.loads(said)["detail"]
@@ -108,7 +105,6 @@ def flood(federation: AttackedMachines, watch: Watch) -> str:
 
 
 def absurd_count(federation: AttackedMachines, watch: Watch) -> str:
-    """A site reports 10^9 examples in the handshake."""
     federation.break_site("examples", round=0, phase="handshake")
     said = finished(federation.attempt("examples")[0], 2)
     need("1000000000 examples" in said, said[-300:])
@@ -125,6 +121,17 @@ def impostor(federation: AttackedMachines, watch: Watch) -> str:
     return "exit 0 without it; log: site 'site-rot30' claims to be 'rot0', but its key is that of 'rot30'"
 
 
+SUBMIT = """import sys, time
+from fedsim.deploy.control import Control
+from fedsim.deploy.federation import CONNECTION, read_federation
+control = Control(read_federation(sys.argv[1]))
+run = str(control.flwr('run', sys.argv[2], CONNECTION)['run-id'])
+until, row = time.monotonic() + 150, {}
+while time.monotonic() < until and not str(row.get('status')).startswith('finished'):
+    time.sleep(2)
+    row = control.flwr('list', CONNECTION, '--run-id', run)['runs'][0]
+print(row)
+"""
 FOREIGN = """from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -154,19 +161,18 @@ clientapp = "foreign:client"
 
 
 def foreign_app(federation: AttackedMachines, watch: Watch) -> str:
-    """The operator submits another app, which reads the sites' keys."""
     app = federation.folder / "foreign"
     (app / "foreign").mkdir(parents=True)
     (app / "foreign" / "__init__.py").write_text(FOREIGN)
     (app / "pyproject.toml").write_text(PROJECT)
-    words = [*federation.inside("server"), sys.executable, HERE / "submit.py", federation.file, app]
+    words = [*federation.inside("server"), sys.executable, "-c", SUBMIT, federation.file, app]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
     need("stolen: 0 of 3" in done.stdout, (done.stdout + done.stderr)[-400:])
     return "no site ran it (pinned bundles): replies with keys: 0 of 3"
 
 
 def busy_database(federation: AttackedMachines, watch: Watch) -> str:
-    """The SuperLink's database is locked for 90 s, so that its answers are errors."""
+    """The SuperLink's answers are errors."""
     code = (
         "import sqlite3, sys, time\nconnection = sqlite3.connect(sys.argv[1], timeout=30)\n"
         "connection.execute('BEGIN EXCLUSIVE')\ntime.sleep(90)"
@@ -230,7 +236,6 @@ def kill_server(federation: AttackedMachines) -> None:
 
 
 def hanging_supernode(federation: AttackedMachines, watch: Watch) -> str:
-    """SIGSTOP of a SuperNode, which is then alive but does nothing."""
     pid = federation.pid(SITE)
     os.kill(pid, signal.SIGSTOP)
     seconds = back(federation, watch, 420)

@@ -46,7 +46,6 @@ def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Fault:
 
 
 def state_wiped(lane: Lane) -> str:
-    """FedBN's own layers are removed from the site's disk between two rounds."""
     output = lane.fresh()
     lane.break_site("raise", round=3)
     lane.end(lane.begin(output, "fedbn", **STOP), 1)
@@ -94,8 +93,6 @@ def site_restarted(method: str) -> Fault:
 
 
 def link_cut(seconds: float) -> Fault:
-    """The site's link to the server is cut for some time while the site trains."""
-
     def fault(lane: Lane) -> str:
         output = lane.fresh()
         process = lane.begin_and_slow(output, 10, **{**CONTINUE, "run.timeout": 300})
@@ -146,7 +143,6 @@ def operator_dies(lane: Lane) -> str:
 
 
 def operator_stops(lane: Lane) -> str:
-    """The operator presses Ctrl-C."""
     output = lane.fresh()
     process = lane.begin_and_slow(output, 5, **STOP)
     os.killpg(process.pid, signal.SIGINT)
@@ -155,7 +151,6 @@ def operator_stops(lane: Lane) -> str:
 
 
 def site_missing(lane: Lane) -> str:
-    """A site is never started."""
     lane.stop(SITE)
     try:
         started = time.monotonic()

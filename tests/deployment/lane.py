@@ -20,7 +20,6 @@ class Lane(Loopback):
         self.connect_by_cable(SITE)
 
     def fresh(self) -> Path:
-        """A new output folder."""
         self.number += 1
         return self.folder / f"out{self.number}"
 

@@ -125,12 +125,8 @@ class Site:
         signed = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
         public = self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         signature = self.key.sign(signed.encode(), ec.ECDSA(hashes.SHA256()))
-        return {
-            "flwr-public-key": b64encode(public).decode(),
-            "flwr-timestamp": signed,
-            "flwr-signature": b64encode(signature).decode(),
-            "content-type": PROTOBUF_MEDIA_TYPE,
-        }
+        own = {"flwr-public-key": b64encode(public).decode(), "flwr-signature": b64encode(signature).decode()}
+        return {**own, "flwr-timestamp": signed, "content-type": PROTOBUF_MEDIA_TYPE}
 
     def ask(self, path: str, body: bytes, headers: dict | None = None) -> tuple[int, str]:
         connection = http.client.HTTPSConnection(self.host, self.port, context=tls(), timeout=20)

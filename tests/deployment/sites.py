@@ -11,17 +11,13 @@ from fedsim.run.serve import serve
 from fedsim.settings.experiment import Experiment
 
 
-def site_grid(
-    experiment: Experiment,
-    state: Path,
-    tamper=None,
-    spare: tuple[str, ...] = (),
-    away: Collection[str] = (),
-    **more: str,
-) -> SpyGrid:
-    """One node per source client, one for the target, and nodes of `spare` source domains.
+def run_on_sites(
+    experiment: Experiment, state: Path, *callbacks: object, tamper=None, spare=(), away: Collection[str] = (), **more
+) -> tuple[Path, SpyGrid]:
+    """Run an experiment with a node per source client, one for the target, and nodes of `spare` source domains.
 
-    Nodes of the domains `away`, which may change, are not online; `more` is part of every node's config.
+    Nodes of the domains `away`, which may change, are not online; `more` is part of every node's config. Returns the
+    run's folder and the grid with all messages.
     """
     sources = [*resolve(experiment).clients, *spare]
     roles = [(name, "source") for name in sources] + [(experiment.run.target, "target")]
@@ -32,10 +28,4 @@ def site_grid(
         grid.contexts[node] = Context(1, node, config, RecordDict(), {})
     domains = {node: grid.contexts[node].node_config["domain"] for node in grid.node_ids}
     grid.get_node_ids = lambda: [node for node in grid.node_ids if domains[node] not in away]
-    return grid
-
-
-def run_on_sites(experiment: Experiment, state: Path, *callbacks: object, **grid_words) -> tuple[Path, SpyGrid]:
-    """Run an experiment on such sites; returns its folder and the grid with all messages."""
-    grid = site_grid(experiment, state, **grid_words)
     return serve(grid, resolve(experiment), callbacks), grid

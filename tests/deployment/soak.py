@@ -39,7 +39,6 @@ class Line(Attacked):
 
 
 def server_killed(federation: Line, site: str) -> None:
-    """kill -9 of the SuperLink with its server app, then start.sh."""
     federation.kill("server")
     federation.start("server", expect=None)
 
@@ -75,7 +74,6 @@ class Faults(threading.Thread):
         self._under_way: list[tuple[str, Future]] = []
 
     def run(self) -> None:
-        """Cause faults until the end."""
         at = time.monotonic() + self.every
         for name, site in zip(itertools.cycle(KINDS), itertools.cycle(SITES)):
             if at >= self.end:

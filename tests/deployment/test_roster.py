@@ -82,8 +82,7 @@ def seconds(call, *words):
 def test_all_are_found_once():
     roster_, grid = roster({11: site("b"), 12: site("a"), 13: site("c")})
     roster_.gather(settings())
-    assert list(roster_.sites) == ["a", "b"]
-    assert [found.node_id for found in roster_.sites.values()] == [12, 11]
+    assert [(client, found.node_id) for client, found in roster_.sites.items()] == [("a", 12), ("b", 11)]
     roster_.gather(settings(), ["a", "b"])
     assert sorted(grid.asked) == [11, 12, 13]
 

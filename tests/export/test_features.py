@@ -4,11 +4,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from image_trees import write_tree
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from safetensors.torch import save_file
 from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
+from untrained_run import untrained_run
 
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
@@ -55,6 +57,18 @@ def test_picture_and_its_place_in_the_report(run):
     (picture,) = _feature_pictures(read_runs(run.parents[2]))
     assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in picture
     assert picture.count('src="data:image/png;base64,') == 1
+
+
+@pytest.mark.parametrize("method", ["fedapt", "plan"])
+def test_a_new_domain_is_shown_beside_those_of_the_run(tmp_path, method):
+    """A network with something for each client is built for the clients of the run."""
+    images = write_tree(tmp_path / "images", ["a", "b", "t"], ["cat", "dog"], 2)
+    data = {"dataset": "folder", "root": str(images), "cache": str(tmp_path / "cache"), "image_size": 16}
+    model = {"backbone": "tiny-clip", "head": "text", "train": "head"}
+    run = untrained_run(tmp_path / "seed0", method, data=data, model=model, run={"target": "t"})
+    write_tree(images, ["c"], ["cat", "dog"], 2)
+    features, _, domains = features_of(run, 2)
+    assert (sorted(set(domains)), features.shape) == ([0, 1, 2, 3], (8, 16))
 
 
 def test_a_folder_without_a_model_is_said(tmp_path):

@@ -50,17 +50,17 @@ def spoil(reply: object, fault: dict) -> object:
 
     from strategies.wire.packing import unpack
 
-    kind = fault.get("kind")
+    kind, changes = fault.get("kind"), {
+        # a batch-norm layer whose output is always NaN
+        "variance": lambda name, a: -np.ones_like(a) if name.endswith("running_var") else a,
+        "nan": lambda name, a: np.full_like(a, np.nan) if a.ndim > 1 else a,
+        "shape": lambda name, a: a[:1] if a.ndim > 1 else a,
+        "values": lambda name, a: np.full_like(a, 3e38) if a.dtype.kind == "f" else a,
+    }  # fmt: skip
     if kind is not None:
         reply.content = unpack(reply.content)
-    if kind == "variance":  # a batch-norm layer whose output is always NaN
-        change(reply, lambda name, a: -np.ones_like(a) if name.endswith("running_var") else a)
-    if kind == "nan":
-        change(reply, lambda name, a: np.full_like(a, np.nan) if a.ndim > 1 else a)
-    if kind == "shape":
-        change(reply, lambda name, a: a[:1] if a.ndim > 1 else a)
-    if kind == "values":
-        change(reply, lambda name, a: np.full_like(a, 3e38) if a.dtype.kind == "f" else a)
+    if kind in changes:
+        change(reply, changes[kind])
     if kind == "huge":  # so many megabytes that nobody asked for
         much = np.random.default_rng().random(int(fault["megabytes"]) * (1 << 18), np.float32)
         change(reply, lambda name, a: a, much=much)
