@@ -48,17 +48,13 @@ def test_missing_tensorboard_is_said(monkeypatch):
         TensorBoardCallback()
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nocolon", "not of the form package.module:name"),
-        (":Name", "not of the form"),
-        ("no_such_module:Name", "No module named 'no_such_module'; install it"),
-        ("json:Encoder", "json has no 'Encoder'; did you mean 'JSONEncoder'"),
-        ("pathlib:Path", "has no on_start, on_round, on_end; see RunCallback in fedsim.results.callbacks"),
-        ("math:pi", "neither a class nor a function"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), [
+    ("nocolon", "not of the form package.module:name"), (":Name", "not of the form"),
+    ("no_such_module:Name", "No module named 'no_such_module'; install it"),
+    ("json:Encoder", "json has no 'Encoder'; did you mean 'JSONEncoder'"),
+    ("pathlib:Path", "has no on_start, on_round, on_end; see RunCallback in fedsim.results.callbacks"),
+    ("math:pi", "neither a class nor a function"),
+])  # fmt: skip
 def test_a_callback_that_is_not_there_is_said_in_one_line(name, said):
     with pytest.raises(UserError, match=re.escape(said)) as error:
         find_callback(name)

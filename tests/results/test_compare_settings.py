@@ -44,16 +44,12 @@ def test_where_it_ran_and_what_its_row_has_is_no_difference(change):
     assert len(labels(one_each(pacs_experiment(), pacs_experiment("csac", **change)))) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"by": ["train.rl"]}, r"did you mean 'train\.lr'"),
-        ({"baseline": "fedprox"}, "there are: fedavg, csac"),
-        ({"select": "lats"}, "did you mean 'last'"),
-        ({"baseline": "fedavg", "correction": "bonferroni"}, "known: holm, none"),
-        ({"by": ["run.seed"]}, "no run has the setting 'run.seed'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    ({"by": ["train.rl"]}, r"did you mean 'train\.lr'"), ({"baseline": "fedprox"}, "there are: fedavg, csac"),
+    ({"select": "lats"}, "did you mean 'last'"),
+    ({"baseline": "fedavg", "correction": "bonferroni"}, "known: holm, none"),
+    ({"by": ["run.seed"]}, "no run has the setting 'run.seed'"),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_said(words, said):
     with pytest.raises(UserError, match=said):
         compare(two_methods(), **words)
@@ -107,14 +103,10 @@ def test_any_setting_of_the_run_tells_runs_apart():
     assert set(labels(runs, "run.label")) == {"fedavg (label=update_limit=0)", "fedavg (label=update_limit=100)"}
 
 
-@pytest.mark.parametrize(
-    ("run", "title"),
-    [
-        ({}, "best source validation"),
-        ({"select_on": "local"}, "best source validation of the local models"),
-        ({"validation_domain": "sketch"}, "best validation on sketch, which no client has"),
-    ],
-)
+@pytest.mark.parametrize(("run", "title"), [
+    ({}, "best source validation"), ({"select_on": "local"}, "best source validation of the local models"),
+    ({"validation_domain": "sketch"}, "best validation on sketch, which no client has"),
+])  # fmt: skip
 def test_the_title_says_what_selected_the_round(run, title):
     runs = one_each(pacs_experiment("fedavg", run=run), pacs_experiment("csac", run=run))
     comparison = compare(runs)

@@ -72,19 +72,13 @@ def one_line(words, file):
     return said
 
 
-@pytest.mark.parametrize(
-    ("run", "name", "edit"),
-    [
-        *((run, name, half) for run in ("finished", "stopped") for name in ("experiment.toml", "environment.json")),
-        ("finished", "rounds.csv", semicolons),
-        ("stopped", "rounds.csv", semicolons),
-        ("finished", "rounds.csv", german),
-        ("finished", "summary.csv", semicolons),
-        ("finished", "summary.csv", lambda text: ""),
-        ("finished", "summary.csv", without_selection),
-        *(("finished", "environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
-    ],
-)
+@pytest.mark.parametrize(("run", "name", "edit"), [
+    *((run, name, half) for run in ("finished", "stopped") for name in ("experiment.toml", "environment.json")),
+    ("finished", "rounds.csv", semicolons), ("stopped", "rounds.csv", semicolons), ("finished", "rounds.csv", german),
+    ("finished", "summary.csv", semicolons), ("finished", "summary.csv", lambda text: ""),
+    ("finished", "summary.csv", without_selection),
+    *(("finished", "environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
+])  # fmt: skip
 def test_a_changed_run_given_again(run, name, edit, runs):
     words, folder = runs[run]
     before = (folder / name).read_text()
@@ -111,8 +105,7 @@ def test_figures_of_a_changed_file(verb, edit, own_grid):
 
 
 @pytest.mark.parametrize(
-    "edit",
-    [semicolons, german, quoted, without_selection, *(lambda text, end=end: text[:end] for end in (0, 5, -1))],
+    "edit", [semicolons, german, quoted, without_selection, *(lambda text, end=end: text[:end] for end in (0, 5, -1))]
 )
 def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
     """Every run that ends collects the summaries of its experiment; the changed one is said in every table."""

@@ -55,32 +55,27 @@ def calibration(align):
     return {"semantic_calibration": {"align": align}}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "other", "said"),
-    [
-        ({"data": PHOTO}, {"data": OTHER}, CSAC, IMAGES),
-        ({"server_data": PHOTO}, {"server_data": OTHER}, CSAC, IMAGES),
-        # A fingerprint is of all images of a domain, whatever images a seed draws from them.
-        ({"data": PHOTO}, {"data": OTHER}, SEED_1, IMAGES),
-        ({"data": PHOTO}, {"data": OTHER}, SEED_1 | {"data": {"split_seed": 7}}, IMAGES),
-        ({"data": PHOTO}, {"data": PHOTO | SKETCH}, CSAC, ""),
-        ({"data": PHOTO}, {"data": {}}, CSAC, ""),
-        ({"data": PHOTO}, {}, CSAC, ""),
-        # Where the settings name no domains, all folders in the data root are clients; of a deployment only the domains
-        # are recorded whose sites have answered.
-        ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER}, "seed1 did not have .*: sketch"),
-        ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER, "run": {"runtime": "deployment"}}, ""),
-        # A default that changed between versions gives another recipe under the same name; a new field does not.
-        (recipe(mu=0.1), recipe(mu=0.1, new=3), SEED_1, ""),
-        (recipe(mu=0.1), recipe(mu=0.2), SEED_1, r"fedavg was not the same recipe .*proximal\.mu \(0\.1 \| 0\.2\)"),
-        (recipe(), {"recipe": {"terms.proximal": {}, "fuse.krum": {}}}, SEED_1, r"fuse\.krum \(not in both\)"),
-        (recipe(mu=0.1), recipe(mu=0.2), CSAC, ""),
-        # Another weights file at the same path gives other frozen tensors; drawn weights and other seeds may differ.
-        ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH, "fedavg had other frozen weights in fedavg/.* in .*'imagenet'"),
-        ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH | SEED_1, ""),
-        ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH | {"model": {"weights": "none"}}, ""),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "other", "said"), [
+    ({"data": PHOTO}, {"data": OTHER}, CSAC, IMAGES), ({"server_data": PHOTO}, {"server_data": OTHER}, CSAC, IMAGES),
+    # A fingerprint is of all images of a domain, whatever images a seed draws from them.
+    ({"data": PHOTO}, {"data": OTHER}, SEED_1, IMAGES),
+    ({"data": PHOTO}, {"data": OTHER}, SEED_1 | {"data": {"split_seed": 7}}, IMAGES),
+    ({"data": PHOTO}, {"data": PHOTO | SKETCH}, CSAC, ""), ({"data": PHOTO}, {"data": {}}, CSAC, ""),
+    ({"data": PHOTO}, {}, CSAC, ""),
+    # Where the settings name no domains, all folders in the data root are clients; of a deployment only the domains
+    # are recorded whose sites have answered.
+    ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER}, "seed1 did not have .*: sketch"),
+    ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER, "run": {"runtime": "deployment"}}, ""),
+    # A default that changed between versions gives another recipe under the same name; a new field does not.
+    (recipe(mu=0.1), recipe(mu=0.1, new=3), SEED_1, ""),
+    (recipe(mu=0.1), recipe(mu=0.2), SEED_1, r"fedavg was not the same recipe .*proximal\.mu \(0\.1 \| 0\.2\)"),
+    (recipe(), {"recipe": {"terms.proximal": {}, "fuse.krum": {}}}, SEED_1, r"fuse\.krum \(not in both\)"),
+    (recipe(mu=0.1), recipe(mu=0.2), CSAC, ""),
+    # Another weights file at the same path gives other frozen tensors; drawn weights and other seeds may differ.
+    ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH, "fedavg had other frozen weights in fedavg/.* in .*'imagenet'"),
+    ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH | SEED_1, ""),
+    ({"frozen": "aa"}, {"frozen": "bb"}, ON_SKETCH | {"model": {"weights": "none"}}, ""),
+])  # fmt: skip
 def test_what_runs_must_have_in_common(tmp_path, first, second, other, said):
     runs = two_runs(tmp_path, first, second, **other)
     if said:
@@ -174,14 +169,11 @@ def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
     assert read_runs(tmp_path / "pacs").labels()["fedprox/photo/seed1"] == "fedprox@proximal.mu=0.1"
 
 
-@pytest.mark.parametrize(
-    ("method", "parts", "part", "has", "label"),
-    [
-        ("csac", calibration("cross"), "client.semantic_calibration", {"align": "cross"}, "csac (align=cross)"),
-        # A whole number, too: `mu = 1` is MOON's own 1.0.
-        ("moon", {"model_contrast": {"mu": 1}}, "terms.model_contrast", {"T": 0.5, "mu": 1.0}, "moon (mu=1.0)"),
-    ],
-)
+@pytest.mark.parametrize(("method", "parts", "part", "has", "label"), [
+    ("csac", calibration("cross"), "client.semantic_calibration", {"align": "cross"}, "csac (align=cross)"),
+    # A whole number, too: `mu = 1` is MOON's own 1.0.
+    ("moon", {"model_contrast": {"mu": 1}}, "terms.model_contrast", {"T": 0.5, "mu": 1.0}, "moon (mu=1.0)"),
+])  # fmt: skip
 def test_a_value_of_parts_that_repeats_a_default_is_no_difference(tmp_path, method, parts, part, has, label):
     """The recorded recipe of the run that left it out has it; an older record has none, and the runs differ."""
     for seed, own in enumerate([{}, parts]):

@@ -37,17 +37,14 @@ def rotated(**data):
     return {"data": data, "model": {"backbone": "digits-cnn", "weights": "none"}}
 
 
-@pytest.mark.parametrize(
-    ("methods", "targets", "sections", "sources"),
-    [
-        (["fedavg", "csac"], PACS, {}, {"CSAC Table I", "FedIG-A Table 5", "MCSAD Table 1"}),
-        (["fedavg", "gperxan"], PACS, {"model": {"backbone": "resnet50"}}, {"gPerXAN Table 2"}),
-        (["csac"], ROTATED, rotated(), {"CSAC Table III"}),
-        (["fedavg"], OFFICE_HOME, {"data": {"dataset": "office-home"}}, {"FedIG-A Table 8"}),  # in another spelling
-        (["fedavg"], HOSPITALS, CAMELYON, {"gPerXAN Table 3"}),
-        (["fedprox"], VLCS, {"data": {"dataset": "vlcs"}}, {"FedIG-A Table 7"}),  # the fuller one of two tables
-    ],
-)
+@pytest.mark.parametrize(("methods", "targets", "sections", "sources"), [
+    (["fedavg", "csac"], PACS, {}, {"CSAC Table I", "FedIG-A Table 5", "MCSAD Table 1"}),
+    (["fedavg", "gperxan"], PACS, {"model": {"backbone": "resnet50"}}, {"gPerXAN Table 2"}),
+    (["csac"], ROTATED, rotated(), {"CSAC Table III"}),
+    (["fedavg"], OFFICE_HOME, {"data": {"dataset": "office-home"}}, {"FedIG-A Table 8"}),  # in another spelling
+    (["fedavg"], HOSPITALS, CAMELYON, {"gPerXAN Table 3"}),
+    (["fedprox"], VLCS, {"data": {"dataset": "vlcs"}}, {"FedIG-A Table 7"}),  # the fuller one of two tables
+])  # fmt: skip
 def test_rows_of_the_same_setting_carry_their_paper(methods, targets, sections, sources):
     rows = rows_of(methods, targets, **sections)
     assert set(rows["source"]) == sources
@@ -124,16 +121,13 @@ def test_comparison_marks_published_rows():
     assert compare(runs, published=False).published.empty
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"overrides": ["train.iterations=0", "train.rounds=1"]}, "train.rounds is 1, there 40"),
-        ({"preset": ""}, "model.bottleneck is 0, there 256"),
-        ({"overrides": ["data.adapt_share=0.5"]}, "data.adapt_share is 0.5, there 0.0"),
-        ({"overrides": ["method.guiding_head.weight=1"]}, "method.guiding_head.weight is 1, there default"),
-        ({"labels": {"fedavg": "fedavg(pixel)"}}, "the runs are variants (fedavg(pixel))"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"overrides": ["train.iterations=0", "train.rounds=1"]}, "train.rounds is 1, there 40"),
+    ({"preset": ""}, "model.bottleneck is 0, there 256"),
+    ({"overrides": ["data.adapt_share=0.5"]}, "data.adapt_share is 0.5, there 0.0"),
+    ({"overrides": ["method.guiding_head.weight=1"]}, "method.guiding_head.weight is 1, there default"),
+    ({"labels": {"fedavg": "fedavg(pixel)"}}, "the runs are variants (fedavg(pixel))"),
+])  # fmt: skip
 def test_runs_that_are_not_the_papers_get_no_published_number(settings, said):
     comparison = compare(runs_of("fedavg", **settings))
     assert "CSAC Table I" not in set(comparison.published["source"])

@@ -46,12 +46,7 @@ def test_reading_records_as_in_the_page(own_grid, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("frame", "columns"),
-    [
-        ("summary", SUMMARY_COLUMNS),
-        ("rounds", ROUND_COLUMNS),
-        ("clients", CLIENT_COLUMNS),
-        ("details", DETAIL_COLUMNS),
-    ],
+    [("summary", SUMMARY_COLUMNS), ("rounds", ROUND_COLUMNS), ("clients", CLIENT_COLUMNS), ("details", DETAIL_COLUMNS)],
 )
 def test_columns_are_as_in_the_page(grid, frame, columns):
     """The table of the page, the recorder and the frames agree."""

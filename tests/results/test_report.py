@@ -97,8 +97,7 @@ def test_cells_are_escaped_and_sort_by_their_value():
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["true", "nan", "two words", "5", "", "a=b", 0.1, 1e-5, 3, True, ["a", "b"], "quote'\"", "-x"],
+    "value", ["true", "nan", "two words", "5", "", "a=b", 0.1, 1e-5, 3, True, ["a", "b"], "quote'\"", "-x"]
 )
 def test_override_texts_read_back(value):
     assert parse_override(f"key={override_text(value)}")[1] == value

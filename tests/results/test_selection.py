@@ -22,16 +22,11 @@ def rounds_table(validation, target=None, **columns):
     return pd.DataFrame({"round": range(len(validation)), **own, **columns})
 
 
-@pytest.mark.parametrize(
-    ("validation", "selected"),
-    [
-        ([0.99, 0.5, 0.8, 0.8, 0.7], 2),  # the first of equals, and never the initial model
-        ([0.1, math.nan, 0.3, math.nan], 2),
-        ([0.1, FIRST, LATER, LATER], 1),
-        ([0.1, np.nextafter(HALF, 0), HALF, np.nextafter(HALF, 1)], 1),
-        ([0.1, 0.5, 0.5 + 1e-8], 2),
-    ],
-)
+@pytest.mark.parametrize(("validation", "selected"), [
+    ([0.99, 0.5, 0.8, 0.8, 0.7], 2),  # the first of equals, and never the initial model
+    ([0.1, math.nan, 0.3, math.nan], 2), ([0.1, FIRST, LATER, LATER], 1),
+    ([0.1, np.nextafter(HALF, 0), HALF, np.nextafter(HALF, 1)], 1), ([0.1, 0.5, 0.5 + 1e-8], 2),
+])  # fmt: skip
 def test_best_validation(validation, selected):
     assert LATER > FIRST
     assert select(rounds_table(validation))["round"] == selected
@@ -68,15 +63,10 @@ def test_select_on_local():
     assert (row["best_validation_round"], row["best_validation_mean_validation_accuracy"]) == (1, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("validation", "words", "said"),
-    [
-        ([0.1, 0.2], {"rule": "oracel"}, "did you mean 'oracle'"),
-        ([0.1, 0.2], {"column": LOCAL}, LOCAL),
-        ([0.1], {}, "round 0 only"),
-        ([0.9, math.nan, math.nan], {}, "NaN in every round"),
-    ],
-)
+@pytest.mark.parametrize(("validation", "words", "said"), [
+    ([0.1, 0.2], {"rule": "oracel"}, "did you mean 'oracle'"), ([0.1, 0.2], {"column": LOCAL}, LOCAL),
+    ([0.1], {}, "round 0 only"), ([0.9, math.nan, math.nan], {}, "NaN in every round"),
+])  # fmt: skip
 def test_what_cannot_be_selected_is_said(validation, words, said):
     with pytest.raises(UserError, match=said):
         select(rounds_table(validation), **words)
