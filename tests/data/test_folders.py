@@ -15,7 +15,6 @@ PACS, OFFICE = BENCHMARKS["pacs"], BENCHMARKS["office-home"]
 
 
 def write_names(folder, domain, counts, classes=PACS.classes):
-    """Empty files named like images: listing reads names only."""
     for name, count in zip(classes, counts):
         (folder / domain / name).mkdir(parents=True, exist_ok=True)
         for index in range(count):
@@ -32,7 +31,6 @@ def photo(tmp_path_factory):
 
 @pytest.fixture
 def tree(tree_settings, tmp_path):
-    """Settings of a tree, and the folder of its photos."""
     return tree_settings(), tmp_path / "images" / "photo"
 
 

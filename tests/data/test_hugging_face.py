@@ -70,7 +70,6 @@ def test_rows_without_a_label_domain_or_image_are_refused(tmp_path, labels, doma
 
 
 def test_files_that_a_column_of_paths_names_belong_to_the_content(tmp_path, monkeypatch):
-    """Other pixels in the same files are other data, in the fingerprint and in the cache."""
     files = [tmp_path / f"{index}.png" for index in range(4)]
     for file in files:
         Image.new("RGB", (8, 8), (1, 2, 3)).save(file)
@@ -101,7 +100,6 @@ def test_a_set_that_is_saved_anew_is_read_anew(tmp_path):
 
 
 def table(tmp_path, labels, domains):
-    """Settings of a table with these columns; images are not opened."""
     frame = pd.DataFrame({"path": [f"{index}.png" for index in range(len(labels))], "label": labels, "domain": domains})
     frame.to_csv(tmp_path / "mine.csv", index=False)
     return DataSettings(dataset="table", root=str(tmp_path / "mine.csv"))

@@ -34,7 +34,6 @@ def load(tree_settings, tmp_path):
 
 @pytest.fixture
 def photo(tmp_path):
-    """The folder of the domain."""
     return tmp_path / "images" / "photo"
 
 
@@ -72,7 +71,6 @@ def test_sizes_are_those_of_the_files_upright(tree_settings, tmp_path):
 
 
 def test_a_client_crops_with_its_images_aspect_ratios(tree_settings):
-    """The augmentation gets the images with their original sizes; a user's own function gets no sizes."""
     data = tree_settings(augment="ccst")
     client = load_client(data, "photo")
     local, positions = LocalData(client, make_transforms(data, 3), torch.device("cpu")), np.array([2, 0, 1])

@@ -30,7 +30,6 @@ def image(path: Path, seed: int = 0, side: int = SIDE, red: int = 0) -> None:
 
 
 def classes_tree(root: Path, name: str) -> None:
-    """domain/class/image."""
     for place, domain in enumerate(TWO_DOMAINS.get(name, BENCHMARKS[name].domains)):
         for label, class_ in enumerate(BENCHMARKS[name].classes):
             for number in range(3):

@@ -85,7 +85,6 @@ def test_wrong_names_and_numbers(call, said):
 
 
 def test_target_indices_all_or_in(tree_settings):
-    """By the number of the domain, where each has its own images."""
     assert load_target(DIGITS, "rot75")[2].tolist() == list(range(797))
     data = digits(test_split="in", holdout=0.2)
     assert (load_target(data, "rot75")[2] == random_split(797, 0.2, seed_hash(0, 0))[0]).all()

@@ -62,7 +62,6 @@ def test_joint_augmentation(name):
 
 
 def test_batches_carry_masks_in_the_geometry_of_their_images():
-    """`prepare` applies the same geometry to other images of the batch."""
     images = np.zeros((6, 1, 16, 16), np.uint8)
     images[:, :, 2:9, 1:6] = 255
     masks, order = (images > 0).astype(np.uint8), np.arange(6)
@@ -92,7 +91,6 @@ def fundus(tmp_path):
 
 @pytest.fixture
 def masked(fundus, tmp_path_factory):
-    """Function (settings) -> settings of that folder."""
     own = {"root": str(fundus), "cache": str(tmp_path_factory.mktemp("cache")), "image_size": 12, "holdout": 0.25}
     structures = {"disc": [0, 128], "cup": [0]}
     return lambda **changes: DataSettings(**{"dataset": "masks", "structures": structures, **own, **changes})
@@ -154,7 +152,6 @@ def test_table_of_samples(fundus, masked):
     ("samples.csv", b"image,mask\n\xe9.png,a.png\n", "is not text in UTF-8"),
 ])  # fmt: skip
 def test_spoiled_folders_are_refused_in_one_line(fundus, masked, file, content, words):
-    """The error names the file and says what to do."""
     path = fundus / "site1" / file
     if "mask" in file:
         path.with_suffix(".png").unlink()

@@ -20,7 +20,6 @@ from fedsim.settings.experiment import from_table
 
 @pytest.fixture
 def tree(tmp_path):
-    """Three domains of two classes with 15 images each."""
     return write_tree(tmp_path / "images", ["art", "photo", "sketch"], ["cat", "dog"], 15)
 
 
@@ -64,19 +63,15 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
         load_client(settings(tree), domain)
     kept = sorted((tree.parent / "cache").rglob("digests.npy"))
     assert len(kept) == 3
-    for file in kept:
-        file.unlink()
-    assert shared_images(settings(tree), "photo").shared == 2
-    assert sorted((tree.parent / "cache").rglob("digests.npy")) == kept
+    for damage in (lambda: [file.unlink() for file in kept], lambda: np.save(kept[0], np.zeros((2, 3)))):
+        damage()
+        assert shared_images(settings(tree), "photo").shared == 2
+        assert sorted((tree.parent / "cache").rglob("digests.npy")) == kept
     monkeypatch.setattr(beside, "digest", lambda content: pytest.fail("a file was read"))
-    assert shared_images(settings(tree), "photo").shared == 2
-    np.save(kept[0], np.zeros((2, 3)))  # damaged: it is read again
-    monkeypatch.undo()
     assert shared_images(settings(tree), "photo").shared == 2
 
 
 def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, caplog, monkeypatch):
-    """The message has the numbers and the share that is allowed, and nothing is left; two sources may share images."""
     assert MOST_SHARED == 0.1
     copy(tree, 4)
     with pytest.raises(UserError, match=r"4 of the 30 images of photo \(13.3 %\) are also in art \(4\).*At most 10%"):

@@ -32,11 +32,9 @@ IMAGES = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
     """Models of open_clip: a tiny CLIP; one whose texts are read in both directions, and one with a ResNet."""
-    for name, changes in (
-        ("tiny-clip", {}),
-        ("two-ways", {"text_cfg": {**TINY["text_cfg"], "no_causal_mask": True}}),
-        ("convolutional", {"vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}}),
-    ):
+    resnet = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
+    for name, changes in (("tiny-clip", {}), ("two-ways", {"text_cfg": {**TINY["text_cfg"], "no_causal_mask": True}}),
+                          ("convolutional", {"vision_cfg": resnet})):  # fmt: skip
         file = tmp_path_factory.mktemp("clip") / f"{name}.json"
         file.write_text(json.dumps({**TINY, **changes}))
         open_clip.add_model_config(file)

@@ -118,18 +118,6 @@ def test_large_offset_loses_no_digits(trained_bn):
     close(single.bn.running_var.double(), double.bn.running_var, rtol=1e-5, atol=0)
 
 
-def test_inference_and_bfloat16(trained_bn, images):
-    layer = XANLayer(trained_bn)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = layer(images.bfloat16().requires_grad_())
-    assert y.dtype == torch.bfloat16
-    y.sum().backward()
-    assert layer.s_in.grad.isfinite()
-    with torch.inference_mode():
-        fast = layer.eval()(images)
-    close(layer(images), fast)
-
-
 @pytest.mark.parametrize(("outside", "inside"), [(1.3, 1.0), (-0.2, 0.0)])
 def test_a_gate_outside_of_its_range_acts_as_at_the_bound(trained_bn, images, outside, inside):
     """A server that goes beyond the clients' mean can send such a gate; the clip after a client's step ends it."""
@@ -159,7 +147,6 @@ def test_parts_of_an_ibn_layer(trained_bn, images, first, instances):
 @pytest.mark.parametrize(("backbone", "norm", "layers", "channels"), [
     ("resnet50", XAN(), 53, 26_560), ("resnet50", XAN(stages=(1, 2)), 24, 5_056),
     ("densenet121", XAN(stages=(1,), stem=False), 13, 1_888), ("densenet121", XAN(stages=(1,)), 14, 1_952),
-    ("densenet121", XAN(), 121, 41_824), ("digits-cnn-bn", XAN(stages=(1,), stem=False), 2, 30),
 ])  # fmt: skip
 def test_counts_of_xan(backbone, norm, layers, channels):
     net = outline(backbone, norm)
@@ -167,8 +154,7 @@ def test_counts_of_xan(backbone, norm, layers, channels):
     assert (len(found), sum(layer.bn.num_features for layer in found)) == (layers, channels)
     state, personal = net.state_dict(), bn_scope(net, "xan")
     floats = sum(state[name].numel() for name in personal if state[name].is_floating_point())
-    assert floats == 4 * channels + layers  # the down-link lacks just these
-    assert len(personal) == 6 * layers
+    assert (floats, len(personal)) == (4 * channels + layers, 6 * layers)  # the down-link lacks just these
     if (backbone, layers) == ("resnet50", 53):  # the exchange of the paper
         assert sum(value.numel() for value in state.values() if value.is_floating_point()) == 23_628_721
 

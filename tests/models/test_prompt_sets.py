@@ -100,36 +100,6 @@ def test_prompts_stand_in_every_layer():
     assert torch.equal(second[:, 3:], first[:, 3:] + 1)
 
 
-def test_without_prompts_the_image_encoder_is_zero_shot():
-    net = prompted()
-    with torch.no_grad(), net.prompts.holding(None):
-        features = net.features(IMAGES)
-        assert torch.equal(features, build().features(IMAGES))
-        assert torch.allclose(net.head.logits(features, net.head.zero_shot), build()(IMAGES), atol=1e-5)
-    with torch.no_grad():
-        assert not torch.allclose(net.features(IMAGES), features, atol=1e-3)
-
-
-def test_what_is_trained_in_each_stage():
-    """A client's own row, or the aggregators; with `through` these and the prompts of all."""
-    for part, client, expected in (
-        (PromptSets(), 1, set(ROWS)),
-        (PromptSets(), None, {"aggregator"}),
-        (PromptSets(through=True), None, {"aggregator", *ROWS}),
-    ):
-        net = prompted(part)
-        for name, parameter in net.named_parameters():
-            parameter.requires_grad_(name not in net.frozen)
-        net.prompts.train().client = client
-        net(IMAGES).sum().backward()
-        moved = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-        assert {name if name in ROWS else "aggregator" for name in moved} == expected
-        if client is not None:
-            rows = [net.get_parameter(name).grad.flatten(1).abs().sum(1) for name in ROWS]
-            assert all((each > 0).tolist() == [False, True, False] for each in rows)
-    assert net.state_dict().keys() - net.frozen == {f"prompts.{name}" for name in net.prompts.state_dict()}
-
-
 def test_a_copy_has_prompts_of_its_own():
     net = prompted()
     other = copy.deepcopy(net)

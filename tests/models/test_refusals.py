@@ -61,12 +61,6 @@ def test_backbone_and_task_that_do_not_fit(backbone, task, settings, message):
         build_model(ModelSettings(backbone=backbone, **settings), 2, 3, 32, task=task)
 
 
-@pytest.mark.parametrize("norm", [XAN(), IBN(), DSON(), BIN()])
-def test_norms_that_are_applied_to_other_networks(norm):
-    with pytest.raises(UserError, match=NO_NORM):
-        norm.apply(build("digits-cnn"))
-
-
 def test_missing_timm_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'feddg-sim\[timm\]'"):

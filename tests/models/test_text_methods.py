@@ -84,25 +84,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.mark.parametrize("pair", ["fedsam+promptfl", "fedomg+fedapt", "fedclip+promptfl", "fedprox+promptfl",
-                                  "feddyn+fedapt", "fedsam+plan", "fedomg+plan"])  # fmt: skip
+@pytest.mark.parametrize("pair", ["fedsam+promptfl", "fedomg+fedapt", "fedclip+promptfl", "feddyn+fedapt",
+                                  "fedomg+plan"])  # fmt: skip
 def test_joins_other_methods(pair, folder):
     """Steps, fusions, terms and FedCLIP's attention: the model is that of neither half."""
-    later = {"plan": ["train.rounds=2"], "fedprox": ["train.iterations=2"]}  # the first is equal
-    changes = [change for name in pair.split("+") for change in later.get(name, ())]
-    both, alone = (trained(name, folder / "-".join(changes), *changes) for name in (pair, pair.split("+")[1]))
+    changes = ["train.rounds=2"] if "plan" in pair else []  # its first round is equal
+    both, alone = (trained(name, folder, *changes) for name in (pair, pair.split("+")[1]))
     assert np.isfinite(both.rounds["target_loss"]).all()
     assert any(not np.array_equal(both.last[name], alone.last[name]) for name in alone.last)
     assert len(both.last) - len(alone.last) == (4 if "fedclip" in pair else 0)
     assert ("query_loss" in both.clients) == ("fedapt" in pair)
-
-
-def test_every_client_may_keep_its_own_texts(folder):
-    """COPA's heads: the features must be classified by the others' texts too, and predictions are their ensemble."""
-    changes = ["method.norm=batch_norm", "model.train=all", "train.rounds=2"]
-    none, some = (
-        trained("promptfl+copa", folder / str(weight), *changes, f"method.other_heads.weight={weight}")
-        for weight in (0.0, 1.0)
-    )
-    assert np.isfinite(some.rounds["target_loss"]).all()
-    assert any(not np.array_equal(some.last[name], none.last[name]) for name in none.last)

@@ -35,28 +35,17 @@ def test_words():
 class GlobalNorm(nn.Module):
     """A norm layer that is no layer of torch, as timm has them."""
 
-    def __init__(self, width):
-        super().__init__()
-        self.scale, self.act = nn.Parameter(torch.ones(width)), nn.ReLU()
-
-
-class ScaledNorm(GlobalNorm):
-    """A norm layer by its base class."""
-
-
-class ConvNormAct(nn.Module):
-    """A block that holds a convolution and a norm."""
-
     def __init__(self):
         super().__init__()
-        self.gain, self.conv, self.norm = nn.Parameter(torch.ones(1)), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.scale, self.act = nn.Parameter(torch.ones(4)), nn.ReLU()
 
 
 def test_norm_layers_that_are_not_torch_s():
     """A layer is known by its name or its base's; a block that holds other layers with parameters is no norm layer."""
-    backbone = nn.Sequential(ConvNormAct(), GlobalNorm(4), nn.RMSNorm(4), nn.Linear(4, 4))
-    backbone.append(type("Own", (ScaledNorm,), {})(4))
-    net = Net(backbone, 4, 2)
+    block = type("ConvNormAct", (nn.Module,), {})()
+    block.gain, block.conv, block.norm = nn.Parameter(torch.ones(1)), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+    own = type("Own", (type("ScaledNorm", (GlobalNorm,), {}),), {})
+    net = Net(nn.Sequential(block, GlobalNorm(), nn.RMSNorm(4), nn.Linear(4, 4), own()), 4, 2)
     frozen = {id(tensor) for tensor in frozen_tensors(net, "norm")}
     names = {name for name, parameter in net.named_parameters() if id(parameter) not in frozen}
     assert names == {f"backbone.{name}" for name in ("0.norm.weight", "0.norm.bias", "1.scale", "2.weight", "4.scale")}

@@ -124,7 +124,6 @@ def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
 
 
 def test_a_mark_at_the_start_of_a_file_changes_nothing(own_grid):
-    """A spreadsheet writes it in files that it saves as UTF-8."""
     run, names = own_grid / "csac" / "photo" / "seed1", ("summary", "rounds", "clients")
     before, rows = read_runs(own_grid), rebuild_results(own_grid)
     for name in names:

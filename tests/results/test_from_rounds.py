@@ -42,7 +42,6 @@ def notes_with(runs, words, *rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_tables_show_the_first_of_equal_rounds_of_an_old_run(tmp_path, rule):
-    """Each run of this version is read as it is."""
     _, rounds = old_run(tmp_path, rule=rule)
     runs = summaries(tmp_path)
     assert runs.summary[f"{rule}_round"][0] == 3

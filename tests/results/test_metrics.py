@@ -93,7 +93,6 @@ def test_only_selected_rounds_stay(tmp_path):
 
 
 def test_a_run_keeps_what_its_rules_select(tmp_path):
-    """Accuracy from the kept predictions is the recorded one, for each rule; a resumed run keeps the same bytes."""
     method = {"name": "fedavg", "infer": "recompute"}  # with statistics of the images themselves
     folder, _ = run_small(tiny_experiment(tmp_path / "a", method, rounds=3))
     summary = pd.read_csv(folder / "summary.csv").iloc[0]
@@ -150,7 +149,6 @@ def outputs(tmp_path_factory):
 
 @pytest.mark.parametrize("metric", OTHERS)
 def test_compare_takes_a_metric(outputs, metric):
-    """Cells, differences and ranks are those of the metric; the cells of runs without numbers are missing."""
     comparison = compare(read_runs(outputs, only=["summary"]), baseline="fedavg", metric=metric)
     cells = comparison.cells.set_index(["label", "target"])["mean"]
     own = [METRICS[metric].of(read_predictions(outputs / "fedprox" / "photo" / f"seed{seed}")) for seed in range(2)]

@@ -41,7 +41,6 @@ def runs(grid):
 
 @pytest.fixture(scope="module")
 def figures(runs):
-    """All figures of the runs; tests only look at them."""
     return dict(draw(runs, NAME, compare(runs)))
 
 
@@ -61,7 +60,6 @@ def texts(found):
 
 
 def assert_whole(figure):
-    """Nothing of the figure is cut off."""
     figure.draw_without_rendering()
     box, page = figure.get_tightbbox(), figure.get_size_inches()
     assert min(box.x0, box.y0) >= -0.02
@@ -170,7 +168,6 @@ def test_numbers_and_names_of_axes():
 
 
 def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(runs):
-    """Beside the others they would make these look worse than they are."""
     own = replace(runs, summary=runs.summary.assign(transductive=runs.summary["method"] == "csac"))
     table, found = own.summary.assign(label=own.summary["method"]), compare(own, published=False)
     bars = target_bars(found, table.assign(accuracy=table["best_validation_target_accuracy"]), "pacs", styles(METHODS))

@@ -30,7 +30,6 @@ ALIGN = "parts.semantic_calibration.align"
 
 
 def recorded(root, experiment, environment=None):
-    """A run of one round with this environment.json."""
     folder = write_run(root, experiment.replace(train={"rounds": 1}))
     Recorder(folder).write_environment(environment or {})
     return folder
@@ -171,15 +170,13 @@ def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
 
 @pytest.mark.parametrize(("method", "parts", "part", "has", "label"), [
     ("csac", calibration("cross"), "client.semantic_calibration", {"align": "cross"}, "csac (align=cross)"),
-    # A whole number, too: `mu = 1` is MOON's own 1.0.
     ("moon", {"model_contrast": {"mu": 1}}, "terms.model_contrast", {"T": 0.5, "mu": 1.0}, "moon (mu=1.0)"),
 ])  # fmt: skip
 def test_a_value_of_parts_that_repeats_a_default_is_no_difference(tmp_path, method, parts, part, has, label):
     """The recorded recipe of the run that left it out has it; an older record has none, and the runs differ."""
     for seed, own in enumerate([{}, parts]):
         recorded(tmp_path, pacs_experiment(method, "photo", seed).replace(parts=own), {"recipe": {part: has}})
-    runs = read_runs(tmp_path)
-    key = next(f"parts.{name}.{field}" for name, fields in parts.items() for field in fields)
+    runs, (key,) = read_runs(tmp_path), [f"parts.{name}.{field}" for name, own in parts.items() for field in own]
     assert compare(runs).methods["seeds"].tolist() == [2]
     assert compare(runs, by=[key]).methods["label"].tolist() == [label]
     assert set(run_labels(runs).values()) == {method}

@@ -6,14 +6,12 @@ import pytest
 from invented import PACS, pacs_experiment
 from made_up_runs import notes_of, one_each, table_of_runs
 
-from fedsim.methods.assembly import build_recipe
 from fedsim.methods.table import METHODS
 from fedsim.results import compare
 from fedsim.results.agreement import _counts, agreement, order_notes
 from fedsim.results.published import (
     PROTOCOLS,
     domain_key,
-    only_theirs,
     printed_numbers,
     protocol_of,
     published_rows,
@@ -92,7 +90,6 @@ def test_other_settings_match_nothing(change):
 
 
 def shipped(method="fedavg", target="photo", seed=0, preset="csac", overrides=(), config="pacs"):
-    """The settings of a run with a shipped preset."""
     words = [f"method.name={method}", f"run.target={target}", f"run.seed={seed}", *overrides]
     return read_experiment(config, words, preset)
 
@@ -141,21 +138,8 @@ def test_the_presets_of_the_papers_are_shipped(paper, configs):
         assert protocol_of(paper, read_experiment(config, [f"model.backbone={backbone}"])) is not None
 
 
-def test_ccst_of_pixels_is_not_the_papers():
-    """Its label has a tag, so it is not the method's name."""
-    experiment = shipped("ccst", preset="gperxan")
-    assert build_recipe(experiment).label("ccst") == "ccst(pixel)"
-    rows = published_rows(experiment, ["ccst"], PACS)
-    assert set(rows["source"]) == {"gPerXAN Table 2"}
-    kept, reasons = only_theirs(rows, {"run": experiment}, {"run": "ccst(pixel)"})
-    assert kept.empty
-    assert reasons == ["No published number of gPerXAN beside ccst: the runs are variants (ccst(pixel))."]
-    assert len(only_theirs(rows, {"run": experiment}, {"run": "ccst"})[0]) == 5
-
-
 @pytest.mark.parametrize("preset", ["csac-alexnet", "csac"])
 def test_each_backbone_of_a_paper_has_its_preset(preset):
-    """CSAC trains AlexNet with other settings than ResNet-18."""
     found = compare(runs_of("csac", targets=VLCS, preset=preset, config="vlcs"))
     assert set(found.published["source"]) == {"CSAC Table II"}, found.notes
 

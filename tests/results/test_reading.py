@@ -23,7 +23,6 @@ RUNS = 2 * 2 * 2  # methods, targets, seeds of own_grid
 
 @pytest.fixture
 def folder(own_grid):
-    """These runs, and one that has not finished."""
     write_run(own_grid.parent, pacs_experiment("csac", "photo", 5, train={"rounds": 2}), finish=False)
     return own_grid
 
@@ -41,7 +40,6 @@ def test_one_call_reads_everything_at_any_level_of_the_tree(folder):
 
 
 def test_unfinished_runs_only_when_asked_and_in_their_experiment(folder):
-    """The report has a section for each experiment."""
     write_run(folder.parent, pacs_experiment(name="other", train={"rounds": 1}))
     runs = read_runs(folder.parent)
     assert 5 not in set(runs.rounds["seed"])
@@ -150,7 +148,6 @@ def test_only_the_main_table_is_kept_as_a_file(own_grid, words):
 
 
 def test_the_end_of_a_run_says_what_selected_the_round(tmp_path, monkeypatch):
-    """In the words of the tables, on the terminal and in run.log."""
     experiment = pacs_experiment(run={"select_on": "local"})
     folder = write_run(tmp_path, experiment.replace(train={"rounds": 2}))
     assert "(best source validation of the local models)" in headline(folder)

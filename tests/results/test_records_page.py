@@ -24,13 +24,11 @@ SUMMARY_COLUMNS = (
 
 
 def block(words: str) -> str:
-    """The Python block of the page that contains these words."""
     (found,) = (text for text in BLOCKS if words in text)
     return found
 
 
 def test_reading_records_as_in_the_page(own_grid, monkeypatch, capsys):
-    """The script runs and prints the mean accuracy that is also computed here."""
     shutil.copytree(own_grid, own_grid.parent / "outputs" / "digits")
     monkeypatch.chdir(own_grid.parent)
     names = {}
@@ -49,7 +47,6 @@ def test_reading_records_as_in_the_page(own_grid, monkeypatch, capsys):
     [("summary", SUMMARY_COLUMNS), ("rounds", ROUND_COLUMNS), ("clients", CLIENT_COLUMNS), ("details", DETAIL_COLUMNS)],
 )
 def test_columns_are_as_in_the_page(grid, frame, columns):
-    """The table of the page, the recorder and the frames agree."""
     (row,) = re.findall(rf"^\| `{frame}` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
     shown = re.findall(r"`([^`]+)`", row.partition("; then")[0])
     assert [name for name in shown if name not in RULES] == list(columns)

@@ -147,7 +147,6 @@ def test_averages_are_over_the_targets_that_every_method_has():
 
 
 def test_the_first_line_does_not_deny_training_on_the_target():
-    """FADA trains on images of the unseen domain without labels, and is tested on the others."""
     runs = one_each("fedavg", "fada")
     assert "measured on a domain that no client held" in premise(runs)
     runs.summary["uses_target_unlabelled"] = ["False", "True"]

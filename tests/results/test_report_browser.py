@@ -70,7 +70,6 @@ def page(browser, report):
 
 
 def requests(page):
-    """The addresses that the page has requested since it was loaded, without embedded data."""
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     asked = [entry["params"]["request"]["url"] for entry in messages if entry["method"] == "Network.requestWillBeSent"]
     return [address for address in asked if not address.startswith("data:")]
@@ -88,7 +87,6 @@ def test_nothing_is_fetched_and_nothing_complained_of(page, report):
 
 
 def number(text):
-    """The number in a text; None if it is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -21,7 +21,6 @@ MASKS = [
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """The output folder of one small run of FedAvg."""
     folder = tmp_path_factory.mktemp("outputs")
     run_watched(small_plan("fedavg", folder, MASKS))
     return folder
@@ -68,7 +67,6 @@ def test_worst_middle_and_best():
 
 
 def test_cases_of_masks():
-    """Cases come in the order of their indices, whatever the order of the images was."""
     truth = torch.zeros(2, 1, 6, 8, dtype=torch.uint8)
     truth[0, 0, 0, 0] = truth[1, 0, 3, 4] = 1
     predicted = truth.flip(0)
