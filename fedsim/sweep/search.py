@@ -71,8 +71,11 @@ class Knob:
             number = self.low * (self.high / self.low) ** share
         else:
             number = self.low + share * (self.high - self.low)
-        rounded = float(f"{number:.{DIGITS}g}")
-        return self._text(min(max(rounded, self.low), self.high))
+        return self.rounded(number)
+
+    def rounded(self, number: float) -> str:
+        """A number of the range with few digits, as the text of an override."""
+        return self._text(min(max(float(f"{number:.{DIGITS}g}"), self.low), self.high))
 
     def draw(self, seed: int, trial: int) -> str:
         """The value of one trial."""

@@ -5,7 +5,6 @@ The score comes from the source clients' validation alone. Nothing that was meas
 
 import functools
 import json
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,20 +14,17 @@ from typing import Any
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import stream_seed
 from fedsim.common.tasks import task_of
-from fedsim.methods.assembly import build_recipe
-from fedsim.methods.part_settings import method_facts, parts_in
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
-from fedsim.parts.part import part_name
-from fedsim.results.differences import ABSENT
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
-from fedsim.settings.experiment import Experiment, overlap, parse_override, read_experiment
-from fedsim.settings.tuned import spaces
-from fedsim.sweep.axes import OPTIONS, Axes
-from fedsim.sweep.plan import Cell, plan_cells, readers
-from fedsim.sweep.search import FORMS, Knob, first_alike, points, ranking, read_space, score
+from fedsim.settings.experiment import Experiment, parse_override, read_experiment
+from fedsim.sweep.axes import Axes
+from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
+from fedsim.sweep.sampler import RANDOM, suggest
+from fedsim.sweep.search import Knob, first_alike, points, ranking, score
+from fedsim.sweep.search_space import find_space, own_values
 
-NOT_RUN = "not run"
+NOT_RUN, DIVERGED = "not run", "diverged"
+STARTUP = 10  # trials that are drawn at random before a sampler chooses, as many as Optuna has
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class Search:
     space: Sequence[str]
     trials: int = 20
     seed: int = 0
+    sampler: str = RANDOM
 
 
 @dataclass
@@ -68,6 +65,11 @@ class Trial:
         reasons = [value for value in self.measured if isinstance(value, str)]
         return next((reason for reason in reasons if reason != NOT_RUN), reasons[0] if reasons else "")
 
+    @property
+    def told(self) -> float | None:
+        """What a sampler is told of the trial: its score, 0 when it diverged, and nothing of one that failed."""
+        return 0.0 if self.outcome == DIVERGED else self.score
+
     def count(self, state: str) -> int:
         """The number of cells in that state."""
         return sum(cell.state == state for cell in self.cells)
@@ -84,6 +86,7 @@ class PlannedSearch:
     trials: list[Trial]
     overrides: Sequence[str]
     preset: str
+    cells_of: Callable[[dict[str, str]], list[Cell]] = lambda point: []
 
     @property
     def cells(self) -> list[Cell]:
@@ -111,9 +114,44 @@ class PlannedSearch:
         return ranking({trial.first: trial.score for trial in self.trials})
 
     def read(self) -> None:
-        """Read what every cell has recorded so far."""
+        """Read what every cell has recorded so far, and plan the trials that follow from it."""
         for trial in self.trials:
             trial.measured = [validation_of(cell) for cell in trial.cells]
+        every = points(self.knobs, self.search.trials, stream_seed(self.search.seed, self.search.method))
+        known = len(self.trials)
+        if self.search.sampler == RANDOM:
+            self._plan(every[known:])
+        elif known < STARTUP:
+            self._plan(every[known:STARTUP])
+        if STARTUP <= len(self.trials) < len(every) and not any(trial.count("waiting") for trial in self.trials):
+            self._plan([self._suggested()])
+
+    def _suggested(self) -> dict[str, str]:
+        """The next trial of a sampler, which depends on the trials so far alone."""
+        search, number = self.search, len(self.trials)
+        seed = stream_seed(search.seed, search.method, *self.targets, *map(str, search.seeds), number)
+        earlier = [(self.typed(trial), trial.told) for trial in self.trials if trial.told is not None]
+        return suggest(search.sampler, seed, self.knobs, earlier)
+
+    def typed(self, trial: Trial) -> dict[str, Any]:
+        """The values of a trial as an override gives them; those of trial 0 are the file's own."""
+        return dict(parse_override(f"{key}={text}") for key, text in trial.values.items()) or self.own
+
+    def _plan(self, drawn: Sequence[dict[str, str]]) -> None:
+        """Add trials with their cells; trials with equal values, and equal recipes, share them."""
+        every = [*(trial.values for trial in self.trials), *drawn]
+        alike = first_alike(every, self.own)
+        known = {cell.folder: cell for cell in self.cells}
+        for number in range(len(self.trials), len(every)):
+            point, first = every[number], alike[number]
+            cells = self.trials[first].cells if first < number else _cells(number, point, self.cells_of)
+            for cell in cells:
+                other = known.setdefault(cell.folder, cell).experiment
+                if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
+                    raise UserError(
+                        f"trial {number} shares the folder {cell.folder} with another one; search other values"
+                    )
+            self.trials.append(Trial(number, point, first, [known[cell.folder] for cell in cells]))
 
     @property
     def folder(self) -> Path:
@@ -132,16 +170,18 @@ class PlannedSearch:
         return shlex.join(words)
 
 
-def plan_search(config: str, search: Search, overrides: Sequence[str], preset: str) -> PlannedSearch:
-    """Every trial with its cells, all of them resolved and checked; UserError for settings that no trial may have."""
+def plan_search(
+    config: str, search: Search, overrides: Sequence[str], preset: str, shared: Readers | None = None
+) -> PlannedSearch:
+    """Every trial with its cells, all of them resolved and checked; UserError for settings that no trial may have.
+
+    A sampler's trials are planned as far as they are known. shared: as in `plan_cells`
+    """
     method = search.method or read_experiment(config, overrides, preset).method_name
     search = replace(search, method=method)
-    space = search.space or declared_space(read_experiment(config, [*overrides, f"method.name={method}"], preset))
-    knobs = [knob for knob in read_space(space) if search.space or not _given(knob, overrides)]
-    if not knobs:
-        raise UserError(f"--set leaves no declared setting of {method} open; a search needs a --space {FORMS}")
-    _refuse_overridden(knobs, overrides)
-    shared = readers()
+    experiment = read_experiment(config, [*overrides, f"method.name={method}"], preset)
+    knobs = find_space(search.space, experiment, overrides)
+    shared = shared or readers()
 
     def cells_of(point: dict[str, str]) -> list[Cell]:
         axes = Axes([method], search.targets, search.seeds, [f"{key}={text}" for key, text in point.items()])
@@ -151,88 +191,13 @@ def plan_search(config: str, search: Search, overrides: Sequence[str], preset: s
     words = [*overrides, f"method.name={method}", f"run.target={json.dumps(target, ensure_ascii=False)}"]
     read = functools.partial(_read, config, words, preset)
     own = own_values(knobs, read)
-    trials = _plan_trials(points(knobs, search.trials, stream_seed(search.seed, method)), own, cells_of)
-    return PlannedSearch(config, search, knobs, own, trials, overrides, preset)
-
-
-def declared_space(experiment: Experiment) -> list[str]:
-    """The spaces that [train] and the parts of a method declare (`settings/tuned.py`), as `--space` takes them."""
-    recipe = build_recipe(experiment)
-    facts = method_facts(recipe)
-    found = {f"train.{name}": own for name, own in spaces(experiment.train, facts).items()}
-    for _, part in parts_of(recipe):
-        found |= {f"method.{part_name(part)}.{name}": own for name, own in spaces(part, facts).items()}
-    return [f"{key}={own.space}" for key, own in found.items()]
-
-
-def _given(knob: Knob, overrides: Sequence[str]) -> bool:
-    """Whether `--set` gives a setting, also where it names a part in [parts]."""
-    keys = [re.sub("^parts[.]", "method.", parse_override(word)[0]) for word in overrides]
-    return any(overlap(knob.key, key) for key in keys)
-
-
-def _refuse_overridden(knobs: Sequence[Knob], overrides: Sequence[str]) -> None:
-    """UserError for a setting that is given in two ways."""
-    for key, value in map(parse_override, overrides):
-        if key in OPTIONS:
-            option = OPTIONS[key].replace("--methods", "--method")
-            raise UserError(f"--set {key}={value}: a search takes this from {option}; use {option} {value}")
-        searched = [knob.text for knob in knobs if overlap(knob.key, key)]
-        if searched:
-            raise UserError(f"--space {searched[0]}: --set gives {key} one value too; remove one of the two")
+    plan = PlannedSearch(config, search, knobs, own, [], overrides, preset, cells_of)
+    plan.read()
+    return plan
 
 
 def _read(config: str, words: Sequence[str], preset: str, *more: str) -> Experiment:
     return read_experiment(config, [*words, *more], preset)
-
-
-def own_values(knobs: Sequence[Knob], read: Callable[..., Experiment]) -> dict[str, Any]:
-    """The file's own value of each setting; UserError when the method lacks one, or when a space leaves its bounds."""
-    from fedsim.run.plan import resolve
-
-    for knob in knobs:
-        try:
-            for text in knob.ends:
-                resolve(read(f"{knob.key}={text}"))
-        except UserError as error:
-            raise UserError(f"--space {knob.text}: {error}") from None
-    plan = resolve(read())
-    return {knob.key: _own_value(knob, plan.experiment, plan.recipe) for knob in knobs}
-
-
-def _own_value(knob: Knob, experiment: Experiment, recipe: Recipe) -> Any:
-    """The value that a setting has without the search, as an override would give it."""
-    section, *path = knob.key.split(".")
-    if section == "method" and path[0] in SLOTS:
-        names = [part_name(part) for part in parts_in(recipe, path[0])]
-        return names if path[0] in LIST_SLOTS else names[0] if names else "none"
-    if section == "parts" or (section == "method" and len(path) > 1):
-        present = {part_name(part): part for _, part in parts_of(recipe)}
-        if path[0] not in present:
-            raise UserError(f"--space {knob.text}: {experiment.method_name} has no part {path[0]!r}; it has: "
-                            f"{', '.join(present)}")  # fmt: skip
-        value = getattr(present[path[0]], path[1])
-        return list(value) if isinstance(value, tuple) else value
-    value = experiment.model_dump()[section]
-    for name in path:
-        value = value.get(name, ABSENT)
-    return value
-
-
-def _plan_trials(
-    drawn: Sequence[dict[str, str]], own: dict[str, Any], cells_of: Callable[[dict[str, str]], list[Cell]]
-) -> list[Trial]:
-    """The trials with their cells; trials with equal values, and equal recipes, share them."""
-    trials: list[Trial] = []
-    known: dict[Path, Cell] = {}
-    for number, (point, first) in enumerate(zip(drawn, first_alike(drawn, own))):
-        cells = trials[first].cells if first < number else _cells(number, point, cells_of)
-        for cell in cells:
-            other = known.setdefault(cell.folder, cell).experiment
-            if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
-                raise UserError(f"trial {number} shares the folder {cell.folder} with another one; search other values")
-        trials.append(Trial(number, point, first, [known[cell.folder] for cell in cells]))
-    return trials
 
 
 def _cells(number: int, point: dict[str, str], cells_of: Callable[[dict[str, str]], list[Cell]]) -> list[Cell]:
@@ -260,4 +225,4 @@ def validation_of(cell: Cell) -> float | str:
     try:
         return float(select(rounds, DEFAULT_RULE, column)[column])
     except UserError:  # NaN in every round
-        return "diverged"
+        return DIVERGED

@@ -4,6 +4,7 @@ Nothing that was measured on the unseen domain is shown or written.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 
@@ -12,6 +13,7 @@ from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.plan import Cell, dry_table, look_for_data
+from fedsim.sweep.sampler import check_sampler
 from fedsim.sweep.search_plan import PlannedSearch, Search, plan_search
 from fedsim.sweep.search_texts import show_result, trial_table, write_trials
 
@@ -29,27 +31,49 @@ def run_search(
 
     Raises UserError for wrong input before any cell starts.
     """
+    check_sampler(search.sampler)
     plan = plan_search(config, search, overrides, preset)
     seeds = list(dict.fromkeys(search.seeds))
     words = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     keys, rule = ", ".join(knob.key for knob in plan.knobs), rule_title(DEFAULT_RULE, plan.runs)
     what = f"{len(plan.trials)} trials of {plan.search.method} on {', '.join(plan.targets)} with {words}"
     say(f"search over {keys}: {what}, scored by {rule}")
-    if not dry_run and not budget.ray:
-        look_for_data(plan.cells)
-    failed = carry_out(
-        plan.cells, budget, dry_run, lambda reservations: dry_trials(plan, reservations, budget), blind=True
-    )
+    failed = run_plans([plan], budget, dry_run)
     if not dry_run:
-        plan.read()
         write_trials(plan)
         show_result(plan)
     return failed
 
 
-def dry_trials(plan: PlannedSearch, reservations: Sequence[Reservation], budget: Budget) -> Table:
-    """The table of the trials as far as they are finished, with an estimate of the time that the others take."""
-    plan.read()
-    table = trial_table(plan)
-    table.caption = dry_table(plan.cells, len(reservations) or budget.jobs).caption
+def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> list[Cell]:
+    """Run the cells of several searches together, and then the trials that follow from them, until there are no more.
+
+    Returns the failed cells. Nothing of the unseen domain is shown.
+    """
+    seen: dict[Path, Cell] = {}
+    failed: list[Cell] = []
+    while cells := [cell for plan in plans for cell in plan.cells if cell.folder not in seen]:
+        seen |= {cell.folder: cell for cell in cells}
+        if not dry_run and not budget.ray:
+            look_for_data(cells)
+        failed += carry_out(cells, budget, dry_run, lambda reservations: dry_trials(plans, reservations, budget), True)
+        if dry_run:
+            return failed
+        for plan in plans:
+            plan.read()
+    return failed
+
+
+def dry_trials(plans: Sequence[PlannedSearch], reservations: Sequence[Reservation], budget: Budget) -> Table:
+    """The table of the trials as far as they are finished, with an estimate of the time that the others take.
+
+    Of several searches it is a table of the cells.
+    """
+    cells = dry_table([cell for plan in plans for cell in plan.cells], len(reservations) or budget.jobs)
+    later = sum(plan.search.trials - len(plan.trials) for plan in plans)
+    cells.caption = f"{cells.caption}; {later} trials follow from the scores of these" if later else cells.caption
+    if len(plans) > 1:
+        return cells
+    table = trial_table(plans[0])
+    table.caption = cells.caption
     return table

@@ -11,7 +11,7 @@ from fedsim.settings.effect import marks
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.settings.tuned import Tuned, spaces
 from fedsim.sweep.search import read_space
-from fedsim.sweep.search_plan import declared_space
+from fedsim.sweep.search_space import declared_space
 
 KINDS = dict.fromkeys(kind for kinds in parts_by_slot().values() for kind in kinds.values() if marks(kind, Tuned))
 

@@ -1,0 +1,69 @@
+"""Optuna's samplers, asked for one trial at a time, so that a trial depends on the trials before it alone."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError, nearest
+from fedsim.settings.experiment import parse_override
+from fedsim.sweep.search import Knob
+
+RANDOM = "random"
+SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler"}  # our names, and the classes of optuna.samplers
+
+
+def check_sampler(sampler: str) -> None:
+    """UserError for an unknown sampler, or where Optuna is not installed."""
+    if sampler not in (RANDOM, *SAMPLERS):
+        known = ", ".join([RANDOM, *SAMPLERS])
+        raise UserError(f"no sampler is called {sampler!r}; {nearest(sampler, SAMPLERS)}known: {known}")
+    if sampler != RANDOM:
+        import_optuna()
+
+
+def import_optuna() -> Any:
+    """The package optuna, which then says nothing of itself."""
+    try:
+        import optuna
+    except ImportError:
+        raise UserError(f"samplers and pruners need Optuna: {extra('optuna')}") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def suggest(
+    sampler: str, seed: int, knobs: Sequence[Knob], earlier: Sequence[tuple[Mapping[str, Any], float]]
+) -> dict[str, str]:
+    """The values of the next trial as texts of overrides. earlier: (values, score) of the trials before it.
+
+    Values that lie outside of their spaces, as those of a file may, are not shown to the sampler.
+    """
+    optuna = import_optuna()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        chooser = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed % 2**32)
+    study = optuna.create_study(direction="maximize", sampler=chooser)
+    spaces = {knob.key: _distribution(optuna, knob) for knob in knobs}
+    for values, score in earlier:
+        found = {knob.key: value for knob in knobs if (value := _inside(knob, values[knob.key])) is not None}
+        own = {key: spaces[key] for key in found}
+        study.add_trial(optuna.trial.create_trial(params=found, distributions=own, value=score))
+    chosen = study.ask(spaces).params
+    return {knob.key: chosen[knob.key] if knob.kind == "choice" else knob.rounded(chosen[knob.key]) for knob in knobs}
+
+
+def _distribution(optuna: Any, knob: Knob) -> Any:
+    kinds = optuna.distributions
+    if knob.kind == "choice":
+        return kinds.CategoricalDistribution(knob.choices)
+    if knob.kind == "int":
+        return kinds.IntDistribution(int(knob.low), int(knob.high))
+    return kinds.FloatDistribution(knob.low, knob.high, log=knob.kind == "log")
+
+
+def _inside(knob: Knob, value: Any) -> Any:
+    """A value as its distribution has it; None when it is not in the space."""
+    if knob.kind == "choice":
+        return next((text for text in knob.choices if parse_override(f"{knob.key}={text}")[1] == value), None)
+    return value if isinstance(value, int | float) and knob.low <= value <= knob.high else None
