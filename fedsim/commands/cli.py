@@ -1,6 +1,5 @@
 """The command line of fedsim. Imports that take long are inside the commands, so that `fedsim --help` is quick."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,21 +11,18 @@ from typer.completion import completion_init, get_completion_script
 from fedsim.commands.options import (
     Callbacks,
     Config,
-    CoresPerCell,
-    DryRun,
-    GpusPerCell,
-    Jobs,
     Output,
     Override,
     Preset,
-    RayCluster,
+    callback_options,
+    short_options,
 )
 from fedsim.commands.results import compare, plot, report
 from fedsim.commands.search import search
+from fedsim.commands.sweep import sweep
 from fedsim.common.about import VERSION
 from fedsim.common.edge import answer_signals, guarded
 from fedsim.common.errors import UserError
-from fedsim.common.lists import names_of, numbers_of
 from fedsim.deploy.cli import app as deploy
 from fedsim.export.cli import evaluate, export, features, predict
 
@@ -88,80 +84,18 @@ def run(
 ) -> None:
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
     runtime = runtime or ("deployment" if federation else "")
-    short = _short(method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output)
+    short = short_options(
+        method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output
+    )
     from fedsim.settings.experiment import read_experiment, with_options
 
-    experiment = read_experiment(config, with_options(set_ or (), [*short, *_callbacks(callback)]), preset)
+    experiment = read_experiment(config, with_options(set_ or (), [*short, *callback_options(callback)]), preset)
     from fedsim.commands.runs import run_one
 
     run_one(experiment)
 
 
-def _short(**options: str | int | None) -> list[str]:
-    names = {
-        "method": "method.name",
-        "target": "run.target",
-        "seed": "run.seed",
-        "runtime": "run.runtime",
-        "federation": "run.federation",
-        "output": "run.output",
-    }
-    given = {key: value for key, value in options.items() if value not in ("", None)}
-    # In quotes, so that a domain called 100 or 1.10 remains a text.
-    return [f"{names[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
-
-
-def _callbacks(names: list[str] | None) -> list[str]:
-    return [f"run.callbacks={json.dumps(names)}"] if names else []
-
-
-@app.command()
-def sweep(
-    config: Config = "digits",
-    methods: Annotated[str, typer.Option(help="comma-separated methods (default: fedavg, or all of a table)")] = "",
-    targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
-    seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
-    grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2 or a+b=1+x,2+y: one more axis (repeatable)")] = None,
-    jobs: Jobs = 0,
-    cores_per_cell: CoresPerCell = 0,
-    gpus_per_cell: GpusPerCell = 0,
-    ray: RayCluster = "",
-    output: Output = "",
-    preset: Preset = "",
-    dry_run: DryRun = False,
-    callback: Callbacks = None,
-    set_: Override = None,
-) -> None:
-    """Run methods x targets x seeds; finished runs are skipped; a failing run is reported at once and again at the end.
-
-    CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
-    """
-    from fedsim.settings.experiment import with_options
-    from fedsim.sweep import Axes, Budget, run_sweep
-    from fedsim.sweep.tables import Choice, find_table
-
-    numbers, named = numbers_of("--seeds", seeds), names_of("--methods", methods)
-    unseen = names_of("--targets", targets) or ["all"]
-    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
-    overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
-    overrides = with_options(overrides, _callbacks(callback))
-    table = find_table(config)
-    if table:
-        from fedsim.sweep.table_run import run_table
-
-        if grid or preset:
-            raise UserError(
-                f"{config} is a table: it has no --grid and no --preset; use --set, or sweep its experiment"
-            )
-        choice = Choice(named, [] if unseen == ["all"] else unseen, numbers)
-        failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
-    else:
-        axes = Axes(named or ["fedavg"], unseen, numbers or [0], grid or ())
-        overrides = with_options(overrides, _short(output=output))
-        failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
-    raise typer.Exit(1 if failed else 0)
-
-
+app.command()(sweep)
 app.command()(compare)
 app.command()(plot)
 app.command()(report)
@@ -181,7 +115,7 @@ def pictures(
     from fedsim.commands.runs import make_pictures
     from fedsim.settings.experiment import read_experiment, with_options
 
-    overrides = with_options(set_ or (), _short(method=method, target=target))
+    overrides = with_options(set_ or (), short_options(method=method, target=target))
     make_pictures(read_experiment(config, overrides, preset), output, rows)
 
 

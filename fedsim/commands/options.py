@@ -1,5 +1,6 @@
 """Options that several verbs of the command line share."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -30,6 +31,9 @@ Space = Annotated[
         "default: what the method's parts and [train] declare)"
     ),
 ]
+Sampler = Annotated[
+    str, typer.Option(help="random, or tpe or gp of Optuna, which choose by the validation of earlier draws")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
 ]
@@ -38,3 +42,23 @@ Candidates = Annotated[int, typer.Option("--budget", min=2, help="with --slots: 
 Confirm = Annotated[
     int, typer.Option(min=0, help="with --slots: run the winner and its parts on the unseen domain with N new seeds")
 ]
+
+
+def short_options(**options: str | int | None) -> list[str]:
+    """The overrides that options stand for; those without a value are left out."""
+    names = {
+        "method": "method.name",
+        "target": "run.target",
+        "seed": "run.seed",
+        "runtime": "run.runtime",
+        "federation": "run.federation",
+        "output": "run.output",
+    }
+    given = {key: value for key, value in options.items() if value not in ("", None)}
+    # In quotes, so that a domain called 100 or 1.10 remains a text.
+    return [f"{names[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
+
+
+def callback_options(names: list[str] | None) -> list[str]:
+    """The override that `--callback` stands for."""
+    return [f"run.callbacks={json.dumps(names)}"] if names else []

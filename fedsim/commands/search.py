@@ -1,6 +1,5 @@
 """The verb `search`. Imports that take long are inside it."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +16,10 @@ from fedsim.commands.options import (
     Override,
     Preset,
     RayCluster,
+    Sampler,
     Slots,
     Space,
+    short_options,
 )
 from fedsim.common.errors import UserError
 from fedsim.common.lists import names_of, numbers_of
@@ -35,6 +36,7 @@ def search(
     seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
     space: Space = None,
     trials: Annotated[int, typer.Option(min=2, help="number of trials, with trial 0, the file's own values")] = 20,
+    sampler: Sampler = "random",
     slots: Slots = "",
     candidates: Candidates = 60,
     confirm: Confirm = 0,
@@ -48,7 +50,7 @@ def search(
     dry_run: DryRun = False,
     set_: Override = None,
 ) -> None:
-    """Search hyper-parameters of one method at random, scored by the source clients' validation alone.
+    """Search hyper-parameters of one method, scored by the source clients' validation alone.
 
     A trial is run for all targets and seeds. The same command continues a search, and a greater --trials adds to it.
     With --slots it searches combinations of parts for each target, scored on source domains that are left out in turn.
@@ -63,7 +65,7 @@ def search(
     if find_table(config):
         raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
     overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
-    overrides = with_options(overrides, [f"run.output={json.dumps(output, ensure_ascii=False)}"] if output else [])
+    overrides = with_options(overrides, short_options(output=output))
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
     axes = method, names_of("--targets", targets) or ["all"], numbers_of("--seeds", seeds) or [0]
     if slots and space:
@@ -71,7 +73,7 @@ def search(
     if slots:
         combination = Combination(*axes, names_of("--slots", slots), candidates, search_seed)
         _combine(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run, confirm=confirm)
-    wanted = Search(*axes, space or (), trials, search_seed)
+    wanted = Search(*axes, space or (), trials, search_seed, sampler)
     failed = run_search(config, wanted, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 

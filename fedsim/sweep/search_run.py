@@ -36,7 +36,7 @@ def run_search(
     seeds = list(dict.fromkeys(search.seeds))
     words = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     keys, rule = ", ".join(knob.key for knob in plan.knobs), rule_title(DEFAULT_RULE, plan.runs)
-    what = f"{len(plan.trials)} trials of {plan.search.method} on {', '.join(plan.targets)} with {words}"
+    what = f"{search.trials} trials of {plan.search.method} on {', '.join(plan.targets)} with {words}"
     say(f"search over {keys}: {what}, scored by {rule}")
     failed = run_plans([plan], budget, dry_run)
     if not dry_run:

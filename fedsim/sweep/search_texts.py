@@ -17,6 +17,7 @@ from fedsim.results.differences import value_text
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import validation_column
 from fedsim.settings.experiment import parse_override
+from fedsim.sweep.sampler import RANDOM
 from fedsim.sweep.search import nested
 from fedsim.sweep.search_plan import PlannedSearch, Trial
 
@@ -105,6 +106,7 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     targets, seeds = ",".join(plan.targets), ",".join(str(seed) for seed in dict.fromkeys(plan.search.seeds))
     space = "; ".join(knob.text for knob in plan.knobs)
     words = [f"{space}; targets {targets}; seeds {seeds}; search seed {plan.search.seed}", *_settings(plan)]
+    words += [] if plan.search.sampler == RANDOM else [f"sampler {plan.search.sampler}"]
     metric = TASKS[find_dataset(plan.runs[0].data.dataset).task].metric
     return [
         {"method": plan.search.method, "search": "; ".join(words), "trial": trial.number}
