@@ -54,30 +54,27 @@ def sweep(
     """
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Axes, Budget, run_sweep
+    from fedsim.sweep.table_run import run_table
     from fedsim.sweep.tables import Choice, find_table
 
-    numbers, named = numbers_of("--seeds", seeds), names_of("--methods", methods)
-    unseen = names_of("--targets", targets) or ["all"]
+    named, unseen = names_of("--methods", methods), names_of("--targets", targets) or ["all"]
+    numbers = numbers_of("--seeds", seeds)
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
     overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
     overrides = with_options(overrides, callback_options(callback))
     table = find_table(config)
     if table and (grid or preset or draws):
-        raise UserError(
-            f"{config} is a table, without --grid, --preset and --draws; use --set, or sweep its experiment"
-        )
+        raise UserError(f"{config} is a table: it has no --grid, --preset and --draws; use --set, or its experiment")
     if not draws and (trials or select or sampler != "random"):
         raise UserError("--trials, --sampler and --select belong to --draws")
     if table:
-        from fedsim.sweep.table_run import run_table
-
         choice = Choice(named, [] if unseen == ["all"] else unseen, numbers)
         failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
-        raise typer.Exit(1 if failed else 0)
-    overrides = with_options(overrides, short_options(output=output))
-    axes = Axes(named or ["fedavg"], unseen, numbers or [0], grid or ())
-    run = _tuned(draws, trials, sampler, select, seeds) if draws else run_sweep
-    failed = run(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+    else:
+        overrides = with_options(overrides, short_options(output=output))
+        axes = Axes(named or ["fedavg"], unseen, numbers or [0], grid or ())
+        run = _tuned(draws, trials, sampler, select, seeds) if draws else run_sweep
+        failed = run(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 
 
