@@ -74,6 +74,7 @@ def dry_trials(plans: Sequence[PlannedSearch], reservations: Sequence[Reservatio
     cells.caption = f"{cells.caption}; {later} trials follow from the scores of these" if later else cells.caption
     if len(plans) > 1:
         return cells
+    plans[0].read()
     table = trial_table(plans[0])
     table.caption = cells.caption
     return table

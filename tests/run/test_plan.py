@@ -50,7 +50,7 @@ def test_nobody_else_builds_recipes_of_a_run():
         "methods/assembly.py",
         "commands/results.py",
         "export/features.py",
-        "sweep/search_plan.py",
+        "sweep/search_space.py",
     }
 
 
