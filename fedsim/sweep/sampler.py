@@ -27,7 +27,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UserError(f"samplers and pruners need Optuna: {extra('optuna')}") from None
+        raise UserError(f"the samplers tpe and gp need Optuna: {extra('optuna')}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
