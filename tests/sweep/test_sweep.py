@@ -17,6 +17,7 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.run import workspace
 from fedsim.run.plan import Plan, resolve
+from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget, run_cells
 from fedsim.sweep.axes import check_axes, grid_points, split_values
@@ -43,6 +44,11 @@ def test_grid_is_a_product_and_values_may_hold_commas():
         grid_points(["a+b=1+x,2"])
     with pytest.raises(UserError, match="b is given twice"):
         check_axes(Axes(["fedavg"], ["rot0"], [0], ["a+b=1+2,2+3", "b=2,3"]), [])
+    # 1, 2 and 4 epochs a round with 4, 2 and 1 rounds: as many images in as many steps.
+    grid = ["train.epochs+train.rounds=1+4,2+2,4+1"]
+    cells = plan_cells("digits", Axes(["fedavg"], ["rot0"], [0], grid), SMALL[:2], "")
+    work = [planned_work(resolve(cell.experiment), [72, 90])[1] for cell in cells]
+    assert {(r * each.images, r * each.steps) for r, each in zip((4, 2, 1), work)} == {(648.0, 16.0)}
 
 
 def test_cells_are_planned_once_each(tmp_path, monkeypatch):
