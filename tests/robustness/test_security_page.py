@@ -1,4 +1,4 @@
-"""SECURITY.md is correct: its commands run, its table is that of the methods, and its numbers are reproduced."""
+"""SECURITY.md is correct: its commands run, its tests and methods exist, and its numbers are reproduced."""
 
 import math
 import re
@@ -33,6 +33,17 @@ def test_every_method_is_in_the_table_with_the_text_that_fedsim_methods_prints()
     rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (.*) \|$", TEXT.split("## What a site tells")[1], re.MULTILINE))
     rows.pop("method")
     assert rows == {name: recipe.disclosure() for name, recipe in METHODS.items()}
+
+
+def test_every_line_of_the_threat_model_names_tests_that_exist():
+    table = TEXT.split("## In one table")[1].split("\n## ")[0]
+    lines = [line.strip("|").split(" | ") for line in re.findall(r"^\|.*\|$", table, re.MULTILINE)[2:]]
+    assert len({who for who, *_ in lines}) == 6
+    tests = "".join(file.read_text() for file in Path(__file__).parents[1].rglob("test_*.py"))
+    for who, what, protected, why, held in lines:
+        named = re.findall(r"`(test_\w+)`", held)
+        assert named or held.startswith("none: "), (who, what, protected, why)
+        assert [name for name in named if f"\ndef {name}(" not in tests] == []
 
 
 @pytest.mark.parametrize(("z", "said"), [(1.0, "28.4"), (5.0, "3.8")])
