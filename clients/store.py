@@ -39,10 +39,16 @@ class ClientStore:
         self._pending: dict[str, StateDict] = {}
         self._round = 0
         self._saved = -1
+        self.peers: Path | None = None  # the file of a site's kit with the public keys of all sites
         self._passed: dict[str, tuple[int, str]] = {}  # text by name, with the round that it is for
         # Times of the last change of the files that memory holds, by entry and version.
         self._stamps: dict[tuple[str, int], int] = {}
         self._catch_up()
+
+    @property
+    def run(self) -> str:
+        """The token of the run that owns the state."""
+        return self._owner["run"]
 
     def open_round(self, round: int, counted: int | None = None, saved: int | None = None) -> None:
         """Makes what was stored before `round` visible. Later versions, of an interrupted attempt, are dropped.

@@ -9,6 +9,7 @@ import functools
 import platform
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -107,7 +108,9 @@ def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
     space, config = space_of(message, context)
     if is_site(context) and [config["client"]] != node_clients(context, space.plan):
         raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
-    return space.client(str(config["client"]), str(config["state-dir"]), str(config["token"])), config
+    client = space.client(str(config["client"]), str(config["state-dir"]), str(config["token"]))
+    client.store.peers = Path(str(context.node_config["peers"])) if "peers" in context.node_config else None
+    return client, config
 
 
 @app.query("handshake")

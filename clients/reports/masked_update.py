@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from clients.identity import Identity
 from clients.parts import LocalRound, Report
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
@@ -53,7 +54,11 @@ class MaskedUpdate(Report):
         """New keys, whatever was there before."""
         cipher, mask = masking.new_key(), masking.new_key()
         keep(round, {"cipher": cipher.hex(), "mask": mask.hex()})
-        return {LINE: as_array(masking.entry(cipher, mask, round.data.examples))}
+        line = masking.entry(cipher, mask, round.data.examples)
+        if round.store.peers:
+            text = masking.signed_text(round.store.run, round.round, round.client, line)
+            line += Identity.read(round.store.peers).signature(text)
+        return {LINE: as_array(line)}
 
     def _shares(self, round: LocalRound) -> dict[str, np.ndarray]:
         """A new b_u; shares of it and of s_u for the others. Asked again for the same list, the same ones."""
@@ -70,10 +75,13 @@ class MaskedUpdate(Report):
         cipher, mask = bytes.fromhex(own["cipher"]), bytes.fromhex(own["mask"])
         least, me = self._least(round, lines), round.client
         keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
-        if lines.get(me) != masking.entry(cipher, mask, round.data.examples) or len(set(keys)) < len(keys):
+        own_line = masking.entry(cipher, mask, round.data.examples)
+        if lines.get(me, b"")[: masking.ENTRY] != own_line or len(set(keys)) < len(keys):
             raise UserError("the server's list of public keys has others for this client, or one key twice")
         if len(lines) < least or not set(lines) <= set(round.clients):
             raise UserError(f"the server's list has {len(lines)} clients of this run, {least} are needed")
+        if round.store.peers:
+            refuse_unsigned(round, Identity.read(round.store.peers), lines)
         common, secret, names = masking.transcript(round.round, least, lines), os.urandom(masking.SECRET), sorted(lines)
         pairs = [
             first + second
@@ -159,6 +167,17 @@ class MaskedUpdate(Report):
             own = {"answered": delivered, "answer": answer}
             keep(round, own)  # and nothing else: the secrets are gone
         return {name: as_array(bytes.fromhex(share)) for name, share in own["answer"].items()}
+
+
+def refuse_unsigned(round: LocalRound, identity: Identity, lines: Mapping[str, bytes]) -> None:
+    """UserError for a line that the site of that client has not signed for this round."""
+    for name, line in lines.items():
+        text = masking.signed_text(round.store.run, round.round, name, line)
+        if not identity.verifies(name, text, line[masking.ENTRY :]):
+            raise UserError(
+                f"the public keys of client {name!r} are not signed by its site: the server replaced them, or the "
+                "file `peers` of this kit or of that site's kit lacks a key (SECURITY.md, Secure aggregation)"
+            )
 
 
 def kept(round: LocalRound) -> JsonTable:

@@ -2,7 +2,7 @@
 
     <kits>/operator/    ca.key, apps.key                                      stays with the operator
     <kits>/server/      CA and server certificate, scripts, nginx.conf, sites/*.pub, connection of the operator's flwr
-    <kits>/<site>/      ca.crt, the site's own key, site.env, the app bundles that it runs, scripts
+    <kits>/<site>/      ca.crt, the site's own key, site.env, the app bundles that it runs, scripts, peers
 
 Everything is written into a new folder beside the kits first; existing kits are then left alone, completed or replaced.
 """
@@ -97,6 +97,8 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
         for name in missing:
             if (keys / f"{name}.pub").exists():
                 (keys / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
+        _write_peers(federation, [folder / name for name in missing], server / "sites")
+        for name in missing:
             (folder / name).rename(federation.kits / name)
         for public in (server / "sites").glob("*.pub"):
             if public.stem not in {site.name for site in federation.sites}:
@@ -131,6 +133,7 @@ def _build(federation: Federation, folder: Path) -> None:
     (server / "sites").mkdir()
     for site in federation.sites:
         _site_kit(federation, site, folder / site.name, server / "sites", ca[1])
+    _write_peers(federation, [folder / site.name for site in federation.sites], server / "sites")
     _copy(
         "server",
         server,
@@ -198,6 +201,19 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
             "DATA": f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
         },
     )
+
+
+def _write_peers(federation: Federation, kits: Sequence[Path], public_keys: Path) -> None:
+    """The source sites' public keys by domain, with which sites check each other (`clients.identity`).
+
+    Nothing when a site makes its key itself, or hides it from its client process, which then cannot sign."""
+    sources = [site for site in federation.sites if site.role == "source"]
+    if any(site.key == "site" or site.client_user for site in sources):
+        return
+    files = {site.domain: public_keys / f"{site.name}.pub" for site in sources}
+    keys = [(domain, file.read_text().split()[:2]) for domain, file in files.items() if file.is_file()]
+    for kit in kits:
+        (kit / "peers").write_text("".join(f"{' '.join(key)} {domain}\n" for domain, key in keys))
 
 
 def _wheel(federation: Federation) -> Path:

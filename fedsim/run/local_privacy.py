@@ -16,7 +16,7 @@ from fedsim.settings import TrainSettings
 from fedsim.tensors.records import arrays_of
 
 OWN = ("dp-clip", "dp-epsilon", "dp-delta")  # keys of a site's own privacy in its node config
-OTHERS = ("site", "domain", "role", "state-dir", "data-dir", "partition-id", "num-partitions")
+OTHERS = ("site", "domain", "role", "state-dir", "data-dir", "peers", "partition-id", "num-partitions")
 OWN_DELTA = 1e-5  # where a site leaves dp-delta out; the server's value would let the server choose the noise
 EXAMPLE = 'NODE_CONFIG="dp-clip=0.5 dp-epsilon=1.0" in site.env'
 

@@ -8,7 +8,7 @@ import numpy as np
 from fedsim.parts.facts import Fact
 from strategies.bank import When
 from strategies.parts import Arrays, Bank, Entries, ServerRound
-from strategies.tools.masking import ENTRY, SEALED, SECRET, examples_of
+from strategies.tools.masking import ENTRY, SEALED, SECRET, SIGNATURE, examples_of
 
 KEYS, SHARES, OPENED = "secure_keys", "secure_shares", "secure_unmasking"
 LINE, COMMITMENT, TO = "line", "commitment", "to:"  # names of arrays; TO is followed by the receiver's name
@@ -36,6 +36,7 @@ class SecureKeys(OneRound):
     """Public keys and the number of examples of every drawn client, which all of them get (AdvertiseKeys).
 
     Every drawn client gets one more message in each round, without the model. See `strategies.tools.masking`.
+    A site whose kit has the other sites' public keys adds its signature to its line.
     """
 
     name: ClassVar[str] = KEYS
@@ -44,7 +45,7 @@ class SecureKeys(OneRound):
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses what is not one line of keys, with the number of examples that the client said in the handshake."""
-        if arrays.keys() != {LINE} or not is_bytes(arrays[LINE], ENTRY):
+        if arrays.keys() != {LINE} or not any(is_bytes(arrays[LINE], size) for size in (ENTRY, ENTRY + SIGNATURE)):
             return "it is not one line of public keys"
         said, known = examples_of(bytes(arrays[LINE])), sum(server.class_counts.get(client, ()))
         return f"it weighs its update by {said} examples, the handshake said {known}" if known not in (0, said) else ""

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 SECRET = 32  # bytes of a key, of b_u and of a share of one of them
 BLOCK = 16  # bytes that Shamir's scheme shares at a time
 ENTRY = 2 * SECRET + 8  # bytes of a client's line in the list of public keys
+SIGNATURE = 96  # bytes that follow a line where sites sign with their registered keys
 SEALED = 12 + 2 * SECRET + 16  # bytes of a sealed pair of shares: nonce, shares, tag
 SPARE = 2**16  # rounding may add 1/2 for each client
 PIECE = 1 << 22  # values of a mask that are made at a time
@@ -126,14 +127,19 @@ def mask_key(line: bytes) -> bytes:
 
 def examples_of(line: bytes) -> int:
     """The number of examples in a line of that list."""
-    return int.from_bytes(line[2 * SECRET :], "little")
+    return int.from_bytes(line[2 * SECRET : ENTRY], "little")
+
+
+def signed_text(run: str, round: int, client: str, line: bytes) -> bytes:
+    """What a site signs of its line: it counts for this client in this round of this run."""
+    return f"fedsim secure keys {round} {len(run)} {run} {client} ".encode() + line[:ENTRY]
 
 
 def transcript(round: int, threshold: int, lines: Mapping[str, bytes]) -> bytes:
     """A hash of all that the clients of a round must agree on: U1 with keys and numbers of examples, t, the round."""
     found = hashlib.sha256(f"fedsim secure mean {round} {threshold} {len(lines)}".encode())
     for name in sorted(lines):
-        found.update(hashlib.sha256(name.encode()).digest() + lines[name])
+        found.update(hashlib.sha256(name.encode()).digest() + lines[name][:ENTRY])
     return found.digest()
 
 

@@ -19,7 +19,18 @@ SERVER = {
     "README.md", "ca.crt", "federation.toml", "flwr", "nginx.conf", "server.env", "server.key", "server.pem", "sites",
     "start.sh", "stop.sh", "operator.pub",
 }  # fmt: skip
-SITE = {"README.md", "apps", "ca.crt", "key", "operator.pub", "site.env", "start.sh", "stop.sh", "supervise.sh"}
+SITE = {
+    "README.md",
+    "apps",
+    "ca.crt",
+    "key",
+    "operator.pub",
+    "peers",
+    "site.env",
+    "start.sh",
+    "stop.sh",
+    "supervise.sh",
+}
 OPERATOR = {"apps.key", "ca.key"}
 PRIVATE = {*OPERATOR, "server.key", "key"}
 NEW_SITE = '\n[[sites]]\nname = "epsilon"\ndomain = "rot60"\nport = 9098\n'
@@ -151,7 +162,7 @@ def test_force_renews_keys_and_keeps_what_lives_in_the_kits_and_kits_of_former_s
     after = files_in(federation.kits)
     assert [after.pop(name) for name in ("alpha/state/personal.bin", "former/key")] == [b"personal.bin", b"key"]
     assert after.keys() == before.keys()
-    keys = {name for name in before if name.endswith(("key", ".pub", ".crt", ".pem"))}
+    keys = {name for name in before if name.endswith(("key", ".pub", ".crt", ".pem", "peers"))}
     assert {name for name in before if before[name] != after[name]} == keys
 
 
