@@ -1,6 +1,7 @@
 """Selection rules, with the numbers of the protocol's examples."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from invented import pacs_experiment
 from fedsim.common.errors import UserError
 from fedsim.results import select, summary_row
 from fedsim.results.selection import RULES
-from fedsim.run.round_rows import mean
+from fedsim.run.round_rows import round_row
 
 LOCAL = "mean_local_validation_accuracy"
 FIRST, LATER = 0.6, 0.1 + 0.2 + 0.3  # a mean has another last bit when its sum was taken in another order
@@ -81,8 +82,21 @@ def test_summary_costs():
     assert (row["bytes_up_per_round"], row["label"]) == (pytest.approx(13 / 3), "FedAvg")
 
 
-def test_every_client_counts_the_same_in_the_mean_validation():
-    """Clients of one domain are not pooled, and their numbers of validation examples do not count."""
-    accuracies = {"photo/0": (1.0, 30), "photo/1": (0.0, 10), "sketch": (0.5, 5), "cartoon": (None, 5)}
-    rows = [{"client": name, "validation_accuracy": a, "examples": n} for name, (a, n) in accuracies.items()]
-    assert mean(rows, "validation_accuracy") == pytest.approx((1 + 0 + 0.5) / 3)
+def test_every_client_counts_the_same_in_the_mean_validation_and_by_its_examples_in_the_loss():
+    """Clients of one domain are not pooled. By hand: the loss is (30 * 1 + 10 * 2 + 5 * 3) / 45."""
+    found = {"photo/0": (1.0, 30, 1.0), "photo/1": (0.0, 10, 2.0), "sketch": (0.5, 5, 3.0), "cartoon": (None, 5, None)}
+    rows = {
+        name: {
+            "validation_accuracy": a,
+            "examples": n,
+            "train_loss": loss,
+            "status": "ok",
+            "bytes_down": 1,
+            "bytes_up": 1,
+        }
+        for name, (a, n, loss) in found.items()
+    }
+    log = SimpleNamespace(clients=rows, round=1, started=0.0, aggregation_seconds=0.0)
+    row = round_row(log, SimpleNamespace(value=0.5, loss=1.0, seconds=0.0), pacs_experiment(), "accuracy", 0.0)
+    assert row["mean_validation_accuracy"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert row["train_loss"] == pytest.approx(65 / 45)
