@@ -28,7 +28,7 @@ Space = Annotated[
     list[str] | None,
     typer.Option(
         help="key=log:LOW:HIGH, key=uniform:LOW:HIGH, key=int:LOW:HIGH or key=v1,v2 (repeatable; "
-        "default: what the method's parts and [train] declare)"
+        "default: what the method's parts and its training declare)"
     ),
 ]
 Sampler = Annotated[
