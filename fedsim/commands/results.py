@@ -132,10 +132,11 @@ def show_across(
 ) -> None:
     """Print the table of several data sets and the tests of all pairs; draw the figure of mean ranks where asked."""
     from fedsim.results import compare
-    from fedsim.results.across import across, notes_on, pairs
+    from fedsim.results.across import across, notes_on, pairs, refuse_one_data_set
 
     named = [" and ".join(dict.fromkeys(one.name for one in runs.experiments.values())) for runs in parts.values()]
     names = named if len(set(named)) == len(named) else list(map(str, parts))
+    refuse_one_data_set(dict(zip(names, parts.values())))
     compared = {
         name: compare(runs, select, published=False, metric=metric) for name, runs in zip(names, parts.values())
     }

@@ -7,13 +7,26 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedsim.common.errors import UserError
+from fedsim.results.cell_texts import p_text
 from fedsim.results.compare import COSTS, Comparison, numbers
 from fedsim.results.notes import GROUPS
 from fedsim.results.published import COLUMNS
+from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS
 from fedsim.results.statistics import grid_of, holm, paired, per_seed_average
 
 LEVEL = 0.05
+
+
+def refuse_one_data_set(parts: Mapping[str, Runs]) -> None:
+    """UserError when two folders have runs on the same data, whose unseen domains would count twice."""
+    seen: dict[tuple[str, str, str], str] = {}
+    for name, runs in parts.items():
+        for data in {(one.data.dataset, one.data.root, one.data.variant) for one in runs.experiments.values()}:
+            if seen.setdefault(data, name) != name:
+                raise UserError(
+                    f"{seen[data]} and {name} have runs on the same data set, {data[0]}; compare one of them"
+                )
 
 
 def across(parts: Mapping[str, Comparison], baseline: str | None = None, correction: str = "holm") -> Comparison:
@@ -142,7 +155,7 @@ def notes_on(found: Pairs) -> list[str]:
     lines = [f"Mean rank over {found.blocks} unseen domains: {ranked}."]
     lines.append(f"{count} of {tests} pairs differ (Wilcoxon over these domains, Holm over all pairs, {LEVEL}).")
     if pd.notna(found.friedman):
-        lines[-1] += f" Friedman's p for all methods together: {found.friedman:.3f}."
+        lines[-1] += f" Friedman's p for all methods together: {p_text(found.friedman)}."
     if tests * 2.0 ** (1 - found.blocks) >= LEVEL:
         lines.append(f"With {found.blocks} domains and {tests} pairs no pair can differ, however large the difference.")
     if found.left_out:

@@ -5,8 +5,8 @@ import pytest
 from invented import PACS, pacs_experiment
 
 from fedsim.common.errors import UserError
-from fedsim.results import Comparison
-from fedsim.results.across import across, notes_on, pairs
+from fedsim.results import Comparison, Runs
+from fedsim.results.across import across, notes_on, pairs, refuse_one_data_set
 from fedsim.results.added_numbers import added_rows
 from fedsim.results.critical_figure import critical_figure
 
@@ -72,6 +72,17 @@ def test_seeds_of_one_domain_are_one_block_and_only_shared_seeds_count():
     assert found.blocks == 1
     with pytest.raises(UserError, match="no two methods"):
         pairs({"A": part({("m", "x", 0): 0.5, ("n", "y", 0): 0.4})})
+
+
+def test_one_data_set_is_not_two():
+    nothing = [pd.DataFrame()] * 4
+    photos, again, others = (
+        Runs(*nothing, {"r": pacs_experiment(name=name, data={"dataset": data})})
+        for name, data in (("a", "pacs"), ("b", "pacs"), ("c", "vlcs"))
+    )
+    refuse_one_data_set({"a": photos, "c": others})
+    with pytest.raises(UserError, match="a and b have runs on the same data set, pacs"):
+        refuse_one_data_set({"a": photos, "b": again})
 
 
 ROW = "Mine Table 1,PACS,ResNet-18,FedAvg,photo,95.5,\n"
