@@ -10,6 +10,7 @@ import argparse
 import csv
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,8 @@ def main() -> int:
     words.add_argument("--only", nargs="*", choices=TRIALS, default=list(TRIALS), metavar="NAME")
     words.add_argument("--again", action="store_true", help="also run what has passed on this commit")
     asked = words.parse_args()
+    # A background job of a shell ignores SIGINT, and so would its tests of Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked.folder.mkdir(parents=True, exist_ok=True)
     file, rows = asked.folder / "trials.csv", {}
     if file.is_file():
