@@ -186,7 +186,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "hugging-face", "Any Hugging Face data set on disk", (), (), 3,
         source="your own images",
         note="data.root is what `save_to_disk` wrote; columns image, label and domain, or others by data.columns "
-        "(path, label, domain); all its splits together",
+        "(path, label, domain); its own splits are joined unless data.split = 'lists' or data.test_split = 'list'",
         reader="fedsim.data.hugging_face:HuggingFaceReader",
         discover="fedsim.data.hugging_face:discover",
     ),

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import atomic_write
 from fedsim.data.cache import DIGEST_BYTES, digest
+from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, refuse_alike
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash, nameless_hash
@@ -27,6 +28,13 @@ COLUMNS = {
 }  # our name -> theirs, where data.columns says none
 Version = tuple[int, int, int]
 Saved = tuple[Path, tuple[Version, ...]]
+
+
+class Opened(NamedTuple):
+    """The rows of all splits of a data set, one after the other, and the number of each; none of a single Dataset."""
+
+    rows: Any
+    splits: dict[str, int]
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -45,11 +53,13 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     domains = tuple(sorted(set(_texts(data, "domain"))))
     if not data.domains:
         refuse_alike([[name] for name in domains], "domains", data_root(data))
-    return replace(row, domains=domains, classes=classes)
+    splits = {} if reads_lists(data) else _opened(data).splits
+    joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
+    return replace(row, domains=domains, classes=classes, joined=joined)
 
 
 class HuggingFaceReader(Reader):
-    """Reads the images of one domain in the data set's own order. The data set's own splits are not used."""
+    """Reads the images of one domain in the data set's own order, of all splits that the data set has."""
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
         """Class indices of a domain's images."""
@@ -78,7 +88,32 @@ class HuggingFaceReader(Reader):
         """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names."""
         named = self._digests(self._named_files(domain))
         parts = [_rows(self.data)._fingerprint.encode(), self.labels(domain).tobytes()]
-        return content_hash(*parts, *([named] if named else []))
+        splits = ["\0".join(self._parts(domain)).encode()] if reads_lists(self.data) else []
+        return content_hash(*parts, *([named] if named else []), *splits)
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images of a domain that are in the data set's own split `part`; None when there is none."""
+        chosen = np.flatnonzero(self._parts(domain) == part)
+        return chosen if len(chosen) else None
+
+    def unlisted(self, domain: str, part: str) -> str:
+        """The domain has no image in a split of that name."""
+        names = ", ".join(_opened(self.data).splits)
+        return (
+            f"{data_root(self.data)}: domain {domain!r} has no image in a split named {part!r}; its splits are {names}"
+        )
+
+    def _parts(self, domain: str) -> np.ndarray:
+        """What the split of each of a domain's rows is for; an empty text for one of another name, which is not used.
+
+        Raises UserError for a data set without splits.
+        """
+        splits = _opened(self.data).splits
+        if not splits:
+            raise UserError(f"{data_root(self.data)} is one Dataset without splits, which data.split = 'lists' and "
+                            "data.test_split = 'list' read; save a DatasetDict")  # fmt: skip
+        parts = [PARTS.get(name.lower(), "") for name in splits]
+        return np.repeat(np.array(parts, dtype=object), list(splits.values()))[self._of(domain)]
 
     def _named_files(self, domain: str) -> list[Path]:
         """The image files of a domain that lie outside the data set, which only has their paths."""
@@ -168,6 +203,10 @@ def _column(data: DataSettings, name: str) -> str:
 
 
 def _rows(data: DataSettings) -> Any:
+    return _opened(data).rows
+
+
+def _opened(data: DataSettings) -> Opened:
     folder = data_root(data).resolve()
     if not folder.is_dir():
         raise UserError(f"data.root: no folder {folder}; name what `save_to_disk` wrote")
@@ -182,7 +221,7 @@ def _saved(folder: Path) -> Saved:
 
 
 @functools.lru_cache(maxsize=4)
-def _open(saved: Saved, wanted: tuple[str, ...]) -> Any:
+def _open(saved: Saved, wanted: tuple[str, ...]) -> Opened:
     folder, _ = saved
     try:
         import datasets
@@ -193,13 +232,15 @@ def _open(saved: Saved, wanted: tuple[str, ...]) -> Any:
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"{folder} is no data set that `save_to_disk` wrote ({reason})") from None
+    splits = {}
     if isinstance(found, datasets.DatasetDict):
+        splits = {name: len(part) for name, part in found.items()}
         found = datasets.concatenate_datasets(list(found.values()))
     for name, theirs in zip(COLUMNS, wanted):
         if theirs not in found.column_names:
             raise UserError(f"{folder} has no column {theirs!r}; {nearest(theirs, found.column_names)}it has: "
                             f"{', '.join(found.column_names)}; name it with data.columns.{name}")  # fmt: skip
-    return found
+    return Opened(found, splits)
 
 
 def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
@@ -211,7 +252,7 @@ def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _text_column(saved: Saved, wanted: tuple[str, ...], column: str) -> tuple[str, ...]:
-    folder, rows = saved[0], _open(saved, wanted)
+    folder, rows = saved[0], _open(saved, wanted).rows
     names = getattr(rows.features[column], "names", None)
     values = rows.data.column(column).to_pylist() if rows._indices is None else rows[column]
     texts: dict[Any, str] = {}  # of every value, because a large data set has few different ones

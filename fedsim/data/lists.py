@@ -13,11 +13,12 @@ from fedsim.data.folders import Listing
 from fedsim.data.names import composed, plain
 from fedsim.settings import DataSettings, data_root
 
+PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
 
 
 def reads_lists(data: DataSettings) -> bool:
-    """Whether published lists, or a table's split column, say which images train or are tested."""
+    """Whether published lists, a table's split column or a data set's own splits say what trains and is tested."""
     return data.split == "lists" or data.test_split == "list"
 
 

@@ -21,6 +21,7 @@ class Benchmark:
     all_domains: tuple[str, ...] = ()  # the data set's domains when `domains` is a chosen part of them
     same_images: bool = False  # every domain shows the same images in the same order: all hold out the same ones
     test_apart: bool = False  # the unseen domain is tested on images that no client holds in any domain
+    joined: tuple[str, ...] = ()  # the data set's own splits, where the settings do not ask for them
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that a `data.variant` changes
     reader: str = "fedsim.data.image_tree:ImageTree"  # module:class of its Reader
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have

@@ -18,13 +18,13 @@ from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
+from fedsim.data.lists import PARTS
 from fedsim.data.names import composed, read_from, refuse_alike
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
 COLUMNS = ("path", "label", "domain", "split")
 PIECE = 200_000  # rows read at a time
-PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 SUFFIXES = (".csv", ".tsv", ".parquet")
 ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
 

@@ -12,12 +12,16 @@ def data_remarks(
     target: str,
     tested: Sequence[int],
 ) -> list[str]:
-    """More images than are published, and tested classes of which no client has a training image.
+    """Own splits that are joined, more images than are published, and tested classes that no client trains.
 
     images: by domain or client. sources: training images of every client by class, empty for one that has not
     answered. tested: tested images of the unseen domain by class.
     """
     said = []
+    if found.joined:
+        said.append(f"the data set's own splits {', '.join(found.joined)} are joined and every domain is split anew; "
+                    "data.split = 'lists' trains and validates on its splits of these names, and data.test_split = "
+                    "'list' tests on its test split alone")  # fmt: skip
     for domain, count in sorted({domain_of(name): count for name, count in images.items()}.items()):
         published = (found.counts or {}).get(domain, count)
         if count > published:
