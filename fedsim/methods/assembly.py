@@ -66,9 +66,14 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
     settings = dict(method)
     name = settings.pop("name")
     recipe = functools.reduce(combine, [(word, find_row(word)) for word in name.split("+")])[1]
+    emptied = [slot for slot in SLOTS if settings.get(slot) in ("none", [])]
     for slot in sorted((key for key in settings if key in SLOTS), key=lambda slot: slot != "client"):
         recipe = exchange(recipe, slot, settings.pop(slot))
-    recipe = in_order(complete(add(recipe, settings.pop("add", []))))
+    asked = add(recipe, settings.pop("add", []))
+    recipe = in_order(complete(asked))
+    for slot in emptied:
+        if needed := [part_name(part) for part in parts_in(recipe, slot) if part not in parts_in(asked, slot)]:
+            raise UserError(f"method.{slot} = 'none': a part of {name} needs {needed[0]} there; leave it out")
     present = [part_name(part) for _, part in parts_of(recipe)]
     own = values_for(recipe, values)
     for key, fields in [*own.items(), *settings.items()]:

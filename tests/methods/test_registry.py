@@ -96,6 +96,7 @@ def test_combinations_and_exchange():
     ("fedbn without_batch_norm.upload=false", "no model for the unseen domain"),
     ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
     ("fedavg infer=zero_shot_adapter", "adapter = true"),
+    ("fada inserts=none", "a part of fada needs disentangler there"),
 ])  # fmt: skip
 def test_settings_of_parts_that_cannot_be_are_one_line(words, said):
     name, *settings = words.split(" ")

@@ -18,7 +18,7 @@ class Disentangler(Insert):
     """Linear(d, hidden) - BN - ReLU - Linear(hidden, width) - BN - ReLU - Dropout, with `width` output features.
 
     Source: D_di of FADA (Peng et al., ICLR 2020), with the sizes of the related code of its authors (DAL). A network
-    that has a bottleneck already keeps it instead: `inserts = "none"` with `model.bottleneck` gives FedAvg's network.
+    that has a bottleneck already (`model.bottleneck`) keeps it instead, which gives FedAvg's network.
 
     hidden, width: 0 takes 3/8 and 1/4 of the backbone's features, at least 64
     dropout: the probability of dropout at the output
