@@ -23,8 +23,10 @@ OLDEST = ROOT / ".venv" / "oldest-flower"  # made by `make oldest-flower`
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-m")
 COLUMNS = ("trial", "commit", "result", "minutes", "ended", "last line")
 
+# A process for each folder: one that holds the memory of all slow tests takes 10 GB.
+SLOW = sorted({f.parent.name for f in ROOT.glob("tests/*/test_*.py") if "mark.slow" in f.read_text(encoding="utf-8")})
 TRIALS: dict[str, tuple[str, ...]] = {
-    "slow": (*PYTEST, "slow"),
+    **{f"slow, {folder}": (*PYTEST, "slow", f"tests/{folder}") for folder in SLOW},
     "flower": (*PYTEST, "flower", "tests/runtime", "tests/plugins"),
     "flower, oldest": (*PYTEST, "flower", "tests/runtime", "tests/plugins"),
     "deployment": (*PYTEST, "deployment"),
