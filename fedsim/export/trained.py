@@ -107,11 +107,13 @@ class TrainedModel(nn.Module):
         return self
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
-        """uint8 [B, C, s, s] of image files or PIL images, decoded and resized as in the run's evaluation.
+        """float32 [B, C, s, s] in [0, 1] of image files or PIL images, decoded and resized as in the run's evaluation.
+
+        This is what the module takes, and also every file that `fedsim export` writes from it.
 
         Raises UserError for an image that cannot be read, or whose numbers do not define their brightness.
         """
-        return torch.from_numpy(np.stack([self._decode(file) for file in files]))
+        return to_float(torch.from_numpy(np.stack([self._decode(file) for file in files])))
 
     def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
         if isinstance(file, Image.Image):
