@@ -1,4 +1,4 @@
-"""Callbacks of a run: progress bars, TensorBoard, and classes that a user names as `module:name`."""
+"""Callbacks of a run: progress bars, TensorBoard, W&B, MLflow, and classes that a user names as `module:name`."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +12,7 @@ from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import load
 
 HOOKS = ("on_start", "on_round", "on_end")
+SHIPPED = {"wandb": "fedsim.results.trackers:WandB", "mlflow": "fedsim.results.trackers:MLflow"}
 
 
 class RunCallback(Protocol):
@@ -41,11 +42,11 @@ def trackers(run: RunSettings) -> list[RunCallback]:
 
 
 def find_callback(name: str) -> Callable[[], RunCallback]:
-    """The class (or function without arguments) that `package.module:name` names; the working folder is searched too.
+    """The class (or function without arguments) that `wandb`, `mlflow` or `package.module:name` names.
 
-    Raises UserError when there is no such module or name in it.
+    The working folder is searched too. Raises UserError when there is no such module or name in it.
     """
-    found = load(name, "callback")
+    found = load(SHIPPED.get(name, name), "callback")
     lacks = [hook for hook in HOOKS if isinstance(found, type) and not hasattr(found, hook)]
     if not callable(found) or lacks:
         what = f"has no {', '.join(lacks)}" if lacks else "is neither a class nor a function"
@@ -85,16 +86,29 @@ class TensorBoardCallback:
         if self._writer is None:
             # A resumed run repeats rounds that were written after its checkpoint: those points are purged.
             self._writer = self._open(str(self._folder), purge_step=step)
-        for prefix, table in (("round", row), *((str(client.get("client", "client")), client) for client in clients)):
-            for column, value in table.items():
-                if column != "round" and _is_number(value):
-                    self._writer.add_scalar(f"{prefix}/{column}", float(value), step)
+        for name, value in scalars(row, clients).items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def scalars(row: dict[str, Any], clients: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """The numbers of a round as `round/<column>` and `<client>/<column>`; texts and NaN are left out."""
+    found = numbers(row, "round")
+    for client in clients:
+        found |= numbers(client, str(client.get("client", "client")))
+    return found
+
+
+def numbers(table: dict[str, Any], prefix: str) -> dict[str, float]:
+    """The numbers of a row as `prefix/<column>`, without that of its round."""
+    return {
+        f"{prefix}/{column}": float(value) for column, value in table.items() if column != "round" and _is_number(value)
+    }
 
 
 def _is_number(value: Any) -> bool:

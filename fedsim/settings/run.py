@@ -115,4 +115,4 @@ class RunSettings(Settings):
         0.0, ge=0, description="GPUs of a Ray worker, e.g. 0.5; 0: workers share all GPUs"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
-    callbacks: list[str] = Field([], description="your own trackers, package.module:Class (fedsim.results.callbacks)")
+    callbacks: list[str] = Field([], description="trackers: wandb, mlflow, or your own as package.module:Class")

@@ -1,0 +1,95 @@
+"""W&B and MLflow, each with the real library and without a network: what a run and its continuation leave there."""
+
+import re
+import struct
+import sys
+
+import pandas as pd
+import pytest
+from support import Interrupt, run_small, tiny_experiment
+
+from fedsim.common.errors import UserError
+from fedsim.results.callbacks import find_callback
+from fedsim.results.trackers import MLflow
+
+ROUNDS = 3
+
+
+def broken_and_continued(tmp_path, tracker):
+    """A run that is stopped after round 1 and then finished, both times with the tracker; its folder."""
+    experiment = tiny_experiment(tmp_path, rounds=ROUNDS)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, find_callback(tracker)(), Interrupt(1))
+    return run_small(tiny_experiment(tmp_path, rounds=ROUNDS, run={"callbacks": [tracker]}))[0]
+
+
+def records_of(content):
+    """The records of a W&B file: LevelDB's log format after seven bytes, in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    place, whole = 7, b""
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # no header fits into the rest of the block
+            place += 32768 - place % 32768
+            continue
+        size, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield Record.FromString(whole)
+            whole = b""
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_tracker_is_said_in_one_line(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        UserError, match=re.escape(f"has '{name}', which is not installed: pip install 'feddg-sim[{name}]'")
+    ):
+        find_callback(name)()
+
+
+def test_mlflow(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="needs mlflow-skinny (extra mlflow)")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
+    with pytest.raises(UserError, match="MLflow cannot write to file:.*MLFLOW_ALLOW_FILE_STORE"):
+        MLflow().on_start(tiny_experiment(tmp_path), tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder = broken_and_continued(tmp_path, "mlflow")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("small").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["fedsim.folder"] == str(folder)
+    assert run.data.params["train.batch_size"] == "8"
+    rounds = pd.read_csv(folder / "rounds.csv")
+    accuracy = {one.step: one.value for one in client.get_metric_history(run.info.run_id, "round/target_accuracy")}
+    assert accuracy == dict(zip(rounds["round"], rounds["target_accuracy"]))
+    assert set(accuracy) == set(range(ROUNDS + 1))
+    summary = pd.read_csv(folder / "summary.csv").iloc[0]
+    assert run.data.metrics["summary/last_target_accuracy"] == summary["last_target_accuracy"]
+    failed = MLflow()
+    failed.on_start(tiny_experiment(tmp_path, rounds=1), tmp_path / "other")
+    failed.on_failure(RuntimeError("no memory"))
+    assert {one.info.status for one in client.search_runs([run.info.experiment_id])} == {"FINISHED", "FAILED"}
+
+
+def test_wandb(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs wandb (extra wandb)")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = broken_and_continued(tmp_path, "wandb")
+    files = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
+    records = [record for file in files for record in records_of(file.read_bytes())]
+    runs = [record.run for record in records if record.HasField("run")]
+    assert {(run.project, run.display_name) for run in runs} == {("small", "fedavg rot45 seed 0")}
+    assert len({run.run_id for run in runs}) == 1  # both halves are one run
+    found = {}
+    for record in records:
+        if record.HasField("history"):
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            found[int(items["_step"])] = float(items["round/target_accuracy"])
+    rounds = pd.read_csv(folder / "rounds.csv")
+    assert found == pytest.approx(dict(zip(rounds["round"], rounds["target_accuracy"])))
+    exits = [record.exit.exit_code for record in records if record.HasField("exit")]
+    assert exits == [1, 0]
