@@ -1,4 +1,4 @@
-"""Trackers that ship: Weights & Biases and MLflow. `--set 'run.callbacks=["wandb", "mlflow"]'` switches them on.
+"""Trackers that ship: Weights & Biases and MLflow. `--callback wandb` and `--callback mlflow` switch them on.
 
 Both write the resolved settings, all numbers of every round under the names of `scalars`, and the summary. Where they
 write is said by their own variables: WANDB_MODE, WANDB_PROJECT and the others of W&B, and MLFLOW_TRACKING_URI. A run
@@ -50,6 +50,7 @@ class WandB:
             name=_name(experiment),
             id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
             resume="allow",
+            reinit="create_new",
             dir=str(folder),
             config=experiment.model_dump(mode="json"),
         )
@@ -118,7 +119,7 @@ class MLflow:
         except (self._mlflow.MlflowException, ImportError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"run.callbacks: MLflow cannot write to {self._mlflow.get_tracking_uri()} ({reason}); set "
-                            "MLFLOW_TRACKING_URI")  # fmt: skip
+                            "MLFLOW_TRACKING_URI") from None  # fmt: skip
         return self._client
 
     def _metrics(self, values: dict[str, float], step: int) -> list[Any]:

@@ -170,7 +170,7 @@ def test_transductive_rule_adapts(runs, pictures):
     ("fedsr", "torch"), ("copa", "onnx"), pytest.param("fedig-a", "onnx", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_export(runs, tmp_path, method, format):
-    """In another runtime the file gives the original's logits for images from `prepare`, as docs/own-data.md shows it."""
+    """In another runtime the file gives the original's logits for the images that `prepare` returns."""
     model, file = fedsim.load(runs(method)), tmp_path / f"model.{format}"
     worst, source = export(model, format, file)
     assert worst < 1e-4

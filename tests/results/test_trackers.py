@@ -53,7 +53,7 @@ def test_mlflow(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow-skinny (extra mlflow)")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
-    with pytest.raises(UserError, match="MLflow cannot write to file:.*MLFLOW_ALLOW_FILE_STORE"):
+    with pytest.raises(UserError, match=r"MLflow cannot write to file:.*MLFLOW_ALLOW_FILE_STORE"):
         MLflow().on_start(tiny_experiment(tmp_path), tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     folder = broken_and_continued(tmp_path, "mlflow")
