@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.catalog import BENCHMARKS
+from fedsim.data.hf_rows import ROW, is_federated
 from fedsim.data.names import composed, matching, names_in, read_from, refuse_alike, refuse_repeated, same, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
@@ -19,11 +20,14 @@ AVERAGE = "average"  # the column of tables, and no domain
 def find_dataset(name: str) -> Benchmark:
     """The data set of that name: a row of BENCHMARKS, of an installed package, or `module:name`.
 
-    `module:name` is a Benchmark, or a Reader class that has one as its attribute `benchmark` and then reads it.
+    `module:name` is a Benchmark, a Reader class that has one as its attribute `benchmark` and then reads it, or a
+    `FederatedDataset` of flwr-datasets.
     UserError gives the nearest known name.
     """
     where = "data.dataset: no data set"
     found = lookup(name, BENCHMARKS, "datasets", where)
+    if is_federated(found):
+        return ROW
     own = getattr(found, "benchmark", None)
     if isinstance(found, type) and isinstance(own, Benchmark):
         return replace(own, reader=f"{found.__module__}:{found.__qualname__}")

@@ -1,4 +1,7 @@
-"""Hugging Face data sets on disk (`save_to_disk`): image, label and domain columns, decoded once into the cache."""
+"""Hugging Face data sets: image, label and domain columns, decoded once into the cache.
+
+They are on disk (`save_to_disk`), or they are the partitions of a `FederatedDataset` (fedsim/data/hf_rows.py).
+"""
 
 import functools
 import os
@@ -6,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import atomic_write
 from fedsim.data.cache import DIGEST_BYTES, digest
+from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, refuse_alike
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
@@ -27,14 +31,7 @@ COLUMNS = {
     "domain": "domain",
 }  # our name -> theirs, where data.columns says none
 Version = tuple[int, int, int]
-Saved = tuple[Path, tuple[Version, ...]]
-
-
-class Opened(NamedTuple):
-    """The rows of all splits of a data set, one after the other, and the number of each; none of a single Dataset."""
-
-    rows: Any
-    splits: dict[str, int]
+Saved = tuple[Path | str, tuple[Version, ...]]  # a folder and its files, or the module:name of partitions
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -47,12 +44,12 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     names = rows.features[_column(data, "label")]
     found = getattr(names, "names", None) or _texts(data, "label")
     classes = tuple(sorted({*map(composed, set(found)), *map(composed, data.classes)}))
-    _refuse_alike(_saved(data_root(data).resolve()), tuple(_column(data, each) for each in COLUMNS), classes)
+    _refuse_alike(_saved(data), tuple(_column(data, each) for each in COLUMNS), classes)
     if len(classes) < 2:
-        raise UserError(f"{data_root(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
+        raise UserError(f"{_where(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
     domains = tuple(sorted(set(_texts(data, "domain"))))
     if not data.domains:
-        refuse_alike([[name] for name in domains], "domains", data_root(data))
+        refuse_alike([[name] for name in domains], "domains", _where(data))
     splits = {} if reads_lists(data) else _opened(data).splits
     joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
     return replace(row, domains=domains, classes=classes, joined=joined)
@@ -99,9 +96,7 @@ class HuggingFaceReader(Reader):
     def unlisted(self, domain: str, part: str) -> str:
         """The domain has no image in a split of that name."""
         names = ", ".join(_opened(self.data).splits)
-        return (
-            f"{data_root(self.data)}: domain {domain!r} has no image in a split named {part!r}; its splits are {names}"
-        )
+        return f"{_where(self.data)}: domain {domain!r} has no image in a split named {part!r}; its splits are {names}"
 
     def _parts(self, domain: str) -> np.ndarray:
         """What the split of each of a domain's rows is for; an empty text for one of another name, which is not used.
@@ -110,7 +105,7 @@ class HuggingFaceReader(Reader):
         """
         splits = _opened(self.data).splits
         if not splits:
-            raise UserError(f"{data_root(self.data)} is one Dataset without splits, which data.split = 'lists' and "
+            raise UserError(f"{_where(self.data)} is one Dataset without splits, which data.split = 'lists' and "
                             "data.test_split = 'list' read; save a DatasetDict")  # fmt: skip
         parts = [PARTS.get(name.lower(), "") for name in splits]
         return np.repeat(np.array(parts, dtype=object), list(splits.values()))[self._of(domain)]
@@ -170,8 +165,8 @@ class HuggingFaceReader(Reader):
         for place, row in zip(places, rows.cast_column(column, datasets.Image(decode=False)), strict=True):
             cell = row[column] or {"path": None, "bytes": None}
             if not cell["path"] and not cell["bytes"]:
-                raise _row_error(data_root(self.data), place, f"there is no image in the column {column!r}")
-            yield Path(cell["path"] or f"{data_root(self.data)}, row {place}"), cell["bytes"]
+                raise _row_error(_where(self.data), place, f"there is no image in the column {column!r}")
+            yield Path(cell["path"] or f"{_where(self.data)}, row {place}"), cell["bytes"]
 
     def _of(self, domain: str) -> np.ndarray:
         return np.flatnonzero(np.array(_texts(self.data, "domain"), dtype=object) == domain)
@@ -207,52 +202,51 @@ def _rows(data: DataSettings) -> Any:
 
 
 def _opened(data: DataSettings) -> Opened:
+    return _open(_saved(data), tuple(_column(data, name) for name in COLUMNS))
+
+
+def _where(data: DataSettings) -> Path | str:
+    """The folder of the data set, or the name of its partitions."""
+    return data.dataset if ":" in data.dataset else data_root(data)
+
+
+def _saved(data: DataSettings) -> Saved:
+    """The folder of a data set and the versions of the files that `save_to_disk` writes anew, or a name alone."""
+    if ":" in data.dataset:
+        return data.dataset, ()
     folder = data_root(data).resolve()
     if not folder.is_dir():
         raise UserError(f"data.root: no folder {folder}; name what `save_to_disk` wrote")
-    wanted = tuple(_column(data, name) for name in COLUMNS)
-    return _open(_saved(folder), wanted)
-
-
-def _saved(folder: Path) -> Saved:
-    """The folder of a data set, and the versions of the files that `save_to_disk` writes anew."""
     files = sorted(file for name in ("*.json", "*/state.json") for file in folder.glob(name))
     return folder, tuple(_version(file) for file in files)
 
 
 @functools.lru_cache(maxsize=4)
 def _open(saved: Saved, wanted: tuple[str, ...]) -> Opened:
-    folder, _ = saved
+    where, _ = saved
     try:
-        import datasets
+        import datasets  # noqa: F401
     except ImportError:
-        raise UserError(f"data.dataset = 'hugging-face' needs the package datasets: {extra('hf')}") from None
-    try:
-        found = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"{folder} is no data set that `save_to_disk` wrote ({reason})") from None
-    splits = {}
-    if isinstance(found, datasets.DatasetDict):
-        splits = {name: len(part) for name, part in found.items()}
-        found = datasets.concatenate_datasets(list(found.values()))
+        raise UserError(f"a Hugging Face data set needs the package datasets: {extra('hf')}") from None
+    opened = join_partitions(where) if isinstance(where, str) else saved_rows(where)
+    found = opened.rows.column_names
     for name, theirs in zip(COLUMNS, wanted):
-        if theirs not in found.column_names:
-            raise UserError(f"{folder} has no column {theirs!r}; {nearest(theirs, found.column_names)}it has: "
-                            f"{', '.join(found.column_names)}; name it with data.columns.{name}")  # fmt: skip
-    return Opened(found, splits)
+        if theirs not in found and not (name == "domain" and opened.domains):
+            raise UserError(f"{where} has no column {theirs!r}; {nearest(theirs, found)}it has: {', '.join(found)}; "
+                            f"name it with data.columns.{name}")  # fmt: skip
+    return opened
 
 
 def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
     """A column of names as text, in the order of the rows."""
-    return _text_column(
-        _saved(data_root(data).resolve()), tuple(_column(data, each) for each in COLUMNS), _column(data, name)
-    )
+    return _text_column(_saved(data), tuple(_column(data, each) for each in COLUMNS), _column(data, name))
 
 
 @functools.lru_cache(maxsize=8)
 def _text_column(saved: Saved, wanted: tuple[str, ...], column: str) -> tuple[str, ...]:
-    folder, rows = saved[0], _open(saved, wanted).rows
+    folder, (rows, _, domains) = saved[0], _open(saved, wanted)
+    if domains and column == wanted[-1]:
+        return domains
     names = getattr(rows.features[column], "names", None)
     values = rows.data.column(column).to_pylist() if rows._indices is None else rows[column]
     texts: dict[Any, str] = {}  # of every value, because a large data set has few different ones
@@ -278,7 +272,7 @@ def _refuse_alike(saved: Saved, wanted: tuple[str, ...], classes: tuple[str, ...
     refuse_alike([*own.values(), *([name] for name in classes)], "labels", saved[0])
 
 
-def _row_error(folder: Path, row: int, reason: str) -> UserError:
+def _row_error(folder: Path | str, row: int, reason: str) -> UserError:
     """The error for a row, counted from 0 as in the data set, of which all splits are joined."""
     return UserError(f"{folder}, row {row}: {reason}; correct or remove the row")
 

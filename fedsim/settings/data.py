@@ -20,7 +20,7 @@ class DataSettings(Settings):
 
     dataset: str = Field(
         "digits",
-        description="a data set that `fedsim datasets` lists, or your own as module:name",
+        description="a data set that `fedsim datasets` lists, or your own as module:name (also a FederatedDataset)",
     )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
