@@ -24,6 +24,12 @@ GpusPerCell = Annotated[float, typer.Option(min=0, help="GPUs for one run, e.g. 
 RayCluster = Annotated[
     str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
 ]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        help="'slurm time=MINUTES partition=P mem=16G ...': run as Slurm jobs, with options of sbatch (shared --output)"
+    ),
+]
 Space = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,3 +68,8 @@ def short_options(**options: str | int | None) -> list[str]:
 def callback_options(names: list[str] | None) -> list[str]:
     """The override that `--callback` stands for."""
     return [f"run.callbacks={json.dumps(names)}"] if names else []
+
+
+def cell_options(cores: int, overrides: list[str] | None) -> list[str]:
+    """The overrides of a command whose runs have so many cores each; 0: as their settings say."""
+    return [*([f"run.threads={cores}"] if cores else []), *(overrides or ())]

@@ -12,6 +12,7 @@ from fedsim.commands.options import (
     DryRun,
     GpusPerCell,
     Jobs,
+    Launcher,
     Output,
     Override,
     Preset,
@@ -19,6 +20,7 @@ from fedsim.commands.options import (
     Sampler,
     Slots,
     Space,
+    cell_options,
     short_options,
 )
 from fedsim.common.errors import UserError
@@ -45,6 +47,7 @@ def search(
     cores_per_cell: CoresPerCell = 0,
     gpus_per_cell: GpusPerCell = 0,
     ray: RayCluster = "",
+    launcher: Launcher = "",
     output: Output = "",
     preset: Preset = "",
     dry_run: DryRun = False,
@@ -64,9 +67,8 @@ def search(
 
     if find_table(config):
         raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
-    overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
-    overrides = with_options(overrides, short_options(output=output))
-    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
+    overrides = with_options(cell_options(cores_per_cell, set_), short_options(output=output))
+    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
     axes = method, names_of("--targets", targets) or ["all"], numbers_of("--seeds", seeds) or [0]
     if slots and space:
         raise UserError("--space searches values and --slots combinations of parts; use one of the two")

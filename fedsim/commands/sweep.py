@@ -12,12 +12,14 @@ from fedsim.commands.options import (
     DryRun,
     GpusPerCell,
     Jobs,
+    Launcher,
     Output,
     Override,
     Preset,
     RayCluster,
     Sampler,
     callback_options,
+    cell_options,
     short_options,
 )
 from fedsim.common.errors import UserError
@@ -41,6 +43,7 @@ def sweep(
     cores_per_cell: CoresPerCell = 0,
     gpus_per_cell: GpusPerCell = 0,
     ray: RayCluster = "",
+    launcher: Launcher = "",
     output: Output = "",
     preset: Preset = "",
     dry_run: DryRun = False,
@@ -59,9 +62,8 @@ def sweep(
 
     named, unseen = names_of("--methods", methods), names_of("--targets", targets) or ["all"]
     numbers = numbers_of("--seeds", seeds)
-    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
-    overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
-    overrides = with_options(overrides, callback_options(callback))
+    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
+    overrides = with_options(cell_options(cores_per_cell, set_), callback_options(callback))
     table = find_table(config)
     if table and (grid or preset or draws):
         raise UserError(f"{config} is a table: it has no --grid, --preset and --draws; use --set, or its experiment")

@@ -9,6 +9,10 @@ class UserError(ValueError):
     """Wrong input. Its text says in one line what is wrong, where, and what to do; no traceback is printed."""
 
 
+class ClaimedError(UserError):
+    """Another process writes the run's folder. A sweep passes over such a cell and looks at it again later."""
+
+
 class PresetConflictError(UserError):
     """A preset does not fit one method; the other methods of a sweep are not affected."""
 

@@ -4,13 +4,14 @@ import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-# The temporary names below, of records alone: `.notes.markdown` is a file of the user.
-UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors)\.[a-z0-9_]{8}")
+# The temporary names below and of claims, of records alone: `.notes.markdown` is a file of the user.
+UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors|lock)\.[a-z0-9_]{8}")
 
 
 def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = False) -> None:
@@ -55,6 +56,15 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def storage_time(folder: Path) -> float:
+    """The time by the clock of the folder's storage, as files have it; that of shared storage is another machine's."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:  # this process may not write there
+        return time.time()
 
 
 @cache

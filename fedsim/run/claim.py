@@ -1,81 +1,168 @@
-"""A lock on a run's folder, so that only one process writes to it.
+"""A claim on a run's folder, so that only one process writes to it, on one machine or on several that share storage.
 
-The kernel releases the lock when the process that holds it ends, in whatever way. No lock file has to be removed by
-hand.
+The claim is a file that one process alone can create, on NFS too. It names its holder, who renews the file's time every
+BEAT_SECONDS. On the holder's machine the kernel's lock tells at once whether the holder is alive. Elsewhere, and where
+the file system has no locks, a claim is free when its time is GONE_SECONDS old by the storage's own clock. A holder
+that was asleep for so long finds another claim in the place of its own, and writes nothing more (`Claim.check`).
+
+filelock's SoftFileLease does not fit: it takes over only what it has itself watched for the whole time, and it cannot
+be asked without taking.
 """
 
+import errno
 import fcntl
 import os
+import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
-from fedsim.common.errors import UserError
-from fedsim.common.files import remove_unfinished
+from fedsim.common.errors import ClaimedError
+from fedsim.common.files import alone, remove_unfinished, storage_time
 
 FILE = ".lock"
 PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
+BEAT_SECONDS = 20.0
+GONE_SECONDS = 120.0
+UNNAMED_SECONDS = 1.0  # its maker was killed, if a claim names no holder for so long
+
+
+class Claim:
+    """A run's folder that this process holds."""
+
+    def __init__(self, file: Path, handle: IO[str], text: str) -> None:
+        self._file, self._handle, self._text = file, handle, text
+        self._over = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, daemon=True)
+
+    def stands(self) -> bool:
+        """Whether the folder is still this process's."""
+        try:
+            return self._file.read_text(encoding="utf-8") == self._text
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """Raise ClaimedError when another process has taken the folder over; called before records are written."""
+        if not self.stands():
+            raise ClaimedError(
+                f"{self._file.parent} was taken over by another process ({_look(self._file)[0] or 'it has ended'}), "
+                f"because this one gave no sign for {GONE_SECONDS:g} s; the run goes on there"
+            )
+
+    def __enter__(self) -> "Claim":
+        self._renewal.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._renewal.join()
+        if self.stands():
+            self._file.unlink(missing_ok=True)
+        self._handle.close()
+
+    def _renew(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            with suppress(OSError):  # the storage does not answer; a later beat may reach it
+                os.utime(self._handle.fileno())
 
 
 @contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Lock a run's folder and remove what killed writers left in it.
+def claim(folder: Path) -> Iterator[Claim]:
+    """Claim a run's folder and remove what killed writers left in it.
 
-    Raises UserError when another process still holds the lock after PATIENCE_SECONDS.
+    Raises ClaimedError when another process still has it after PATIENCE_SECONDS.
     """
     file = folder / FILE
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (handle := _lock(file)) is None:
+    while (own := _take(file)) is None:
         if time.monotonic() >= deadline:
-            raise UserError(
-                f"{folder} is being written by another process ({_holder(file)}); wait until it ends, or stop it"
+            holder = _look(file)[0] or "unknown"
+            raise ClaimedError(
+                f"{folder} is being written by another process ({holder}); wait until it ends, or stop it; what a "
+                f"machine that is gone has claimed is free {GONE_SECONDS:g} s after its last sign"
             )
         time.sleep(0.1)
-    with handle:
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {socket.gethostname()}")
-        handle.flush()
+    with own:
         remove_unfinished(folder)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
+        yield own
 
 
-def _lock(file: Path) -> IO[str] | None:
-    """The locked file; None while another process holds the lock."""
-    file.parent.mkdir(parents=True, exist_ok=True)  # the holder may have removed the folder of a run that was refused
-    handle = file.open("a+", encoding="utf-8")
+def is_claimed(folder: Path) -> bool:
+    """Whether a living process, on any machine, holds the folder."""
     try:
+        return _look(folder / FILE)[1]
+    except OSError:  # whoever writes there is told why
+        return False
+
+
+def _take(file: Path) -> Claim | None:
+    """The claim of this process; None while another one has it."""
+    text = f"process {os.getpid()} on {socket.gethostname()}\n{kernel()} {secrets.token_hex(8)}\n"
+    file.parent.mkdir(parents=True, exist_ok=True)  # the holder may have removed the folder of a run that was refused
+    try:
+        with alone(file.parent):
+            said, alive = _look(file, whole=True)
+            if alive:
+                return None
+            _clear(file, said)
+            handle = file.open("x", encoding="utf-8")
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOENT, errno.ESTALE):  # another process was quicker, or removed it
+            return None
+        raise
+    with suppress(OSError):  # a file system without locks
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # If the holder has removed this file between our open and our lock, another process may hold a new file.
-        if file.exists() and os.path.samestat(os.fstat(handle.fileno()), file.stat()):
-            return handle
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:  # a file system without locks
-        return handle
+    handle.write(text)
+    handle.flush()
+    os.close(os.dup(handle.fileno()))  # NFS shows the text to other machines when a descriptor is closed
+    own = Claim(file, handle, text)
+    if own.stands():
+        return own
     handle.close()
     return None
 
 
-def _holder(file: Path) -> str:
+def _look(file: Path, whole: bool = False) -> tuple[str, bool]:
+    """(the holder that the claim names, or its `whole` text; whether it is alive); ("", False) without a claim."""
     try:
-        return file.read_text(encoding="utf-8") or "unknown"
+        with file.open(encoding="utf-8") as handle:  # opened, because NFS then asks for the file's present time
+            text = handle.read()
+            said = text if whole else text.partition("\n")[0]
+            if f"\n{kernel()} " in text:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return said, False
+                except BlockingIOError:
+                    return said, True
+                except OSError:  # a file system without locks
+                    pass
+            age = storage_time(file.parent) - os.fstat(handle.fileno()).st_mtime
+            return said, age < (GONE_SECONDS if text else UNNAMED_SECONDS)
+    except (FileNotFoundError, NotADirectoryError):
+        return "", False
+
+
+def _clear(file: Path, text: str) -> None:
+    """Remove the claim with this text, but no other: a process of another machine may have taken it over already."""
+    aside = file.with_name(f".gone{FILE}.{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        file.rename(aside)
+        if aside.read_text(encoding="utf-8") == text:
+            aside.unlink()
+        else:
+            aside.rename(file)
+
+
+@cache
+def kernel() -> str:
+    """What tells the running system of this machine from those of others, whose locks its kernel does not know."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
-        return "unknown"
-
-
-def is_claimed(folder: Path) -> bool:
-    """Whether a living process holds the folder's lock. Changes nothing."""
-    try:
-        with (folder / FILE).open(encoding="utf-8") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or a file system without locks
-        return False
-    return False
+        return socket.gethostname()

@@ -4,7 +4,7 @@ The same command with other settings is then not refused.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,19 +16,20 @@ WRITTEN = ("experiment.toml", "environment.json", "checkpoint", "state")  # by a
 
 
 @contextmanager
-def nothing_left(folder: Path) -> Iterator[None]:
+def nothing_left(folder: Path, ours: Callable[[], bool]) -> Iterator[None]:
     """Remove what an attempt that fails before its first record has written into a new run's folder.
 
     It would begin from the start again in any case. A folder in which an earlier attempt wrote settings stays as it is,
-    and so does one of a private run of which a round has begun: that round counts. Only the process that holds the
-    folder's lock may do this.
+    and so does one of a private run of which a round has begun: that round counts.
+
+    ours: whether this process still has its claim on the folder; another one's files stay as they are
     """
     fresh = not (folder / WRITTEN[0]).exists()
     try:
         yield
     except Exception:
         begun = (folder / "rounds.csv", folder / "checkpoint" / STATE, folder / "checkpoint" / BEGUN)
-        if fresh and not any(file.is_file() for file in begun):
+        if fresh and ours() and not any(file.is_file() for file in begun):
             _remove(folder)
         raise
 

@@ -53,11 +53,10 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
     everyone = [*callbacks, *trackers(run)]
     set_threads(run.threads)
     admission.server(plan)
-    space = open_workspace(plan)
     try:
-        with claim(folder), nothing_left(folder):
+        with claim(folder) as held, nothing_left(folder, held.stands):
             if not admission.finished(plan):
-                _carry_out(grid, Session(space, everyone), identify)
+                _carry_out(grid, Session(open_workspace(plan), everyone, held.check), identify)
     except BaseException as error:
         remove_empty(folder, Path(run.output))
         tell_failure(everyone, error)

@@ -44,10 +44,13 @@ EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
 
 class Session:
-    """Opens or resumes a run's folder. After each round it evaluates, records, selects and saves a checkpoint."""
+    """Opens or resumes a run's folder. After each round it evaluates, records, selects and saves a checkpoint.
 
-    def __init__(self, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
-        self.space, self.experiment, self.callbacks = space, space.experiment, callbacks
+    check: raises an error when the folder is no longer this process's, so that nothing more is written
+    """
+
+    def __init__(self, space: Workspace, callbacks: Sequence[RunCallback], check: Callable[[], None]) -> None:
+        self.space, self.experiment, self.callbacks, self._check = space, space.experiment, callbacks, check
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / FOLDER
         self.validation = validation_column(space.experiment, space.task.metric)
@@ -143,6 +146,7 @@ class Session:
             return
         round = strategy.log.round
         score = self.evaluate_target(arrays)
+        self._check()
         strategy.log.details += [
             {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
             for quantity, name, value in score.details
@@ -176,6 +180,7 @@ class Session:
     def finish(self) -> Path:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
+        self._check()
         rounds = read_record(self.folder / "rounds.csv")
         refuse_unmade(self.folder, rounds)
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")

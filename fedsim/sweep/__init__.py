@@ -5,6 +5,7 @@ Cells that are finished are skipped, and several cells run at the same time.
 
 import multiprocessing
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -14,6 +15,9 @@ from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Reservation, local_reservations
 from fedsim.sweep.plan import Cell, dry_table, look_for_data, missing_data, plan_cells
 from fedsim.sweep.view import SweepView
+
+if TYPE_CHECKING:
+    from fedsim.sweep.remote import RemotePool
 
 __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
 
@@ -33,7 +37,7 @@ def run_sweep(
     only the cells themselves look for their data.
     """
     cells = plan_cells(config, axes, overrides, preset)
-    if not dry_run and not budget.ray:
+    if not dry_run and not budget.remote:
         look_for_data(cells)
     return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
 
@@ -57,7 +61,7 @@ def carry_out(
     waiting = [cell for cell in cells if cell.state == "waiting"]
     device = cells[0].experiment.run.device
     threads = cells[0].experiment.run.threads
-    reservations = [] if budget.ray else local_reservations(budget, device, threads)[: len(waiting)]
+    reservations = [] if budget.remote else local_reservations(budget, device, threads)[: len(waiting)]
     refused = [cell for cell in cells if cell.state == "failed"]
     done = len(cells) - len(waiting) - len(refused)
     impossible = f"{len(refused)} cannot run, " if refused else ""
@@ -65,7 +69,7 @@ def carry_out(
     total = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
     console.print(f"{total}, {done} finished, {impossible}{len(waiting)} to run, {how}")
     if dry_run:
-        if not budget.ray:
+        if not budget.remote:
             say_missing(cells)
         console.print(dry(reservations))
         return report_failed(cells)
@@ -98,11 +102,9 @@ def report_failed(cells: Sequence[Cell]) -> list[Cell]:
 def run_cells(
     cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget, blind: bool
 ) -> None:
-    """Run the waiting cells on this machine or on a Ray cluster, and show the live view."""
-    if budget.ray:
-        from fedsim.sweep.on_ray import RayPool
-
-        with RayPool(waiting, budget) as pool, SweepView(cells, pool.width, blind) as view:
+    """Run the waiting cells on this machine, on a Ray cluster or as Slurm jobs, and show the live view."""
+    if budget.remote:
+        with cluster_pool(waiting, budget) as pool, SweepView(cells, pool.width, blind) as view:
             pool.run(view)
         return
     from fedsim.sweep.pool import LocalPool
@@ -111,10 +113,23 @@ def run_cells(
         LocalPool(waiting, reservations).run(view)
 
 
+def cluster_pool(cells: list[Cell], budget: Budget) -> "RemotePool":
+    """The pool of the cluster that the budget names."""
+    if budget.ray:
+        from fedsim.sweep.on_ray import RayPool
+
+        return RayPool(cells, budget)
+    from fedsim.sweep.on_slurm import SlurmPool
+
+    return SlurmPool(cells, budget)
+
+
 def manner(budget: Budget, reservations: Sequence[Reservation]) -> str:
     """A text that says how the cells run: `2 at a time with 1 core each`."""
     if budget.ray:
         return f"as Ray tasks ({budget.ray}), {budget.jobs or 'as many as fit'} at a time"
+    if budget.launcher:
+        return f"as jobs of submitit ({budget.launcher}), {budget.jobs or 'all'} at a time"
     if not reservations:
         return "nothing to start"
     each = reservations[0].cores

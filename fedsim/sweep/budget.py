@@ -16,12 +16,20 @@ class Budget:
     cores, gpus: the cores and GPUs that one cell reserves (gpus may be a fraction)
     ray: empty for processes on this machine, `local` for a new Ray cluster on it, otherwise the address of a cluster
     (`auto` finds a running cluster)
+    launcher: empty, or `slurm KEY=VALUE ...` for jobs of Slurm with these options of `sbatch`; `local` in place of
+    `slurm` has submitit run the same jobs on this machine
     """
 
     jobs: int = 0
     cores: int = 0
     gpus: float = 0.0
     ray: str = ""
+    launcher: str = ""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the cells run elsewhere than in processes of this sweep."""
+        return bool(self.ray or self.launcher)
 
 
 @dataclass(frozen=True)

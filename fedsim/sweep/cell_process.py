@@ -4,15 +4,17 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import ClaimedError, UserError
 from fedsim.common.tasks import scores
 from fedsim.results.callbacks import RunCallback
 from fedsim.settings.experiment import parse_experiment
@@ -45,6 +47,8 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
         if not experiment.run.processes:  # other cells, which run at the same time, use the other cores
             experiment = experiment.replace(run={"processes": 1})
         launch(experiment, [Progress(tell)])
+    except ClaimedError as error:
+        return "claimed", str(error), None
     except UserError as error:
         return "failed", str(error), None
     except Exception as error:
@@ -53,6 +57,16 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
     finally:
         release_memory()
     return "finished", "", None
+
+
+def run_cell_elsewhere(settings: str, folder: str, home: str, tell: Callable[[Message], Any]) -> Message:
+    """Run a cell on a machine of a cluster; relative paths start at the folder where the sweep was started."""
+    if Path(home).is_dir():
+        os.chdir(home)
+    if not Path(folder).is_dir():  # the sweep has created it
+        host = socket.gethostname()
+        return "failed", f"{host} does not see {folder}: put --output on storage that all machines share", None
+    return run_cell(settings, tell)
 
 
 def release_memory() -> None:

@@ -41,7 +41,7 @@ def run_combinations(
     for rung in range(len(plan.rungs) + 1):
         cells = plan.cells(rung - 1) if rung else plan.base_cells()
         unfinished = any(cell.state == "waiting" for cell in cells)
-        if unfinished and not dry_run and not budget.ray:
+        if unfinished and not dry_run and not budget.remote:
             look_for_data(cells)
         say(
             f"rung {rung} of {len(plan.rungs)}"
@@ -68,7 +68,7 @@ def _confirm(
 ) -> list[Cell]:
     """Run the outer run of every unseen domain; returns the failed cells."""
     cells = [cell for target, own in outer.items() for arm in own for cell in plan_arm(plan, target, arm, seeds)]
-    if not dry_run and not budget.ray:
+    if not dry_run and not budget.remote:
         look_for_data(cells)
     return carry_out(cells, budget, dry_run, _dry(cells, budget))
 

@@ -44,7 +44,7 @@ class Cell:
 
     experiment: Experiment
     folder: Path
-    state: str = "waiting"  # waiting, running, finished, failed
+    state: str = "waiting"  # waiting, running, elsewhere (in another process), finished, failed
     round: int = 0
     target_accuracy: float | None = None
     reason: str = ""

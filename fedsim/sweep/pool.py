@@ -7,7 +7,6 @@ import signal
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -17,9 +16,10 @@ from multiprocessing.process import BaseProcess
 from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
 from fedsim.sweep.budget import Reservation
-from fedsim.sweep.cell_process import END, serve_cells
+from fedsim.sweep.cell_process import END, Message, serve_cells
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.view import SweepView
+from fedsim.sweep.waiting import Waiting
 
 STOP_SECONDS = 10.0
 
@@ -44,19 +44,19 @@ class LocalPool:
     """Worker processes that take cells one after the other."""
 
     def __init__(self, cells: Sequence[Cell], reservations: Sequence[Reservation]) -> None:
-        self._queue = deque(cells)
+        self._waiting = Waiting(cells)
         self._workers = [WorkerProcess(reservation) for reservation in reservations]
 
     def run(self, view: SweepView) -> None:
         """Run all cells; Ctrl-C ends the workers and leaves every cell resumable."""
         try:
-            while self._queue or self._busy():
+            while self._waiting or self._busy():
                 for worker in self._workers:
-                    if self._queue and worker.cell is None:
-                        give(worker, self._queue.popleft())
+                    if worker.cell is None and (cell := self._waiting.take()) is not None:
+                        give(worker, cell)
                 busy = self._busy()
                 for connection in wait(list(busy), timeout=0.5):
-                    hear(busy[connection])
+                    self._waiting.hear(*hear(busy[connection]))
                 view.update()
         finally:
             stop(self._workers)
@@ -120,20 +120,21 @@ def ctrl_c_later() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def hear(worker: WorkerProcess) -> None:
-    """Receive one message; the worker is free again when its cell has ended."""
+def hear(worker: WorkerProcess) -> tuple[Cell, Message]:
+    """Receive one message about the worker's cell; the worker is free again when the cell has ended."""
     process, connection = worker.link()
-    assert worker.cell is not None
+    cell = worker.cell
+    assert cell is not None
     try:
-        message = connection.recv()
+        message: Message = connection.recv()
     except (EOFError, OSError):
         process.join(STOP_SECONDS)
         message = ("failed", f"the worker process died ({cause(process.exitcode)})", None)
         connection.close()
         worker.process = None
-    worker.cell.hear(*message)
     if message[0] != "round":
         worker.cell = None
+    return cell, message
 
 
 def cause(code: int | None) -> str:

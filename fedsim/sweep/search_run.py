@@ -54,7 +54,7 @@ def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> 
     failed: list[Cell] = []
     while cells := [cell for plan in plans for cell in plan.cells if cell.folder not in seen]:
         seen |= {cell.folder: cell for cell in cells}
-        if not dry_run and not budget.ray:
+        if not dry_run and not budget.remote:
             look_for_data(cells)
         failed += carry_out(cells, budget, dry_run, lambda reservations: dry_trials(plans, reservations, budget), True)
         if dry_run:

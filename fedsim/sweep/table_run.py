@@ -28,7 +28,7 @@ def run_table(
     rows = plan_table(file, choice, overrides, str(folder))
     cells = unique(rows)
     if not dry_run:
-        if not budget.ray:
+        if not budget.remote:
             look_for_data(cells)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COPY).is_file() or not file.samefile(folder / COPY):

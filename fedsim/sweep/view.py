@@ -85,6 +85,8 @@ class SweepView:
                 )
         states = [cell.state for cell in self._cells]
         counts = ", ".join(
-            f"{states.count(name)} {name}" for name in ("finished", "running", "waiting", "failed") if name in states
+            f"{states.count(name)} {name}"
+            for name in ("finished", "running", "elsewhere", "waiting", "failed")
+            if name in states
         )
         return Group(self._progress, f"cells: {counts}", table)

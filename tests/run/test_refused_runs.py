@@ -81,7 +81,7 @@ def test_records_and_folders_of_others_stay(tmp_path, monkeypatch):
 def test_a_private_round_that_began_is_kept(tmp_path):
     """Its guarantee counts every round that was begun, also of an attempt that failed in the first."""
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(UserError), leftovers.nothing_left(tmp_path):  # noqa: PT012
+    with pytest.raises(UserError), leftovers.nothing_left(tmp_path, lambda: True):  # noqa: PT012
         (tmp_path / "experiment.toml").write_text("")
         (tmp_path / "checkpoint" / "begun").write_text("1")
         raise UserError("no")

@@ -8,7 +8,8 @@ from support import numbers
 from fedsim.common.errors import UserError
 from fedsim.runtime.launch import launch
 from fedsim.sweep import Axes, Budget, run_sweep
-from fedsim.sweep.on_ray import RayPool, cell_task
+from fedsim.sweep.cell_process import run_cell_elsewhere
+from fedsim.sweep.on_ray import RayPool
 from fedsim.sweep.plan import plan_cells
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=3", "run.device=cpu")
@@ -34,7 +35,7 @@ def test_sweep_on_a_cluster(ray_cluster, tmp_path, capsys):
 
 def test_outputs_must_be_shared(tmp_path):
     """A machine that does not see the run's folder does not write records into a folder of its own."""
-    kind, reason, _ = cell_task(0, "", str(tmp_path / "not-here"), str(tmp_path), {}, None)
+    kind, reason, _ = run_cell_elsewhere("", str(tmp_path / "not-here"), str(tmp_path), print)
     assert kind == "failed"
     assert "storage that all machines share" in reason
     assert socket.gethostname() in reason

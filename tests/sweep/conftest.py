@@ -4,6 +4,7 @@ import pytest
 
 from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.view import SweepView
+from fedsim.sweep.waiting import Waiting
 
 
 @pytest.fixture
@@ -12,9 +13,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run_cells(cells, waiting, reservations, budget, blind):
         with SweepView(cells, 1, blind) as view:
-            for cell in waiting:
-                cell.begin()
-                cell.hear(*run_cell(cell.experiment.toml(), lambda message, cell=cell: cell.hear(*message)))
+            line = Waiting(waiting)
+            while line:
+                if cell := line.take():
+                    cell.begin()
+                    line.hear(cell, run_cell(cell.experiment.toml(), lambda message, cell=cell: cell.hear(*message)))
                 view.update()
 
     monkeypatch.setattr("fedsim.sweep.run_cells", run_cells)

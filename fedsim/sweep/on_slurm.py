@@ -1,0 +1,100 @@
+"""Runs cells as Slurm jobs, one each, through submitit."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError
+from fedsim.run.claim import is_claimed
+from fedsim.run.plan import results_folder
+from fedsim.sweep.budget import Budget
+from fedsim.sweep.cell_process import Message, run_cell_elsewhere
+from fedsim.sweep.plan import Cell, rounds_on_disk
+from fedsim.sweep.remote import RemotePool
+
+LAUNCHERS = ("slurm", "local")
+LOGS = "slurm-jobs"  # in the experiment's folder
+POLL_SECONDS = 2.0
+
+
+def import_submitit() -> Any:
+    """The package submitit; UserError when it is not installed."""
+    try:
+        import submitit
+    except ImportError:
+        raise UserError(f"--launcher needs the package submitit: {extra('slurm')}") from None
+    return submitit
+
+
+class CellJob:
+    """What a job does. One that Slurm ends too early is queued again by submitit, and goes on with the cell."""
+
+    def __call__(self, settings: str, folder: str, home: str) -> Message:
+        """Run the cell; its progress is read from its records."""
+        return run_cell_elsewhere(settings, folder, home, lambda message: None)
+
+    def checkpoint(self, *words: str) -> Any:
+        """What submitit queues again."""
+        return import_submitit().helpers.DelayedSubmission(self, *words)
+
+
+class SlurmPool(RemotePool):
+    """Jobs of Slurm, or of submitit on this machine."""
+
+    def __init__(self, cells: Sequence[Cell], budget: Budget) -> None:
+        super().__init__(cells, budget)
+        name, minutes, options = job_options(budget)
+        submitit = import_submitit()
+        self._died = submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError
+        try:
+            self._executor = submitit.AutoExecutor(results_folder(cells[0].experiment) / LOGS, cluster=name)
+        except RuntimeError as error:  # it finds no srun
+            raise UserError(f"--launcher {name}: {error}") from None
+        self._executor.update_parameters(
+            name="fedsim",
+            timeout_min=minutes,
+            cpus_per_task=budget.cores or max(cells[0].experiment.run.threads, 1),
+            gpus_per_node=int(budget.gpus) or None,
+            slurm_additional_parameters=options,
+        )
+
+    def submit(self, cell: Cell) -> Any:
+        return self._executor.submit(CellJob(), cell.experiment.toml(), str(cell.folder), str(Path.cwd()))
+
+    def ended(self, tasks: Mapping[Any, Cell]) -> Iterator[tuple[Any, Message]]:
+        time.sleep(POLL_SECONDS)
+        for job, cell in list(tasks.items()):
+            if job.done():
+                yield job, self._result(job)
+            elif cell.state == "waiting" and is_claimed(cell.folder):
+                cell.begin(f"job {job.job_id}")
+            elif cell.state == "running" and (done := rounds_on_disk(cell)) > cell.round:
+                cell.hear("round", done, None)
+
+    def cancel(self, task: Any) -> None:
+        task.cancel(check=False)
+
+    def _result(self, job: Any) -> Message:
+        try:
+            return job.result()
+        except self._died as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return "failed", f"job {job.job_id} died: {lines[-1]} (log: {job.paths.stderr})", None
+
+
+def job_options(budget: Budget) -> tuple[str, int, dict[str, str]]:
+    """(the launcher's name, minutes that a job may take, options of sbatch); UserError for what a job cannot have."""
+    name, *words = budget.launcher.split()
+    options = dict(word.partition("=")[::2] for word in words)
+    if name not in LAUNCHERS:
+        raise UserError(f"--launcher {name}: there are {' and '.join(LAUNCHERS)}; Ray is --ray")
+    if bad := next((word for word in words if not options[word.partition("=")[0]]), ""):
+        raise UserError(f"--launcher: {bad} is not KEY=VALUE, an option of sbatch such as partition=gpu or mem=16G")
+    if budget.gpus != int(budget.gpus):
+        raise UserError(f"--gpus-per-cell {budget.gpus:g}: a job of Slurm has whole GPUs")
+    minutes = options.pop("time", "")
+    if not minutes.isdecimal() or not int(minutes):
+        raise UserError(f"--launcher {name} needs time=MINUTES; a cell that takes longer is queued again and goes on")
+    return name, int(minutes), options
