@@ -8,6 +8,7 @@ Everything is written into a new folder beside the kits first; existing kits are
 """
 
 import fcntl
+import json
 import shlex
 import shutil
 import tempfile
@@ -198,6 +199,11 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
             "PACKAGES": f" Runs also need `pip install {' '.join(federation.packages)}`."
             if federation.packages
             else "",
+            "VOLUMES": "".join(
+                f"\n      - {json.dumps(f'{folder}:{folder}{mode}')}"
+                for folder, mode in ((site.data_dir, ":ro"), (site.state_dir, ""))
+                if folder
+            ),
             "DATA": f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
         },
     )

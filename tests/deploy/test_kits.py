@@ -16,13 +16,14 @@ from fedsim.deploy.federation import read_federation
 from fedsim.deploy.kits import init, is_locked
 
 SERVER = {
-    "README.md", "ca.crt", "federation.toml", "flwr", "nginx.conf", "server.env", "server.key", "server.pem", "sites",
-    "start.sh", "stop.sh", "operator.pub",
+    "README.md", "ca.crt", "compose.yaml", "federation.toml", "flwr", "nginx.conf", "server.env", "server.key",
+    "server.pem", "sites", "start.sh", "stop.sh", "operator.pub",
 }  # fmt: skip
 SITE = {
     "README.md",
     "apps",
     "ca.crt",
+    "compose.yaml",
     "key",
     "operator.pub",
     "peers",

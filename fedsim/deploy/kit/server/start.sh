@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Starts the federation's SuperLink and the proxy before it in the background, and registers the sites' keys.
 # Called again, it does only what is missing. Logs and process ids are in run/, the database in state/.
+# --foreground stays until the SuperLink ends, or SIGTERM ends everything (Docker).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./server.env
@@ -48,3 +49,9 @@ if [ "$PROXY" = nginx ]; then
   ! flock -n run/nginx.lock true || fail "nginx did not start: $(tail -n 2 run/nginx.log)"
 fi
 echo "sites reach this server at $PUBLIC"
+[ "${1:-}" = --foreground ] || exit 0
+tail -q -n 0 -F run/superlink.log run/nginx.log 2>/dev/null &
+trap "./stop.sh; kill $!; exit" TERM INT
+flock run/superlink.lock true & # gets the lock when the SuperLink ends
+wait $!
+fail "the SuperLink has ended; its log is $PWD/run/superlink.log"
