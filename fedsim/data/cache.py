@@ -176,7 +176,7 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None,
     """Decode into a temporary folder, then rename it to `entry`."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(entry.parent)
+        remove_leftovers(entry.parent)
         temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=entry.parent))
     except OSError as error:
         raise _unwritable(entry.parent, error) from None
@@ -222,12 +222,7 @@ def _write_images(
     Returns the digests of the files, and the heights and widths of the images.
     """
     shape = tuple(manifest["shape"])
-    images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-    if hasattr(
-        os, "posix_fallocate"
-    ):  # a full disk is then an error here, and not a bus error while the map is written
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    images = reserved(path, shape)
 
     def fill(index: int) -> bytes:
         path = listing.folder / listing.files[index]
@@ -244,7 +239,19 @@ def _write_images(
     return digests, sizes
 
 
-def _remove_leftovers(folder: Path) -> None:
+def reserved(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """A new file that holds a uint8 array, as a memory map. Its space on the disk is taken at once.
+
+    So a full disk is an OSError here, and not a bus error while the map is written.
+    """
+    images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return images
+
+
+def remove_leftovers(folder: Path) -> None:
     """Delete temporary folders that interrupted builds left more than a day ago."""
     for leftover in folder.glob(".tmp-*"):
         try:

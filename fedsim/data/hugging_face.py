@@ -4,9 +4,7 @@ They are on disk (`save_to_disk`), or they are the partitions of a `FederatedDat
 """
 
 import functools
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,12 @@ import numpy as np
 
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.files import atomic_write
 from fedsim.data.cache import DIGEST_BYTES, digest
 from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
 from fedsim.data.lists import PARTS, reads_lists
+from fedsim.data.made_once import content, decoded
 from fedsim.data.names import composed, refuse_alike
-from fedsim.data.pixels import decode_sized, read_bytes, unreadable
+from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root, data_root
@@ -66,20 +64,18 @@ class HuggingFaceReader(Reader):
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images, decoded on first use, and labels."""
-        return np.load(self._decoded(domain), mmap_mode="r", allow_pickle=False), self.labels(domain)
+        return self._decoded(domain)[0], self.labels(domain)
 
     def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
         """Heights and widths of the images."""
-        return np.load(self._decoded(domain).with_suffix(".sizes.npy"), allow_pickle=False)
+        return self._decoded(domain)[1]
 
-    def _decoded(self, domain: str) -> Path:
-        """The file of a domain's decoded images. The file of their sizes is in the same folder and is written first."""
-        size = str(self.data.image_size).encode()
-        name = content_hash(b"2", domain.encode(), self.fingerprint(domain).encode(), size)
-        file = cache_root(self.data) / "huggingface" / f"{name}.npy"
-        if not file.is_file():
-            self._decode(domain, file)
-        return file
+    def _decoded(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
+        """A domain's decoded images and their sizes, from two files of the cache, which are made anew when damaged."""
+        size = self.data.image_size
+        name = content_hash(b"2", domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
+        shape = (len(self._of(domain)), 3, size, size)
+        return decoded(self._kept_in(f"{name}.npy"), shape, lambda: self._cells(domain))
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names."""
@@ -122,9 +118,10 @@ class HuggingFaceReader(Reader):
         """Digests of the images' bytes. They are read once; the cache keeps them."""
         name = content_hash(b"images", domain.encode(), self.fingerprint(domain).encode())
         cells = self._cells
-        joined = self._kept(
-            f"{name}.digests",
-            lambda: b"".join(digest(content or read_bytes(file)) for file, content in cells(domain)),
+        joined = content(
+            self._kept_in(f"{name}.digests"),
+            DIGEST_BYTES * len(self._of(domain)),
+            lambda: b"".join(digest(whole or read_bytes(file)) for file, whole in cells(domain)),
         )
         return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
 
@@ -135,34 +132,33 @@ class HuggingFaceReader(Reader):
         def found() -> bytes:
             return nameless_hash(self.labels(domain), [row.tobytes() for row in self.digests(domain)]).encode()
 
-        return self._kept(f"{name}.txt", found).decode()
+        return content(self._kept_in(f"{name}.txt"), len(name), found).decode()
 
     def _digests(self, files: Sequence[Path]) -> bytes:
         """The hashes of files, one after the other. They are read once, and again when a file has another size or time:
         a site may start a new process for every message."""
+        if not files:
+            return b""
         facts = [f"{file.absolute()}\0{_version(file)}".encode(errors="surrogateescape") for file in files]
-        name = f"{content_hash(b'files', *facts)}.digests"
-        return self._kept(name, lambda: b"".join(digest(read_bytes(file)) for file in files)) if files else b""
+        kept = self._kept_in(f"{content_hash(b'files', *facts)}.digests")
+        return content(kept, DIGEST_BYTES * len(files), lambda: b"".join(digest(read_bytes(file)) for file in files))
 
-    def _kept(self, name: str, found: Callable[[], bytes]) -> bytes:
-        """The content of a file of the cache, which is made by `found` when it is not there."""
-        file = cache_root(self.data) / "huggingface" / name
-        if file.is_file():
-            return file.read_bytes()
-        content = found()
-        try:
-            atomic_write(file, content)
-        except OSError as error:
-            raise _unwritable(file, error) from None
-        return content
+    def _kept_in(self, name: str) -> Path:
+        """A file of the cache."""
+        return cache_root(self.data) / "huggingface" / name
 
     def _cells(self, domain: str) -> Iterator[tuple[Path, bytes | None]]:
         """Name and bytes of every image of a domain; None where the data set only names the file."""
         import datasets
 
         column, places = _column(self.data, "path"), self._of(domain)
-        rows = _rows(self.data).select(places).select_columns([column])
-        for place, row in zip(places, rows.cast_column(column, datasets.Image(decode=False)), strict=True):
+        try:
+            rows = _rows(self.data).select(places).select_columns([column])
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+        except (NotImplementedError, TypeError, ValueError) as error:  # Arrow's errors are of these classes
+            raise UserError(f"{data_root(self.data)}: the column {column!r} does not hold images ({str(error)[:100]}); "
+                            "name the one that does with data.columns.path") from None  # fmt: skip
+        for place, row in zip(places, rows, strict=True):
             cell = row[column] or {"path": None, "bytes": None}
             if not cell["path"] and not cell["bytes"]:
                 raise _row_error(_where(self.data), place, f"there is no image in the column {column!r}")
@@ -170,27 +166,6 @@ class HuggingFaceReader(Reader):
 
     def _of(self, domain: str) -> np.ndarray:
         return np.flatnonzero(np.array(_texts(self.data, "domain"), dtype=object) == domain)
-
-    def _decode(self, domain: str, file: Path) -> None:
-        """Writes the domain's images under a temporary name, then renames the file."""
-        count, size = len(self._of(domain)), self.data.image_size
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            number, temporary = tempfile.mkstemp(dir=file.parent, prefix=".tmp-", suffix=".npy")
-            os.close(number)
-            images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(count, 3, size, size))
-            sizes = np.empty((count, 2), np.int32)
-            for index, (name, content) in enumerate(self._cells(domain)):
-                images[index], sizes[index] = decode_sized(name, size, content)
-            images.flush()
-            np.save(file.with_suffix(".sizes.npy"), sizes, allow_pickle=False)
-            Path(temporary).replace(file)
-        except OSError as error:
-            raise _unwritable(file, error) from None
-
-
-def _unwritable(file: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the image cache {file} ({error.strerror}); set data.cache")
 
 
 def _column(data: DataSettings, name: str) -> str:

@@ -43,7 +43,7 @@ def test_domains_classes_and_images(tmp_path, monkeypatch):
     read = reader(saved, found)
     assert read.fingerprint("2") != read.fingerprint("Zürich")
     assert read.sizes("2").tolist() == [[8, 8]] * 12
-    monkeypatch.setattr(read, "_decode", None)
+    monkeypatch.setattr(read, "_cells", None)
     np.testing.assert_array_equal(read.images("Zürich")[0], images)
     for changes, said in (
         ({"columns": {}}, r"has no column 'domain'; .*place.*data.columns.domain"),
@@ -157,3 +157,37 @@ def test_names_in_two_spellings(tmp_path, form):
     with pytest.raises(UserError, match="the domains 'Site A' and 'site_a' differ in spelling only"):
         benchmark(data)
     assert benchmark(data.model_copy(update={"domains": ["b", "site_a"]})).domains == ("b", "site_a")
+
+
+def test_the_cache_is_whole_or_not_there(tmp_path, monkeypatch):
+    """A damaged file is made anew; neither a bad image nor a full disk leaves anything beside, and each is one line."""
+    saved = save(tmp_path, ["cat", "dog"] * 6, "aaaaaabbbbbb")
+    images = load_target(saved, "a")[0].tolist()
+    kept = sorted((tmp_path / "cache" / "huggingface").iterdir())
+    for damage in (lambda content: content[: len(content) // 2], lambda content: b""):
+        for file in kept:
+            file.write_bytes(damage(file.read_bytes()))
+        read = reader(saved, benchmark(saved))
+        assert read.images("a")[0].tolist() == images
+        assert read.sizes("a").tolist() == [[8, 8]] * 6
+        assert len(read.digests("a")) == 6
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(UserError, match=r"cannot write the image cache .*No space left"):
+        load_target(saved, "b")
+    monkeypatch.undo()
+    saved = save(tmp_path, ["cat", "dog"] * 6, "aaaaaabbbbbb", [b"no image"] * 12)
+    with pytest.raises(UserError, match="not an image that Pillow knows"):
+        load_target(saved, "b")
+    assert not list((tmp_path / "cache" / "huggingface").glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("cell", [7, "list"])
+def test_a_column_without_images_is_refused(tmp_path, cell):
+    picture = Image.new("RGB", (8, 8))
+    saved = save(tmp_path, ["cat", "dog"], "ab", [[picture] if cell == "list" else cell] * 2)
+    with pytest.raises(UserError, match="the column 'image' does not hold images"):
+        load_target(saved, "a")
