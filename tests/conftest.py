@@ -1,5 +1,6 @@
 """Settings of all tests: their caches are in a temporary folder, never in the user's."""
 
+import atexit
 import gc
 import logging
 import os
@@ -7,13 +8,17 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch: two test processes share two cores
-# Every command that a test starts would otherwise compile all sources again.
+# This process and every command that a test starts would otherwise compile all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 
+sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
 gc.disable()  # until all tests are imported: nothing of what imports make is garbage, and each search takes longer
+# A process of xdist ends without freeing its objects one by one, which takes seconds; its exit code is not read. Others
+# do: of objects that stay frozen triton would name thousands as leaked.
+atexit.register(*((os._exit, 0) if "PYTEST_XDIST_WORKER" in os.environ else (gc.unfreeze,)))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,14 +28,8 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def pytest_collection_finish() -> None:
     """Exclude the objects of imported modules from garbage collection, which Flower starts after every record."""
-    gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter free the frozen objects at its end; triton would name thousands of them as leaked."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
