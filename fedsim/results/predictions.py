@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,6 +98,11 @@ def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
             chosen.add(int(select(rounds, rule, column)["round"]))
         except UserError:  # there is no round to select yet, or all values are NaN
             continue
+    keep_rounds(run, chosen)
+
+
+def keep_rounds(run: Path, chosen: Collection[int]) -> None:
+    """Remove the predictions of all other rounds."""
     _remove(run, lambda round: round not in chosen)
 
 

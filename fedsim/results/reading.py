@@ -249,6 +249,11 @@ def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
     The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
     """
     folder = Path(experiment_folder)
+    return parse_csv(write_results(folder), str(folder / "results.csv"))
+
+
+def write_results(folder: Path) -> str:
+    """The text of results.csv, which it writes (`rebuild_results`)."""
     find_runs(folder)  # a folder that does not exist is said
     with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
         rows = [row for path in find_runs(folder) for row in text_rows(path / "summary.csv")]
@@ -258,7 +263,7 @@ def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
         header = dict.fromkeys(column for row in rows for column in row)
         text = csv_text(header, rows)
         atomic_write(folder / "results.csv", text)
-    return parse_csv(text, str(folder / "results.csv"))
+    return text
 
 
 def _key(path: Path, folder: Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.results.reading import rebuild_results
+from fedsim.results.reading import write_results
 from fedsim.run.checkpoint import STATE
 from fedsim.run.privacy_account import BEGUN
 
@@ -67,4 +67,4 @@ def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
     for folder in runs:
         for name in ("checkpoint", "state"):
             shutil.rmtree(folder / name, ignore_errors=True)
-    rebuild_results(experiment)
+    write_results(experiment)
