@@ -9,7 +9,7 @@ import pandas as pd
 from fedsim.common.errors import UserError
 from fedsim.results.cell_texts import p_text
 from fedsim.results.compare import COSTS, Comparison, numbers
-from fedsim.results.notes import GROUPS
+from fedsim.results.notes import GROUPS, rank_notes
 from fedsim.results.published import COLUMNS
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS
@@ -42,7 +42,7 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
             raise UserError(f"{name} is measured by {part.metric} not by {first.metric}; give --metric")
     table = pd.concat([_averages(name, part) for name, part in parts.items()], ignore_index=True)
     found = numbers(table, list(parts), (), baseline, correction, first.metric)
-    return Comparison(
+    result = Comparison(
         title=f"{len(parts)} data sets: {first.rule}",
         select=first.select,
         targets=list(parts),
@@ -51,18 +51,19 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
         published=pd.DataFrame(columns=COLUMNS),
         baseline=found[2],
         ranked_seeds=found[3],
-        notes=_shared_notes(parts),
         metric=first.metric,
         rule=first.rule,
         table=table,
     )
+    result.notes = _shared_notes(parts) + rank_notes(result, "data set")
+    return result
 
 
 def _shared_notes(parts: Mapping[str, Comparison]) -> list[str]:
-    """The remarks of all data sets; one that several have is said once."""
+    """The remarks of all data sets but those on their own ranks; one that several have is said once."""
     told: dict[str, list[str]] = {}
     for name, part in parts.items():
-        for note in part.notes:
+        for note in [note for note in part.notes if note not in rank_notes(part)]:
             told.setdefault(note, []).append(name)
     return [note if len(names) == len(parts) else f"{', '.join(names)}: {note}" for note, names in told.items()]
 
@@ -83,7 +84,7 @@ class Pairs:
     """Tests of every two methods over blocks; a block is one unseen domain of one data set.
 
     ranks: mean rank of each method over the blocks, 1 for the best; equal scores share the mean of their ranks
-    tests: first (the better one), second, difference, p_value, p_holm; the least p first
+    tests: first (the better one), second, difference (first - second), p_value, p_holm; the least p first
     friedman: p of the hypothesis that all methods are alike; NaN for two methods
     left_out: the methods that lack a block, and are in no test
     """
@@ -117,20 +118,26 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     """Wilcoxon's signed-rank test of every two methods, with Holm's correction for all pairs, and Friedman's test.
 
     Seeds of one unseen domain share its images and are no independent blocks. A block is therefore the mean over the
-    seeds that all its methods have. Raises UserError when fewer than two methods have all blocks.
+    seeds that all its methods have. Raises UserError when fewer than two methods have all blocks, or no seed is
+    shared.
     """
-    grids = [
-        own.pivot(index="seed", columns="label", values="accuracy")
-        for part in parts.values()
-        for _, own in part.table.groupby("target", sort=False)
-    ]
-    labels = list(dict.fromkeys(label for grid in grids for label in grid))
-    whole = [label for label in labels if all(label in grid and grid[label].notna().any() for grid in grids)]
-    complete = pd.DataFrame([grid.reindex(columns=whole).dropna().mean() for grid in grids]).dropna(axis="columns")
-    complete *= -1 if next(iter(parts.values())).less_is_better else 1
-    if complete.shape[1] < 2:
+    grids = {
+        f"{target} of {name}": own.pivot(index="seed", columns="label", values="accuracy")
+        for name, part in parts.items()
+        for target, own in part.table.groupby("target", sort=False)
+    }
+    labels = list(dict.fromkeys(label for grid in grids.values() for label in grid))
+    whole = [label for label in labels if all(label in grid and grid[label].notna().any() for grid in grids.values())]
+    if len(whole) < 2:
         raise UserError("no two methods have runs on every unseen domain of all data sets")
-    ranks = complete.rank(axis="columns", ascending=False).mean().sort_values(kind="stable")
+    shared = {block: grid[whole].dropna() for block, grid in grids.items()}
+    if apart := next((block for block, own in shared.items() if own.empty), ""):
+        raise UserError(
+            f"{', '.join(whole)} have no seed in common on {apart}; leave some out with --methods or --seeds"
+        )
+    complete = pd.DataFrame([own.mean() for own in shared.values()])
+    less_is_better = next(iter(parts.values())).less_is_better
+    ranks = complete.rank(axis="columns", ascending=less_is_better).mean().sort_values(kind="stable")
     rows = []
     for one, other in itertools.combinations(ranks.index, 2):
         found = paired(*(complete[label].to_frame("score").rename_axis(columns="target") for label in (one, other)))

@@ -41,7 +41,7 @@ def comparison_notes(
         notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
     notes += missing_notes(table, comparison.targets)
     notes += split_notes(table)
-    notes += _rank_notes(comparison)
+    notes += rank_notes(comparison)
     notes += budget_notes(table, comparison.methods["label"], comparison.baseline) + cost_notes(table)
     notes += test_size_notes(table)
     for group, text in GROUP_TEXTS.items():
@@ -196,10 +196,11 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def _rank_notes(comparison: Compared) -> list[str]:
+def rank_notes(comparison: Compared, column: str = "target") -> list[str]:
+    """Notes on what the ranks and the tests against a baseline rest on; column: what the table has a column for."""
     methods, notes = comparison.methods, []
     if comparison.baseline:
-        notes += test_notes(methods[methods["label"] != comparison.baseline], comparison.baseline)
+        notes += test_notes(methods[methods["label"] != comparison.baseline], comparison.baseline, column)
     for group, seeds in comparison.ranked_seeds.items():
         own = methods[methods["group"] == group]
         if seeds and own["seeds"].max() > len(seeds):
@@ -207,15 +208,15 @@ def _rank_notes(comparison: Compared) -> list[str]:
     unranked = methods[methods["rank"].isna()]["label"]
     if len(unranked):
         wanted = (
-            f"a pair with {comparison.baseline} on every target"
+            f"a pair with {comparison.baseline} on every {column}"
             if comparison.baseline
-            else "a seed with every target that the other ranked methods have, too"
+            else f"a seed with every {column} that the other ranked methods have, too"
         )
         notes.append(f"Without a rank: {', '.join(unranked)} (it takes {wanted}).")
     return notes
 
 
-def test_notes(others: pd.DataFrame, base: str) -> list[str]:
+def test_notes(others: pd.DataFrame, base: str, column: str) -> list[str]:
     """Notes on the pairs from which difference, p and rank against a baseline are computed."""
     tests = int(others["p_value"].notna().sum())
     corrected = f"p Holm is p with Holm's correction for these {tests} tests."
@@ -224,7 +225,7 @@ def test_notes(others: pd.DataFrame, base: str) -> list[str]:
     elif tests < 2:
         corrected = "One test needs no correction, so that p Holm is p."
     notes = [
-        f"Δ, p and rank rest on the pairs with {base}: the cells (target, seed) that both have. Δ is their mean "
+        f"Δ, p and rank rest on the pairs with {base}: the cells ({column}, seed) that both have. Δ is their mean "
         "difference, the rank follows Δ, p is the two-sided Wilcoxon signed-rank test. Cells share source data and "
         f"targets, so they are not independent: read p as a description, not as proof. {corrected}"
     ]

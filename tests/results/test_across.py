@@ -8,7 +8,9 @@ from fedsim.common.errors import UserError
 from fedsim.results import Comparison, Runs
 from fedsim.results.across import across, notes_on, pairs, refuse_one_data_set
 from fedsim.results.added_numbers import added_rows
+from fedsim.results.compare import numbers
 from fedsim.results.critical_figure import critical_figure
+from fedsim.results.notes import rank_notes
 
 
 def part(scores, metric="accuracy"):
@@ -17,9 +19,11 @@ def part(scores, metric="accuracy"):
     costs = ("images", "steps", "bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
     flags = ("transductive", "uses_target_unlabelled")
     table = pd.DataFrame(rows).assign(**dict.fromkeys(costs, 1.0), **dict.fromkeys(flags, False))
-    nothing = pd.DataFrame()
     targets = list(dict.fromkeys(table["target"]))
-    return Comparison("t", "last", targets, nothing, nothing, nothing, metric=metric, notes=["said"], table=table)
+    cells, methods, _, seeds = numbers(table, targets, (), "", "holm", metric)
+    own = Comparison("t", "last", targets, cells, methods, pd.DataFrame(), "", seeds, metric=metric, table=table)
+    own.notes = ["said", *rank_notes(own)]
+    return own
 
 
 def test_a_column_is_the_mean_over_a_data_sets_domains_and_the_average_is_taken_per_seed():
@@ -33,7 +37,12 @@ def test_a_column_is_the_mean_over_a_data_sets_domains_and_the_average_is_taken_
     best = found.methods.set_index("label").loc["m"]
     assert (best["rank"], best["pairs"]) == (1, 3)
     assert best["difference"] == pytest.approx(0.1)
-    assert found.notes == ["said"]
+    # What is said of the ranks is said of this table, and not of those of the single data sets.
+    assert found.notes[0] == "said"
+    assert "with n: the cells (data set, seed) that both have" in found.notes[1]
+    assert [note[:46] for note in found.notes[2:]] == ["Fewer than 6 differing pairs for every method:"]
+    unpaired = across({"A": part(one | lower[0]), "B": part(two | lower[1])}).notes
+    assert unpaired == ["said", "Ranks rest on the seeds that all ranked methods have: 0."]
     with pytest.raises(UserError, match="B is measured by dice"):
         across({"A": part(one), "B": part(two, "dice")})
 
@@ -72,6 +81,14 @@ def test_seeds_of_one_domain_are_one_block_and_only_shared_seeds_count():
     assert found.blocks == 1
     with pytest.raises(UserError, match="no two methods"):
         pairs({"A": part({("m", "x", 0): 0.5, ("n", "y", 0): 0.4})})
+    with pytest.raises(UserError, match="m, n have no seed in common on x of A; leave some out with --methods"):
+        pairs({"A": part({("m", "x", 0): 0.5, ("n", "x", 7): 0.4})})
+
+
+def test_of_an_error_the_better_method_has_less():
+    found = pairs({"A": part({("m", "x", 0): 0.2, ("n", "x", 0): 0.05}, "ece")})
+    assert found.ranks.to_dict() == {"n": 1, "m": 2}
+    assert found.tests[["first", "difference"]].values.tolist() == [["n", pytest.approx(-0.15)]]
 
 
 def test_one_data_set_is_not_two():
