@@ -19,6 +19,7 @@ from fedsim.data import find_dataset, unseen_domains
 from fedsim.results.record_files import read_record
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import DEFAULT_RULE
+from fedsim.results.statistics import comparable
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.plan import Cell, readers
 from fedsim.sweep.sampler import RANDOM
@@ -73,7 +74,7 @@ def chosen(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> Trial | None:
 def tuned_row(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> dict[str, Any]:
     """The row of one choice: what was chosen, its result, that of the file's own values, and what the choice cost."""
     run, trial = plan.runs[0].run, chosen(plan, rule)
-    best, own = _measured(trial), _measured(plan.trials[0])
+    best, own, choice = _measured(trial), _measured(plan.trials[0]), chosen(plan)
     different = [each for each in plan.trials if each.first == each.number]
     scores = np.array([each.score for each in different if each.score is not None])
     steps = [_measured(each).get("steps") for each in different]
@@ -83,9 +84,9 @@ def tuned_row(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> dict[str, Any]:
         "seed": run.seed,
         "draw": trial.number if trial else None,
         "values": "; ".join(f"{key}={value}" for key, value in values_of(plan, trial).items()) if trial else None,
-        "score": trial.score if trial else None,
+        "score": choice.score if choice else None,
         "median_score": float(np.median(scores)) if len(scores) else None,
-        "near": int((scores >= scores.max() - NEAR).sum()) if len(scores) else None,
+        "near": int((comparable(scores) >= comparable(scores.max() - NEAR)).sum()) if len(scores) else None,
         "scored": len(scores),
         "draws": len(different),
         _metric(plan, ""): best.get(_column(plan, rule)),
