@@ -40,6 +40,9 @@ Space = Annotated[
 Sampler = Annotated[
     str, typer.Option(help="random, or tpe or gp of Optuna, which choose by the validation of earlier draws")
 ]
+Pruner = Annotated[
+    str, typer.Option(help="median or halving of Optuna: ends draws whose validation falls behind; none without it")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
 ]

@@ -16,6 +16,7 @@ from fedsim.commands.options import (
     Output,
     Override,
     Preset,
+    Pruner,
     RayCluster,
     Sampler,
     Slots,
@@ -39,6 +40,7 @@ def search(
     space: Space = None,
     trials: Annotated[int, typer.Option(min=2, help="number of trials, with trial 0, the file's own values")] = 20,
     sampler: Sampler = "random",
+    pruner: Pruner = "",
     slots: Slots = "",
     candidates: Candidates = 60,
     confirm: Confirm = 0,
@@ -70,12 +72,12 @@ def search(
     overrides = with_options(cell_options(cores_per_cell, set_), short_options(output=output))
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
     axes = method, names_of("--targets", targets) or ["all"], numbers_of("--seeds", seeds) or [0]
-    if slots and space:
-        raise UserError("--space searches values and --slots combinations of parts; use one of the two")
+    if slots and (space or pruner or sampler != "random"):
+        raise UserError("--space, --sampler and --pruner are for values, and --slots for parts; use one of the two")
     if slots:
         combination = Combination(*axes, names_of("--slots", slots), candidates, search_seed)
         _combine(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run, confirm=confirm)
-    wanted = Search(*axes, space or (), trials, search_seed, sampler)
+    wanted = Search(*axes, space or (), trials, search_seed, sampler, pruner)
     failed = run_search(config, wanted, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 

@@ -16,6 +16,7 @@ from fedsim.commands.options import (
     Output,
     Override,
     Preset,
+    Pruner,
     RayCluster,
     Sampler,
     callback_options,
@@ -38,6 +39,7 @@ def sweep(
     draws: Annotated[int, typer.Option(min=0, help="tune by that many draws, the first being the file's")] = 0,
     trials: Annotated[int, typer.Option(min=0, help="with --draws: trials, each with its own splits and seed")] = 0,
     sampler: Sampler = "random",
+    pruner: Pruner = "",
     select: Annotated[str, typer.Option(help="with --draws: oracle also shows the best draws on the target")] = "",
     jobs: Jobs = 0,
     cores_per_cell: CoresPerCell = 0,
@@ -60,27 +62,26 @@ def sweep(
     from fedsim.sweep.table_run import run_table
     from fedsim.sweep.tables import Choice, find_table
 
-    named, unseen = names_of("--methods", methods), names_of("--targets", targets) or ["all"]
-    numbers = numbers_of("--seeds", seeds)
+    named, numbers = names_of("--methods", methods), numbers_of("--seeds", seeds)
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
     overrides = with_options(cell_options(cores_per_cell, set_), callback_options(callback))
     table = find_table(config)
     if table and (grid or preset or draws):
         raise UserError(f"{config} is a table: it has no --grid, --preset and --draws; use --set, or its experiment")
-    if not draws and (trials or select or sampler != "random"):
-        raise UserError("--trials, --sampler and --select belong to --draws")
+    if not draws and (trials or select or pruner or sampler != "random"):
+        raise UserError("--trials, --sampler, --pruner and --select belong to --draws")
     if table:
-        choice = Choice(named, [] if unseen == ["all"] else unseen, numbers)
+        choice = Choice(named, [] if targets.strip() == "all" else names_of("--targets", targets), numbers)
         failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
     else:
         overrides = with_options(overrides, short_options(output=output))
-        axes = Axes(named or ["fedavg"], unseen, numbers or [0], grid or ())
-        run = _tuned(draws, trials, sampler, select, seeds) if draws else run_sweep
+        axes = Axes(named or ["fedavg"], names_of("--targets", targets) or ["all"], numbers or [0], grid or ())
+        run = _tuned(draws, trials, (sampler, pruner), select, seeds) if draws else run_sweep
         failed = run(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 
 
-def _tuned(draws: int, trials: int, sampler: str, select: str, seeds: str) -> "Callable[..., list[Cell]]":
+def _tuned(draws: int, trials: int, chooser: tuple[str, str], select: str, seeds: str) -> "Callable[..., list[Cell]]":
     """What runs a sweep with draws, as `run_sweep` runs one without."""
     from fedsim.settings.experiment import with_options
     from fedsim.sweep.draws import Draws
@@ -92,7 +93,7 @@ def _tuned(draws: int, trials: int, sampler: str, select: str, seeds: str) -> "C
     def run(config: str, axes: "Axes", budget: "Budget", *, overrides: Sequence[str], **options: Any) -> "list[Cell]":
         if axes.grid:
             raise UserError("--draws draws all settings that papers tune; fix one with --set in place of --grid")
-        wanted = Draws(axes.methods, axes.targets, range(trials) or axes.seeds, draws, sampler)
+        wanted = Draws(axes.methods, axes.targets, range(trials) or axes.seeds, draws, *chooser)
         overrides = with_options(overrides, ["data.split_seed=-1"])  # a trial has splits of its own
         return run_draws(config, wanted, budget, overrides=overrides, select=select or "best_validation", **options)
 

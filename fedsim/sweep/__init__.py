@@ -63,7 +63,7 @@ def carry_out(
     threads = cells[0].experiment.run.threads
     reservations = [] if budget.remote else local_reservations(budget, device, threads)[: len(waiting)]
     refused = [cell for cell in cells if cell.state == "failed"]
-    done = len(cells) - len(waiting) - len(refused)
+    done = sum(cell.state == "finished" for cell in cells)
     impossible = f"{len(refused)} cannot run, " if refused else ""
     how = manner(budget, reservations)
     total = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"

@@ -40,6 +40,7 @@ class Draws:
     seeds: Sequence[int]
     draws: int = 20
     sampler: str = RANDOM
+    pruner: str = ""
 
 
 def plan_draws(config: str, wanted: Draws, overrides: Sequence[str], preset: str) -> list[PlannedSearch]:
@@ -47,12 +48,10 @@ def plan_draws(config: str, wanted: Draws, overrides: Sequence[str], preset: str
     targets = wanted.targets
     if list(targets) == ["all"]:
         targets = unseen_domains(read_experiment(config, overrides, preset).data)
-    shared = readers()
+    shared, chooser = readers(), (wanted.sampler, wanted.pruner)
     axes = itertools.product(dict.fromkeys(wanted.methods), dict.fromkeys(targets), dict.fromkeys(wanted.seeds))
     return [
-        plan_search(
-            config, Search(method, [target], [seed], (), wanted.draws, 0, wanted.sampler), overrides, preset, shared
-        )
+        plan_search(config, Search(method, [target], [seed], (), wanted.draws, 0, *chooser), overrides, preset, shared)
         for method, target, seed in axes
     ]
 
@@ -77,7 +76,7 @@ def tuned_row(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> dict[str, Any]:
     best, own, choice = _measured(trial), _measured(plan.trials[0]), chosen(plan)
     different = [each for each in plan.trials if each.first == each.number]
     scores = np.array([each.score for each in different if each.score is not None])
-    steps = [_measured(each).get("steps") for each in different]
+    steps = [_steps(each) for each in different]
     return {
         "method": plan.search.method,
         "target": run.target,
@@ -91,7 +90,7 @@ def tuned_row(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> dict[str, Any]:
         "draws": len(different),
         _metric(plan, ""): best.get(_column(plan, rule)),
         _metric(plan, "untuned_"): own.get(_column(plan, rule)),
-        "steps": sum(step for step in steps if step is not None),
+        "steps": sum(steps),
         "untuned_steps": own.get("steps"),
         "run": trial.cells[0].folder.relative_to(plan.folder).as_posix() if trial else None,
     }
@@ -101,6 +100,12 @@ def _measured(trial: Trial | None) -> dict[str, Any]:
     """The summary of a draw's run; empty without one."""
     rows = read_record(trial.cells[0].folder / "summary.csv") if trial else pd.DataFrame()
     return {} if rows.empty else dict(rows.iloc[0])
+
+
+def _steps(trial: Trial) -> float:
+    """The steps of a draw, also of one that was pruned or failed."""
+    rounds = read_record(trial.cells[0].folder / "rounds.csv")
+    return _measured(trial).get("steps") or (0 if rounds.empty else rounds["steps"].sum())
 
 
 def _column(plan: PlannedSearch, rule: str) -> str:

@@ -42,7 +42,7 @@ def run_draws(
     """
     if select not in (DEFAULT_RULE, "oracle"):
         raise UserError(f"--select {select}: draws are chosen by {DEFAULT_RULE}, or beside it by oracle")
-    check_sampler(wanted.sampler)
+    check_sampler(wanted.sampler, wanted.pruner)
     plans = plan_draws(config, wanted, overrides, preset)
     rule = rule_title(DEFAULT_RULE, plans[0].runs)
     say(f"{wanted.draws} draws of {', '.join(wanted.methods)} for {len(plans)} choices by {rule}")

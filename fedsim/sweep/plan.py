@@ -30,6 +30,9 @@ B = TypeVar("B")
 
 OF_NETWORK: Any = {"data": True, "model": True, "method": True, "parts": True, "train": {"dp_clip"}}  # and its checks
 
+PRUNED = "pruned"
+ENDED = ("finished", "failed", PRUNED)
+
 
 class Readers(NamedTuple):
     """data_of: fingerprints of the data. misfit_of: why the network cannot have the parts, or an empty text."""
@@ -44,13 +47,14 @@ class Cell:
 
     experiment: Experiment
     folder: Path
-    state: str = "waiting"  # waiting, running, elsewhere (in another process), finished, failed
+    state: str = "waiting"  # waiting, running, elsewhere (in another process), finished, failed, pruned
     round: int = 0
     target_accuracy: float | None = None
     reason: str = ""
     place: str = ""  # the name of the machine, on a cluster
     started: float = 0.0  # time.monotonic() at the start
     heard: float = 0.0
+    doomed: Callable[[], bool] | None = None  # whether its records say that it is to be pruned
     done_here: int = 0  # rounds that this sweep has run; an earlier, interrupted sweep may have run others
 
     @property
@@ -62,14 +66,15 @@ class Cell:
     @property
     def rounds_left(self) -> int:
         """Rounds that are still to be run."""
-        return 0 if self.state in ("finished", "failed") else self.experiment.train.rounds - self.round
+        return 0 if self.state in ENDED else self.experiment.train.rounds - self.round
 
     def begin(self, place: str = "") -> None:
         """Note that a worker has received the cell."""
         self.state, self.place, self.started = "running", place, time.monotonic()
 
     def hear(self, kind: str, value: Any, extra: Any) -> None:
-        """Note a message: ("round", number, accuracy), ("finished", "", None) or ("failed", reason, traceback)."""
+        """Note a message: ("round", number, accuracy), ("finished" or "pruned", "", None), or ("failed", reason,
+        traceback)."""
         if kind == "round":
             self.done_here += value > 0  # round 0 only evaluates the initial model
             self.round, self.target_accuracy, self.heard = value, extra, time.monotonic()

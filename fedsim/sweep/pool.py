@@ -17,7 +17,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
 from fedsim.sweep.budget import Reservation
 from fedsim.sweep.cell_process import END, Message, serve_cells
-from fedsim.sweep.plan import Cell
+from fedsim.sweep.plan import PRUNED, Cell
 from fedsim.sweep.view import SweepView
 from fedsim.sweep.waiting import Waiting
 
@@ -132,6 +132,9 @@ def hear(worker: WorkerProcess) -> tuple[Cell, Message]:
         message = ("failed", f"the worker process died ({cause(process.exitcode)})", None)
         connection.close()
         worker.process = None
+    if message[0] == "round" and cell.doomed and cell.doomed():
+        stop([worker])
+        worker.process, message = None, (PRUNED, "", None)
     if message[0] != "round":
         worker.cell = None
     return cell, message

@@ -1,5 +1,6 @@
-"""Optuna's samplers, asked for one trial at a time, so that a trial depends on the trials before it alone."""
+"""Optuna's samplers and pruners, asked in the order of the trials: each depends on the trials before it alone."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +12,16 @@ from fedsim.sweep.search import Knob
 
 RANDOM = "random"
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler"}  # our names, and the classes of optuna.samplers
+PRUNERS = {"median": "MedianPruner", "halving": "SuccessiveHalvingPruner"}  # and of optuna.pruners
 
 
-def check_sampler(sampler: str) -> None:
-    """UserError for an unknown sampler, or where Optuna is not installed."""
-    if sampler not in (RANDOM, *SAMPLERS):
-        known = ", ".join([RANDOM, *SAMPLERS])
-        raise UserError(f"no sampler is called {sampler!r}; {nearest(sampler, SAMPLERS)}known: {known}")
-    if sampler != RANDOM:
+def check_sampler(sampler: str, pruner: str = "") -> None:
+    """UserError for an unknown sampler or pruner, or where Optuna is not installed."""
+    for kind, name, names in ("sampler", sampler, [RANDOM, *SAMPLERS]), ("pruner", pruner, ["", *PRUNERS]):
+        if name not in names:
+            known = ", ".join(filter(None, names))
+            raise UserError(f"no {kind} is called {name!r}; {nearest(name, names)}known: {known}")
+    if sampler != RANDOM or pruner:
         import_optuna()
 
 
@@ -27,7 +30,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UserError(f"the samplers tpe and gp need Optuna: {extra('optuna')}") from None
+        raise UserError(f"the samplers tpe and gp, and pruners, need Optuna: {extra('optuna')}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -51,6 +54,29 @@ def suggest(
         study.add_trial(optuna.trial.create_trial(params=found, distributions=own, value=score))
     chosen = study.ask(spaces).params
     return {knob.key: chosen[knob.key] if knob.kind == "choice" else knob.rounded(chosen[knob.key]) for knob in knobs}
+
+
+def pruned_rounds(pruner: str, curves: Sequence[Mapping[int, float]], spared: int) -> list[int | None]:
+    """For each trial the round after which it is pruned, by its own curve and those of the trials before it, or None.
+
+    curves: {round: validation} of every trial, as far as it is known; spared: the number of first trials, which are
+    never pruned
+    """
+    optuna = import_optuna()
+    study = optuna.create_study(direction="maximize", pruner=getattr(optuna.pruners, PRUNERS[pruner])())
+    states, found = optuna.trial.TrialState, list[int | None]()
+    for number, curve in enumerate(curves):
+        trial, stop = study.ask(), None
+        for round, value in curve.items():
+            trial.report(value, round)
+            if trial.should_prune() and number >= spared:
+                stop = round
+                break
+        scores = [value for value in curve.values() if not math.isnan(value)]
+        state = states.FAIL if not scores else states.COMPLETE if stop is None else states.PRUNED
+        study.tell(trial, max(scores) if state == states.COMPLETE else None, state=state)
+        found.append(stop)
+    return found
 
 
 def _distribution(optuna: Any, knob: Knob) -> Any:

@@ -18,8 +18,8 @@ from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.settings.experiment import Experiment, parse_override, read_experiment
 from fedsim.sweep.axes import Axes
-from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
-from fedsim.sweep.sampler import RANDOM, suggest
+from fedsim.sweep.plan import PRUNED, Cell, Readers, plan_cells, readers
+from fedsim.sweep.sampler import RANDOM, pruned_rounds, suggest
 from fedsim.sweep.search import Knob, first_alike, points, ranking, score
 from fedsim.sweep.search_space import find_space, own_values
 
@@ -38,6 +38,7 @@ class Search:
     trials: int = 20
     seed: int = 0
     sampler: str = RANDOM
+    pruner: str = ""
 
 
 @dataclass
@@ -118,13 +119,31 @@ class PlannedSearch:
         for trial in self.trials:
             trial.measured = [validation_of(cell) for cell in trial.cells]
         every = points(self.knobs, self.search.trials, stream_seed(self.search.seed, self.search.method))
-        known = len(self.trials)
-        if self.search.sampler == RANDOM:
+        known, random = len(self.trials), self.search.sampler == RANDOM
+        if random and not self.search.pruner:
             self._plan(every[known:])
         elif known < STARTUP:
             self._plan(every[known:STARTUP])
+        self._prune()
         if STARTUP <= len(self.trials) < len(every) and not any(trial.count("waiting") for trial in self.trials):
-            self._plan([self._suggested()])
+            self._plan([every[len(self.trials)] if random else self._suggested()])
+            self._prune()
+
+    def _prune(self) -> None:
+        """Note which cells are pruned by what is recorded, and have the newest trial's looked at while they run."""
+        if not self.search.pruner:
+            return
+        different = [trial for trial in self.trials if trial.first == trial.number]
+        for place in range(len(different[0].cells)):
+            curves = [_curve(trial.cells[place]) for trial in different]
+            for trial, stop in zip(different, pruned_rounds(self.search.pruner, curves, STARTUP), strict=True):
+                if stop is not None:
+                    trial.cells[place].state = PRUNED
+                    trial.measured = trial.measured or [NOT_RUN] * len(trial.cells)
+                    trial.measured[place] = f"pruned after round {stop}"
+            newest = different[-1].cells[place]
+            if newest.state == "waiting" and len(different) > STARTUP:
+                newest.doomed = functools.partial(_doomed, self.search.pruner, curves[:-1], newest)
 
     def _suggested(self) -> dict[str, str]:
         """The next trial of a sampler, which depends on the trials so far alone."""
@@ -226,3 +245,17 @@ def validation_of(cell: Cell) -> float | str:
         return float(select(rounds, DEFAULT_RULE, column)[column])
     except UserError:  # NaN in every round
         return DIVERGED
+
+
+def _curve(cell: Cell) -> dict[int, float]:
+    """{round: validation} as recorded so far."""
+    rounds = read_record(cell.folder / "rounds.csv")
+    if rounds.empty:
+        return {}
+    column = validation_column(cell.experiment, task_of(rounds).metric)
+    known = rounds[rounds["round"] > 0]
+    return dict(zip(known["round"].astype(int), known[column].astype(float), strict=True)) if column in known else {}
+
+
+def _doomed(pruner: str, curves: Sequence[dict[int, float]], cell: Cell) -> bool:
+    return pruned_rounds(pruner, [*curves, _curve(cell)], STARTUP)[-1] is not None

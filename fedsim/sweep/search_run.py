@@ -31,7 +31,7 @@ def run_search(
 
     Raises UserError for wrong input before any cell starts.
     """
-    check_sampler(search.sampler)
+    check_sampler(search.sampler, search.pruner)
     plan = plan_search(config, search, overrides, preset)
     seeds = list(dict.fromkeys(search.seeds))
     words = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.common.console import errors
-from fedsim.sweep.plan import Cell, duration, measured_rates, observed_rates, time_left
+from fedsim.sweep.plan import ENDED, Cell, duration, measured_rates, observed_rates, time_left
 
 
 def last_target(folder: Path) -> float | None:
@@ -55,9 +55,10 @@ class SweepView:
 
     def update(self) -> None:
         """Update the bar from the cells."""
-        for cell in [cell for cell in self._open if cell.state in ("finished", "failed")]:
+        for cell in [cell for cell in self._open if cell.state in ENDED]:
             self._open.remove(cell)
-            text = f"failed: {cell.title}: {cell.reason}" if cell.state == "failed" else self._finished(cell)
+            text = self._finished(cell) if cell.state == "finished" else f"{cell.state}: {cell.title}"
+            text += f": {cell.reason}" if cell.reason else ""
             self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._rates |= observed_rates(self._todo)
         seconds = time_left(self._todo, self._rates, self._width)
@@ -86,7 +87,7 @@ class SweepView:
         states = [cell.state for cell in self._cells]
         counts = ", ".join(
             f"{states.count(name)} {name}"
-            for name in ("finished", "running", "elsewhere", "waiting", "failed")
+            for name in ("finished", "running", "elsewhere", "waiting", "failed", "pruned")
             if name in states
         )
         return Group(self._progress, f"cells: {counts}", table)

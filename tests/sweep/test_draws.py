@@ -15,7 +15,7 @@ from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.draws import tuned_row
 from fedsim.sweep.draws_run import tuned_table
 from fedsim.sweep.plan import Cell
-from fedsim.sweep.sampler import check_sampler, suggest
+from fedsim.sweep.sampler import check_sampler, pruned_rounds, suggest
 from fedsim.sweep.search import read_space
 from fedsim.sweep.search_plan import PlannedSearch, Search, Trial
 
@@ -25,7 +25,7 @@ SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot30", "rot75"]', "train.
 def sweep(output, *more):
     """(what is printed of the choices, the rows of tuned.csv) of a small sweep with draws."""
     words = ["sweep", "digits", "--methods", "fedprox", "--targets", "rot75", "--jobs", "1", "--output", str(output)]
-    words += [*more, *(part for word in SMALL for part in ("--set", word))]
+    words += [*(part for word in SMALL for part in ("--set", word)), *more]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     shown = re.sub(re.escape(str(output)), "", result.stdout)
@@ -155,3 +155,37 @@ def test_what_a_sweep_with_draws_refuses(words, said):
 def test_an_unknown_sampler_names_the_known_ones():
     with pytest.raises(UserError, match="known: random, tpe, gp"):
         check_sampler("")
+
+
+def test_a_pruned_draw_by_hand():
+    """The median of the trials before at round 2 is .5: the third trial, at .4, is pruned there, and the last is not.
+
+    A pruned trial counts as far as it came, so that what it recorded later has no effect.
+    """
+    pytest.importorskip("optuna")
+    first = [{1: 0.3, 2: 0.6}, {1: 0.2, 2: 0.4}] * 3
+    curves = [*first, {1: 0.3, 2: 0.4, 3: 0.9}, {1: 0.1, 2: 0.9}, {1: 0.4, 2: 0.7, 3: 0.8}]
+    assert pruned_rounds("median", curves, 6) == [None] * 6 + [2, 1, None]
+    assert pruned_rounds("median", curves[:7], 7) == [None] * 7
+    curves[6] = {1: 0.3, 2: 0.4}
+    assert pruned_rounds("median", curves, 6) == [None] * 6 + [2, 1, None]
+    assert pruned_rounds("median", [{}, {1: float("nan")}], 0) == [None, None]
+
+
+def test_draws_that_fall_behind_are_ended_and_stay_so(tmp_path, monkeypatch):
+    """The worker of a pruned draw is ended before the last round; a second call runs nothing and has the same table."""
+    pytest.importorskip("optuna")
+    monkeypatch.setattr("fedsim.sweep.search_plan.STARTUP", 2)
+    monkeypatch.setattr("fedsim.sweep.search_plan.pruned_rounds", lambda pruner, curves, spared: [
+        next((round for round in curve if round >= 2 and number >= spared), None) for number, curve in enumerate(curves)
+    ])  # fmt: skip
+    options = ("--draws", "4", "--pruner", "median", "--set", "train.rounds=20")
+    shown, table = sweep(tmp_path, *options)
+    assert table[["draws", "scored"]].to_numpy().tolist() == [[4, 2]]
+    rounds = [len(pd.read_csv(file)) - 1 for file in (tmp_path / "digits").glob("fedprox*/rot75/seed0/rounds.csv")]
+    assert sorted(rounds)[2:] == [20, 20]
+    assert sorted(rounds)[1] < 20
+    outcomes = pd.read_csv(tmp_path / "digits" / "search.csv")["outcome"].astype(str)
+    assert outcomes.str.startswith("pruned after round 2").sum() == 2
+    monkeypatch.setattr("fedsim.sweep.run_cells", lambda *given: pytest.fail("a pruned draw was run again"))
+    assert sweep(tmp_path, *options)[0] == shown
