@@ -101,17 +101,23 @@ def is_claimed(folder: Path) -> bool:
         return False
 
 
+def free(folder: Path) -> bool:
+    """Remove the claim of a dead holder, if there is one; False while its holder lives."""
+    with alone(folder):
+        said, alive = _look(folder / FILE, whole=True)
+        if not alive:
+            _clear(folder / FILE, said)
+        return not alive
+
+
 def _take(file: Path) -> Claim | None:
     """The claim of this process; None while another one has it."""
     text = f"process {os.getpid()} on {socket.gethostname()}\n{kernel()} {secrets.token_hex(8)}\n"
     file.parent.mkdir(parents=True, exist_ok=True)  # the holder may have removed the folder of a run that was refused
     try:
-        with alone(file.parent):
-            said, alive = _look(file, whole=True)
-            if alive:
-                return None
-            _clear(file, said)
-            handle = file.open("x", encoding="utf-8")
+        if not free(file.parent):
+            return None
+        handle = file.open("x", encoding="utf-8")
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOENT, errno.ESTALE):  # another process was quicker, or removed it
             return None

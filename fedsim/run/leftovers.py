@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedsim.results.reading import write_results
 from fedsim.run.checkpoint import STATE
+from fedsim.run.claim import free
 from fedsim.run.privacy_account import BEGUN
 
 WRITTEN = ("experiment.toml", "environment.json", "checkpoint", "state")  # by a session before its first round
@@ -60,11 +61,12 @@ def is_finished(folder: Path) -> bool:
 
 
 def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
-    """Remove the checkpoints and client states of finished runs in an experiment's folder, and update its results.csv.
+    """Remove checkpoints, client states and dead claims of an experiment's finished runs, and update its results.csv.
 
     A run does this after its summary. If it was killed in between, the next command does it.
     """
     for folder in runs:
         for name in ("checkpoint", "state"):
             shutil.rmtree(folder / name, ignore_errors=True)
+        free(folder)
     write_results(experiment)

@@ -41,6 +41,7 @@ class SweepView:
         rounds = sum(cell.experiment.train.rounds for cell in self._open)
         self._task = self._progress.add_task("sweep", total=rounds, left="")
         self._todo = list(self._open)
+        self._waits = False  # for other processes alone
         self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> "SweepView":
@@ -60,6 +61,9 @@ class SweepView:
             text = self._finished(cell) if cell.state == "finished" else f"{cell.state}: {cell.title}"
             text += f": {cell.reason}" if cell.reason else ""
             self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self._open and not self._waits and all(cell.state == "elsewhere" for cell in self._open):
+            self._waits = True
+            self._live.console.print(f"waiting for other processes, which run the last cells: {len(self._open)}")
         self._rates |= observed_rates(self._todo)
         seconds = time_left(self._todo, self._rates, self._width)
         done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)

@@ -17,6 +17,7 @@ from fedsim.common.files import storage_time
 from fedsim.results.callbacks import RunCallback
 from fedsim.run import claim as module
 from fedsim.run.claim import BEAT_SECONDS, GONE_SECONDS, Claim, claim, is_claimed
+from fedsim.run.leftovers import tidy_finished
 from fedsim.run.plan import run_folder
 
 HOLDER = """
@@ -188,3 +189,16 @@ def test_a_holder_that_slept_at_the_start_leaves_the_others_files(tmp_path, monk
     with pytest.raises(ClaimedError):
         run_small(experiment)
     assert {"experiment.toml", ".lock"} <= {path.name for path in run_folder(experiment).iterdir()}
+
+
+def test_a_finished_run_keeps_no_claim_of_a_dead_process(holder, tmp_path):
+    """It may be killed after the summary. A living one removes its claim itself."""
+    experiment = tiny_experiment(tmp_path, rounds=1)
+    folder, _ = run_small(experiment)
+    (tmp_path / "run" / ".lock").rename(folder / ".lock")
+    tidy_finished(folder.parents[2], [folder])
+    assert is_claimed(folder)
+    holder.kill()
+    holder.wait()
+    tidy_finished(folder.parents[2], [folder])
+    assert not (folder / ".lock").exists()

@@ -13,7 +13,7 @@ from support import numbers
 METHODS = "fedavg,fedprox,fedbn,feddg-ga,fedsam,fedadam"
 DRAWS = f"sweep digits --draws 10 --trials 2 --targets rot0,rot45,rot75 --methods {METHODS}"
 SLOTS = "search digits --slots terms,weights,norm --budget 6 --targets rot75"
-SMALL = ("data.fraction=0.05", "train.rounds=1", "run.device=cpu", 'data.domains=["rot0", "rot30", "rot45", "rot75"]')
+SMALL = ("data.fraction=0.3", "train.rounds=1", "run.device=cpu", 'data.domains=["rot0", "rot30", "rot45", "rot75"]')
 
 
 def start(words, output):

@@ -8,6 +8,7 @@ from fedsim.run.plan import run_folder
 from fedsim.sweep import waiting
 from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell
+from fedsim.sweep.view import SweepView
 from fedsim.sweep.waiting import Waiting
 
 
@@ -25,11 +26,12 @@ def states(cells):
     return [cell.state for cell in cells]
 
 
-def test_two_sweeps_divide_the_cells_and_both_end_when_all_are_finished(tmp_path, monkeypatch):
+def test_two_sweeps_divide_the_cells_and_both_end_when_all_are_finished(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     ours, theirs = tiny_cells(tmp_path), tiny_cells(tmp_path)
     one, other = Waiting(ours), Waiting(theirs)
     first = one.take()
+    view = SweepView(theirs, 1)
     with claim(first.folder):
         assert [other.take(), other.take()] == theirs[1:]
         assert states(theirs) == ["elsewhere", "waiting", "waiting"]
@@ -37,6 +39,9 @@ def test_two_sweeps_divide_the_cells_and_both_end_when_all_are_finished(tmp_path
             run(other, cell)
         assert other.take() is None
         assert other
+        view.update()
+        view.update()
+        assert capsys.readouterr().err.count("waiting for other processes, which run the last cells: 1") == 1
     run(one, first)
     for line in (one, other):
         assert line.take() is None
