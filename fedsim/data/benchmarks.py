@@ -9,6 +9,7 @@ from pathlib import Path
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.hf_rows import ROW, is_federated
+from fedsim.data.lists import PARTS
 from fedsim.data.names import composed, matching, names_in, read_from, refuse_alike, refuse_repeated, same, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
@@ -63,7 +64,7 @@ def unusable(name: str) -> str:
         return "the name of the column of averages"
     if "/" in name or name in (".", ".."):
         return "because a run's folder is called like its unseen domain, and this is no name of one folder"
-    return ""
+    return "" if name.isprintable() else "which has characters that are not printed"
 
 
 def resolve_domain(found: Benchmark, name: str) -> str:
@@ -122,4 +123,8 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
     refuse_alike([names_in(folder_of[name]) for name in used] + [[name] for name in classes], "classes", root)
     if len(classes) < 2:
         raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
+    if {name.casefold() for name in classes} <= PARTS.keys():
+        raise UserError(f"{root}: the class folders are called {', '.join(classes)}, which are parts of a split; "
+                        "expected domain/class/image: put the images of a class into one folder, or name them in a "
+                        "table with the column split (data.dataset = 'table')")  # fmt: skip
     return replace(BENCHMARKS["folder"], domains=domains, classes=tuple(classes))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fedsim.common.errors import UserError
 
-HIDDEN = (".", "__", "@eaDir")  # how folders begin that hold neither a domain nor a class
+# How folders begin that hold neither a domain nor a class. `__background__` is a class.
+HIDDEN = (".", "__MACOSX", "__pycache__", "@eaDir")
 
 
 def composed(name: str) -> str:
