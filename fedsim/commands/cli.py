@@ -48,8 +48,8 @@ def main() -> None:
 def _command() -> int:
     try:
         code = app(standalone_mode=False) or 0  # without standalone mode, typer.Exit's code is returned
-    except typer.Abort:
-        code = 130
+    except typer.Abort as abort:  # so Typer calls an EOFError, for example of a file that was cut
+        raise (abort.__cause__ or abort) from None
     except click.UsageError as error:
         if error.format_message():
             raise

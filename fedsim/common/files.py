@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from fedsim.common.errors import UserError
+
 # The temporary names below and of claims, of records alone: `.notes.markdown` is a file of the user.
 UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors|lock)\.[a-z0-9_]{8}")
 
@@ -44,6 +46,14 @@ def remove_unfinished(folder: Path) -> None:
     for file in list(folder.rglob(".*")):
         if UNFINISHED.fullmatch(file.name) and file.is_file():
             file.unlink(missing_ok=True)
+
+
+def of_home(path: str) -> Path:
+    """A path that may begin with `~` for the user's home; UserError for a user who has none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: no home folder is known for {path.split('/')[0]}; write the whole path") from None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.common.files import of_home
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import cached_images, content_of, digest
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing, dataset_folder, images_of, list_domain
@@ -32,7 +33,7 @@ def _grey(images: np.ndarray) -> np.ndarray:
 
 def auxiliary_listing(folder: str) -> Listing:
     """The images of a folder, in the order that a domain with these class folders would have."""
-    root = start_folder() / Path(folder).expanduser()
+    root = start_folder() / of_home(folder)
     if not root.is_dir():
         raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled images")
     loose = sorted(name.name for name in root.iterdir() if _is_image(name))

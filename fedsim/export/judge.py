@@ -34,7 +34,7 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     """
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; name one that has a folder of images per class, or per domain and class")
-    found = _domain(folder, folder.name, classes)
+    found = _domain(folder, folder.absolute().name, classes)
     below = {} if found else {name: _domain(folder / name, name, classes) for name in subfolders(folder)}
     kept = [domain for domain in (found, *below.values()) if domain is not None and domain.files]
     if not kept:

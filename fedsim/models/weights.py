@@ -3,7 +3,6 @@
 import importlib
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -11,6 +10,7 @@ from torch import nn
 
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError
+from fedsim.common.files import of_home
 
 StateDict = dict[str, torch.Tensor]
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names in torchvision's DenseNet files
@@ -19,7 +19,7 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names
 def read_weight_file(file: str, setting: str = "model.weights") -> StateDict:
     """The state dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled); a setting names
     it."""
-    path = Path(file).expanduser()
+    path = of_home(file)
     if not path.is_file():
         known = "none, imagenet, hub, package, or " if setting == "model.weights" else ""
         raise UserError(f"{setting}: no file {file!r}; give {known}a .safetensors or .pth file")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedsim.common.errors import UserError
+from fedsim.common.files import of_home
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.methods.recipe import Recipe, parts_of, values_of
 from fedsim.methods.variants import same_method
@@ -53,7 +54,7 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
         return
     then = read_settings(folder)
     changed = differing_keys(then.model_dump(), experiment.model_dump())
-    files = [Path(each.model.weights).expanduser().resolve() for each in (then, experiment)]
+    files = [of_home(each.model.weights).resolve() for each in (then, experiment)]
     if files[0] == files[1]:  # the runtime flower names the file by its whole path
         changed = [key for key in changed if key != "model.weights"]
     if same_method(then, experiment):  # asked for in other words

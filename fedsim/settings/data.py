@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from fedsim.common.files import of_home
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
 
@@ -129,12 +130,12 @@ class DataSettings(Settings):
 
 def data_root(data: DataSettings) -> Path:
     """The folder in which the data set is looked for."""
-    return Path(data.root or os.environ.get("FEDSIM_DATA", "data")).expanduser()
+    return of_home(data.root or os.environ.get("FEDSIM_DATA", "data"))
 
 
 def cache_root(data: DataSettings) -> Path:
     """The folder of the decoded images."""
-    return Path(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")).expanduser()
+    return of_home(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim"))
 
 
 def start_folder() -> Path:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from fedsim.common.files import of_home
 from fedsim.settings.effect import Only
 from fedsim.settings.sections import Settings
 
@@ -13,7 +14,7 @@ WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other
 
 def weights_file(weights: str) -> Path | None:
     """The file that `model.weights` names; None where it names none, or one that is not on this machine."""
-    file = Path(weights).expanduser()
+    file = of_home(weights)
     return file if weights not in ("none", *WEIGHT_WORDS) and file.is_file() else None
 
 

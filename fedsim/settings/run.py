@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedsim.common.files import of_home
 from fedsim.settings.effect import Above, Only
 from fedsim.settings.sections import Settings, folder_name
 
@@ -43,7 +44,9 @@ class RunSettings(Settings):
         description="number of processes in which clients train with the inline runtime; it does not change a run's "
         "numbers; 0: after the first round, one for each free core if that saves time",
     )
-    output: str = "outputs"
+    output: Annotated[str, AfterValidator(lambda path: str(of_home(path)) if path.startswith("~") else path)] = (
+        "outputs"
+    )
     keep_predictions: bool = Field(
         True, description="keep the target's predictions of the selected, last and oracle round, for `compare --metric`"
     )

@@ -1,5 +1,6 @@
 """The command line: one line and exit code 2 for wrong input, no traceback, and no incomplete files."""
 
+import io
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -35,6 +37,14 @@ def called(monkeypatch, capsys):
         return code, *capsys.readouterr()
 
     return call
+
+
+def test_a_file_that_ends_too_early_is_no_interruption(called, monkeypatch):
+    """Typer takes an EOFError for an end of the input."""
+    monkeypatch.setattr("fedsim.commands.data.show_datasets", lambda name: np.load(io.BytesIO(b"")))
+    code, _, errors = called("datasets")
+    assert code == 1
+    assert "EOFError: No data left in file (an unexpected error" in errors
 
 
 def python(code: str, **options) -> subprocess.CompletedProcess:
