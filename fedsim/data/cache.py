@@ -35,7 +35,7 @@ from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
 
-FORMAT = 4
+FORMAT = 5
 DIGESTS = "digests.npy"
 DIGEST_BYTES = 16
 THREADS = min(8, max(2, os.cpu_count() or 2))  # that read files
@@ -136,8 +136,8 @@ def manifest_of(listing: Listing, dataset: str, domain: str, image_size: int, pl
     for name, label in zip(listing.files, listing.labels):
         try:
             status = (listing.folder / name).stat()
-        except OSError as error:
-            raise unreadable(listing.folder / name, error.strerror or type(error).__name__) from None
+        except (OSError, ValueError) as error:
+            raise unreadable(listing.folder / name, error) from None
         facts = f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
         whole.update(facts.encode(errors="surrogateescape"))
     return {**content, "hash": whole.hexdigest()[:16]}

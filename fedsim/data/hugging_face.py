@@ -73,7 +73,7 @@ class HuggingFaceReader(Reader):
     def _decoded(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
         """A domain's decoded images and their sizes, from two files of the cache, which are made anew when damaged."""
         size = self.data.image_size
-        name = content_hash(b"2", domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
+        name = content_hash(b"3", domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
         shape = (len(self._of(domain)), 3, size, size)
         return decoded(self._kept_in(f"{name}.npy"), shape, lambda: self._cells(domain))
 
@@ -257,5 +257,5 @@ def _version(file: Path) -> Version:
     try:
         status = file.stat()
     except OSError as error:
-        raise unreadable(file, error.strerror or type(error).__name__) from None
+        raise unreadable(file, error) from None
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from fedsim.common.errors import UserError
 from fedsim.data.beside import kept
 from fedsim.data.cache import Planes, cached_domain, manifest_of
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.folders import Listing, images_of
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
 from fedsim.data.names import composed, names_in, read_from, refuse_alike, same, subfolders
-from fedsim.data.pixels import read_bytes, unreadable
+from fedsim.data.pixels import read_bytes, refusals, unreadable
 from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root, data_root
@@ -30,7 +30,7 @@ from fedsim.settings import DataSettings, cache_root, data_root
 TABLE = "samples.csv"
 LOSSY = {"JPEG", "MPO"}  # Pillow's names of formats that do not keep values
 SHOWN_VALUES = 12
-SINGLE_PLANE = {"1", "L", "P", "I;16", "I"}  # modes of which every pixel is one number
+SINGLE_PLANE = {"1", "L", "P", "I;16", "I;16B", "I"}  # modes of which every pixel is one number
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -175,22 +175,24 @@ def _of_folders(folder: Path) -> list[tuple[str, str]]:
 
 
 def _by_name(folder: Path, part: str) -> dict[str, str]:
-    """{name without ending: path seen from `folder`} of the image files in a folder."""
+    """{name below the part, without ending: path seen from `folder`} of the image files in and below a folder."""
     if not (folder / part).is_dir():
         raise UserError(f"{folder}: no folder {part!r}; expected image/NAME and mask/NAME, or {TABLE}")
     found: dict[str, str] = {}
-    for file in sorted((folder / part).iterdir()):
-        if file.suffix.lower() not in IMAGE_SUFFIXES or file.name.startswith("."):
-            continue
-        if file.stem in found:
-            raise UserError(f"{folder / part}: two files are called {file.stem!r}; rename one of them")
-        found[file.stem] = f"{part}/{file.name}"
+    for file in images_of(folder, part):
+        name = str(Path(file).relative_to(part).with_suffix(""))
+        if name in found:
+            raise UserError(f"{folder / part}: two files are called {name!r}; rename one of them")
+        found[name] = file
     return found
 
 
 def _of_table(file: Path) -> list[tuple[str, str]]:
     """(image, mask) of a table's rows, sorted; paths are seen from its folder."""
-    rows = list(csv.DictReader(io.StringIO(text_of(file), newline="")))
+    try:
+        rows = list(csv.DictReader(io.StringIO(text_of(file), newline="")))
+    except csv.Error as error:
+        raise UserError(f"cannot read the table {file} ({error}); correct it") from None
     missing = sorted({"image", "mask"} - set(rows[0] if rows else {}))
     if missing:
         raise UserError(f"{file}: no column {missing[0]!r}, or no rows; it needs the columns image and mask")
@@ -223,15 +225,9 @@ def decode_mask(
 
 def _values(path: Path, content: bytes) -> np.ndarray:
     """The numbers of a mask file, int64 [height, width]; a pixel of a file of one bit is 0 or 1."""
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.mode not in SINGLE_PLANE:
-                raise unreadable(path, f"colour mode {image.mode}; a mask has one number per pixel, grey or palette")
-            if image.format in LOSSY or image.info.get("compression") == "jpeg":
-                raise unreadable(path, "a JPEG changes the values of pixels; draw or convert the mask again, as PNG")
-            return np.asarray(ImageOps.exif_transpose(image)).astype(np.int64)
-    except UserError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise unreadable(path, reason) from None
+    with refusals(path), Image.open(io.BytesIO(content)) as image:
+        if image.mode not in SINGLE_PLANE:
+            raise unreadable(path, f"colour mode {image.mode}; a mask has one number per pixel, grey or palette")
+        if image.format in LOSSY or image.info.get("compression") == "jpeg":
+            raise unreadable(path, "a JPEG changes the values of pixels; draw or convert the mask again, as PNG")
+        return np.asarray(ImageOps.exif_transpose(image)).astype(np.int64)

@@ -11,7 +11,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from fedsim.common.errors import UserError
 
-BITS_PER_SAMPLE = 258  # TIFF tag
+BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # tags of TIFF, and a value of the second
 COLOUR = {"1", "L", "P", "RGB", "RGBA", "RGBa", "RGBX", "LA", "La", "PA", "CMYK", "YCbCr", "HSV"}
 
 
@@ -34,22 +34,24 @@ def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> t
     read, 32-bit integers, floats outside 0..1, and colour spaces that Pillow cannot convert.
     """
     content = read_bytes(path) if content is None else content
-    with _refusals(path), Image.open(io.BytesIO(content)) as image:
+    with refusals(path), Image.open(io.BytesIO(content)) as image:
         return _resized(image, image_size)
 
 
 def decode_picture(image: Image.Image, image_size: int) -> np.ndarray:
     """A picture that Pillow has opened or made, as RGB uint8 [3,s,s]: the pixels that `decode` makes of its file."""
-    with _refusals(getattr(image, "filename", "") or "from Pillow"):
+    with refusals(getattr(image, "filename", "") or "from Pillow"):
         return _resized(image, image_size)[0]
 
 
 @contextmanager
-def _refusals(name: Path | str) -> Iterator[None]:
+def refusals(name: Path | str) -> Iterator[None]:
     """Turns the errors of an image into a UserError with its name."""
     try:
         yield
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # Pillow raises almost any class for a damaged file
         reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise unreadable(name, reason) from None
 
@@ -63,24 +65,29 @@ def _resized(image: Image.Image, image_size: int) -> tuple[np.ndarray, tuple[int
 def read_bytes(path: Path) -> bytes:
     """A file's bytes; UserError when it cannot be read."""
     try:
+        if path.is_fifo():
+            raise OSError(0, "a pipe, which would be waited for")
         return path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error.strerror or type(error).__name__) from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
 
 
-def unreadable(path: Path | str, reason: str) -> UserError:
+def unreadable(path: Path | str, reason: str | Exception) -> UserError:
     """The error for an image file that cannot be used."""
+    reason = getattr(reason, "strerror", None) or str(reason)
     return UserError(f"cannot read the image {path} ({reason}); replace or remove it")
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     """The image in mode RGB, upright."""
-    bits = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0] if isinstance(image, TiffImageFile) else 16
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
     transparent = image.has_transparency_data
     if image.mode not in COLOUR:
         if transparent:
             raise UnclearImageError(f"mode {image.mode} with a transparent colour; convert it to 8 bits")
-        image = _eight_bits(ImageOps.exif_transpose(image), image.format, bits)
+        image = _eight_bits(ImageOps.exif_transpose(image), image.format, tags.get(BITS_PER_SAMPLE, (16,))[0])
+        if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts such images of 8 bits alone
+            image = ImageOps.invert(image)
     else:
         image = ImageOps.exif_transpose(image)
     if not transparent:

@@ -131,9 +131,14 @@ def test_mask_files_are_hashed_once(fundus, masked, monkeypatch):
 
 
 def test_table_of_samples(fundus, masked):
-    """samples.csv names images and masks wherever they lie below the domain's folder."""
+    """samples.csv names images and masks wherever they lie; without it, folders below image/ and mask/ are read too."""
     (fundus / "site1" / "samples.csv").write_text(f"{PAIR}image/2.jpg,mask/1.png\nimage/3.jpg,mask/1.png\n")
     assert len(load_client(masked(), "site1").masks) == 3
+    (fundus / "site1" / "samples.csv").unlink()
+    for part, ending in (("image", "jpg"), ("mask", "png")):
+        (fundus / "site1" / part / "patient1").mkdir()
+        (fundus / "site1" / part / f"0.{ending}").rename(fundus / "site1" / part / "patient1" / f"1.{ending}")
+    assert len(load_client(masked(), "site1").masks) == 4
     for structures, said in (({}, r"data\.structures"), ({"disc": []}, "no values")):
         with pytest.raises(UserError, match=said):
             benchmark(masked(structures=structures))
@@ -150,6 +155,8 @@ def test_table_of_samples(fundus, masked):
     ("samples.csv", f"{PAIR}../site2/image/1.jpg,mask/1.png\n",
      r"'\.\./site2/image/1\.jpg' lies in the folder of another domain"),
     ("samples.csv", b"image,mask\n\xe9.png,a.png\n", "is not text in UTF-8"),
+    ("samples.csv", "image,mask\n" + 200_000 * "x", "cannot read the table .*field larger"),
+    ("image/4.dcm", "", "4.dcm: not an image file"),
 ])  # fmt: skip
 def test_spoiled_folders_are_refused_in_one_line(fundus, masked, file, content, words):
     path = fundus / "site1" / file
