@@ -7,6 +7,7 @@ Order of precedence: the file, then its preset (`preset = "csac"` picks `[preset
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,6 +153,9 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
             example = SECTION_EXAMPLES[key]
             raise UserError(f"override {text!r}: {key} is a section; set single keys, for example --set {example}")
     changes = [(key, value) for key, value in changes if key != "preset"]
+    for key in (key for key, _ in changes if key.startswith("parts.")):
+        if twice := [other for other, _ in changes if other.startswith("method.") and overlap(key, other)]:
+            raise UserError(f"--set {key}: --set gives {twice[0]} too, which is taken; remove one of the two")
     presets = table.pop("presets", {})
     _check_tables(table, presets, where)
     preset = preset or (asked[-1] if asked else str(table.get("preset", "")))
@@ -253,8 +257,12 @@ def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = 
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two dotted keys are equal, or one of them names a table that contains the other."""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+    """Whether two dotted keys are equal, or one of them names a table that contains the other.
+
+    `parts.NAME` and `method.NAME` are one part, whose value in [method] is taken.
+    """
+    one, other = (re.sub("^parts[.]", "method.", key) + "." for key in (one, other))
+    return one.startswith(other) or other.startswith(one)
 
 
 AS_TOML = {"bool_type": "; write true or false", "list_type": '; write a list such as ["a", "b"]'}

@@ -18,7 +18,7 @@ import pandas as pd
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.results.statistics import ranks
-from fedsim.settings.experiment import parse_override
+from fedsim.settings.experiment import overlap, parse_override
 from fedsim.sweep.axes import split_values
 
 FORMS = "KEY=log:LOW:HIGH, KEY=uniform:LOW:HIGH, KEY=int:LOW:HIGH or KEY=VALUE,VALUE,..."
@@ -88,8 +88,8 @@ class Knob:
 def read_space(words: Sequence[str]) -> list[Knob]:
     """The searched settings in the order of their names; UserError for one that is refused or given twice."""
     knobs = sorted(map(_knob, words), key=lambda knob: knob.key)
-    for before, knob in itertools.pairwise(knobs):
-        if before.key == knob.key:
+    for before, knob in itertools.combinations(knobs, 2):
+        if overlap(before.key, knob.key):
             raise UserError(f"--space {knob.text}: {knob.key} is given twice; give its whole range in one --space")
     return knobs
 

@@ -1,6 +1,5 @@
 """What a search varies: the settings of `--space`, or those that a method declares, and their values in the file."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,8 +39,7 @@ def declared_space(experiment: Experiment) -> list[str]:
 
 def _given(knob: Knob, overrides: Sequence[str]) -> bool:
     """Whether `--set` gives a setting, also where it names a part in [parts]."""
-    keys = [re.sub("^parts[.]", "method.", parse_override(word)[0]) for word in overrides]
-    return any(overlap(knob.key, key) for key in keys)
+    return any(overlap(knob.key, parse_override(word)[0]) for word in overrides)
 
 
 def _refuse_overridden(knobs: Sequence[Knob], overrides: Sequence[str]) -> None:

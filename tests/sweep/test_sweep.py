@@ -121,6 +121,8 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     (["--grid", "method.proximal.mu=0.1,0.2", "--set", "method.proximal={mu=0.3}"], "method.proximal one value"),
     (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
     (["--grid", "method.proximal={mu=1},{mu=2}", "--grid", "method.proximal.mu=3,4"], "is given twice"),
+    (["--grid", "parts.proximal.mu=0.1,0.2", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
+    (["--set", "parts.proximal.mu=0.1", "--set", "method.proximal.mu=3"], "gives method.proximal.mu too"),
     (["--grid", "preset=a,b", "--preset", "a"], "preset"),
     (["--cores-per-cell", "9999"], "cores"),
     (["--callback", "nowhere.at:All"], "nowhere"),
