@@ -69,7 +69,7 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
     emptied = [slot for slot in SLOTS if settings.get(slot) in ("none", [])]
     for slot in sorted((key for key in settings if key in SLOTS), key=lambda slot: slot != "client"):
         recipe = exchange(recipe, slot, settings.pop(slot))
-    asked = add(recipe, settings.pop("add", []))
+    asked = add(recipe, settings.pop("add", []), method)
     recipe = in_order(complete(asked))
     for slot in emptied:
         if needed := [part_name(part) for part in parts_in(recipe, slot) if part not in parts_in(asked, slot)]:

@@ -44,14 +44,14 @@ def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
     return _with(recipe, rest | {slot: _made(value, slot, recipe)})
 
 
-def add(recipe: Recipe, value: Json) -> Recipe:
+def add(recipe: Recipe, value: Json, given: Mapping[str, Json]) -> Recipe:
     """The recipe with the named parts added to every slot that they belong to.
 
-    Raises UserError for a part that the recipe already has.
+    Raises UserError for a part that the recipe already has, and for a second one in a slot that `given` fills.
     """
     names = _names("method.add", value)
     _refuse_twice("method.add", names)
-    filled: dict[str, str] = {}
+    filled = {slot: name for slot, name in given.items() if slot in SLOTS and slot not in LIST_SLOTS and name != "none"}
     for name in names:
         kind = find_part(name)
         for slot in slots_of(kind):
@@ -186,6 +186,7 @@ def typed(key: str, value: Json) -> str:
 def method_facts(recipe: Recipe) -> Facts:
     """What a method's parts say about the effect of settings."""
     return {
+        Scene.PASSES: not recipe.batches.balanced or not getattr(recipe.batches, "budget", 1),
         Scene.XAN: part_name(recipe.norm) == "xan",
         Scene.PLAIN_PASS: all(part.compiles for part in recipe.client_parts()),
     }

@@ -25,6 +25,7 @@ class Scene(Enum):
     BOTTLENECK = "model.bottleneck above 0"
     NO_BOTTLENECK = "model.bottleneck = 0"
     XAN = "method.norm = 'xan'"
+    PASSES = "batches whose number [train] says (method.batches)"
     PLAIN_PASS = "a step that trains by the network's plain pass, which is what it compiles"
 
 

@@ -13,10 +13,12 @@ class TrainSettings(Settings):
     """[train]: rounds, local work and its optimizer."""
 
     rounds: int = Field(10, ge=1, description="rounds of training; row 0 of rounds.csv is the initial model's")
-    epochs: Annotated[int, Only(iterations=0)] = Field(
+    epochs: Annotated[int, Only(Scene.PASSES, iterations=0), Only(iterations=0, budget=("images", "steps"))] = Field(
         1, ge=1, description="local passes over the data per round, unless iterations is set"
     )
-    iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs says how many")
+    iterations: Annotated[int, Only(Scene.PASSES), Only(budget=("images", "steps"))] = Field(
+        0, ge=0, description="local steps per round; 0: epochs says how many"
+    )
     batch_size: Annotated[int, Tuned("8,16,32,64", "DomainBed, powers of two")] = Field(64, ge=2)
     budget: Literal["paper", "images", "steps"] = Field(
         "paper",
@@ -29,7 +31,7 @@ class TrainSettings(Settings):
         Tuned("log:0.001:0.1", "Reddi et al., ICLR 2021, up to 0.1", optimizer="sgd"),
         Tuned("log:1e-5:3e-3", "DomainBed, both of its ranges", optimizer=("adam", "adamw")),
     ] = Field(0.01, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: Annotated[float, Only(optimizer="sgd")] = Field(0.0, ge=0, lt=1)
     weight_decay: Annotated[float, Tuned("log:1e-6:0.01", "DomainBed")] = Field(0.0, ge=0)
     schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
         "constant",

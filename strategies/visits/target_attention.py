@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.parts.facts import Fact
+from fedsim.parts.part import RecipeParts
 from fedsim.settings.effect import Only
 from strategies.parts import Arrays, ServerRound, Update, Visit, Weights
 
@@ -50,6 +51,11 @@ class TargetAttention(Visit, Weights):
     records: ClassVar[tuple[str, ...]] = ("tightness",)
     requires: ClassVar[dict[str, str]] = {"visits": "target_attention"}
     assumes = (*Visit.assumes, Fact.CLIENT_WEIGHTS)
+
+    def refuses(self, recipe: RecipeParts) -> str:
+        """The target's client would see every model for weights that nobody takes."""
+        said = "target_attention visits for the weights of method.weights alone; name it there, or not in method.visits"
+        return said if len(recipe.of(Weights)) > 1 else ""
 
     @property
     def discloses(self) -> str:

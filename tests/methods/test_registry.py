@@ -97,6 +97,8 @@ def test_combinations_and_exchange():
     ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
     ("fedavg infer=zero_shot_adapter", "adapter = true"),
     ("fada inserts=none", "a part of fada needs disentangler there"),
+    ("fada weights=uniform", "target_attention visits for the weights of method.weights alone"),
+    ("fedavg weights=uniform add=['generalization_adjustment']", "uniform and generalization_adjustment are both for"),
 ])  # fmt: skip
 def test_settings_of_parts_that_cannot_be_are_one_line(words, said):
     name, *settings = words.split(" ")

@@ -60,6 +60,19 @@ def test_a_time_limit_that_nothing_holds_is_said(run, said):
     assert starts == [True] * said
 
 
+@pytest.mark.parametrize(("method", "train", "idle"), [
+    ("fedavg", {"optimizer": "adam", "momentum": 0.3}, ["momentum"]),
+    ("fedavg", {"momentum": 0.3, "epochs": 5}, []),
+    ("fedsb", {"epochs": 5, "iterations": 3}, ["epochs", "iterations"]),
+    ("fedsb", {"epochs": 5, "budget": "steps"}, []),
+    ({"name": "fedsb", "balanced_budget": {"budget": 0}}, {"epochs": 5}, []),
+])  # fmt: skip
+def test_training_that_the_optimizer_or_the_batches_do_not_read_is_said(method, train, idle):
+    plan = resolve(small_experiment("unused", method, train={"momentum": 0.0, **train}))
+    said = [text.split(" has no effect")[0] for text in no_effect_remarks(plan.experiment, plan.recipe, {})]
+    assert said == [f"train.{name}" for name in idle]
+
+
 def test_what_a_sweep_over_the_other_setting_has_is_said():
     """One and four clients per domain with the same partition are a usual sweep, which is not refused."""
     data = {"partition": "dirichlet", "alpha": 0.1}
