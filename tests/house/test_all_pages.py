@@ -8,6 +8,7 @@ import pytest
 
 import fedsim
 from fedsim.data import BENCHMARKS
+from fedsim.methods.listing import step_costs
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import FOLDERS
 from fedsim.methods.table import METHODS
@@ -63,6 +64,21 @@ def test_every_extra_that_a_message_names_is_there():
     named = {name for file in files for name in re.findall(r"\bextra\(['\"](\w+)['\"]\)", file.read_text())}
     assert {"ray", "tensorboard"} <= named <= set(PROJECT["optional-dependencies"])
     assert fedsim.extra("ray") == "pip install 'feddg-sim[ray]'"
+
+
+def test_start_names_every_extra():
+    extras, text = PROJECT["optional-dependencies"], (ROOT / "docs/start.md").read_text()
+    parts = re.search(r"\[(.*)\]", extras["all"][0])[1].split(",")
+    named = re.search(r"There are `ray`.*?\n\n", text, re.DOTALL)[0]
+    assert sorted(parts) == sorted(extras.keys() - {"all", "docs", "dev"})
+    assert set(parts) <= set(re.findall(r"`([\w-]+)`", named))
+    installed = "feddg-sim[all,docs]" in extras["dev"]
+    assert installed == ("`all` stands for all of them, and `make` installs it." in named)
+
+
+def test_speed_names_the_methods_without_a_cost():
+    named = re.search(r"for each method but (.*?), where", (ROOT / "docs/speed.md").read_text(), re.DOTALL)[1]
+    assert set(re.findall(r"`([\w-]+)`", named)) == METHODS.keys() - step_costs()[0].keys()
 
 
 def test_nobody_is_told_to_install_the_other_project():
