@@ -29,13 +29,13 @@ class RepresentationNorm(Term):
     log(2 pi s^2). The paper squares the norm and the official code does not, so the weight
     of one cannot be used for the other. `alpha_l2r = 0` gives FedAvg on the same network.
 
-    alpha_l2r: the weight of the term, 0.01 in the official PACS run; the grid is 0.001, 0.01, 0.1
+    alpha_l2r: the weight of the term, 0.01 in the official PACS run; FedDG_Benchmark tries 0.001, 0.01, 0.1
     l2r: "squared" (paper) or "norm" (official code)
     """
 
     side_by_side: ClassVar[bool] = True
 
-    alpha_l2r: Annotated[float, Field(ge=0), Tuned("1e-3,1e-2,1e-1", "FedSR's grid")] = 0.01
+    alpha_l2r: Annotated[float, Field(ge=0), Tuned("1e-3,1e-2,1e-1", "FedDG_Benchmark")] = 0.01
     l2r: Literal["squared", "norm"] = "squared"
 
     def begin(self, round: LocalRound) -> StepFunction | None:

@@ -5,7 +5,7 @@ mu: Annotated[float, Field(ge=0), Tuned("0.001,0.01,0.1", "FedDG_Benchmark")] = 
 
 from fedsim.settings.effect import Facts, Only, conditions, marks
 
-DECADE = "ours: a decade around the paper's value, as in DomainBed"
+DECADE = "ours: a decade to each side of the default, as in DomainBed"
 
 
 class Tuned(Only):

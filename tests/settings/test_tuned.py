@@ -9,7 +9,7 @@ from fedsim.methods.registry import parts_by_slot
 from fedsim.settings import TrainSettings
 from fedsim.settings.effect import marks
 from fedsim.settings.experiment import parse_override, read_experiment
-from fedsim.settings.tuned import Tuned, spaces
+from fedsim.settings.tuned import DECADE, Tuned, spaces
 from fedsim.sweep.search import read_space
 from fedsim.sweep.search_space import declared_space
 
@@ -35,6 +35,13 @@ def test_the_ends_of_every_declared_space_are_allowed():
     for name, own in marks(TrainSettings, Tuned).items():
         for value in (value for space in own for value in ends_of(f"train.{name}", space)):
             assert getattr(TrainSettings.model_validate({name: value}), name) == value
+
+
+def test_a_decade_lies_to_each_side_of_the_default():
+    found = [(kind, name, space) for kind in KINDS for name, own in marks(kind, Tuned).items() for space in own]
+    for kind, name, space in (each for each in found if each[2].source == DECADE):
+        low, high = ends_of(f"method.part.{name}", space)
+        assert (low * 10, high / 10) == pytest.approx((getattr(make(kind), name),) * 2), kind
 
 
 def test_a_space_belongs_to_values_of_other_settings():
