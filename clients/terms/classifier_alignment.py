@@ -29,8 +29,7 @@ class ClassifierAlignment(Term):
     each round from what `collect` returns (phase 1). The gradient of this term is of second order and reaches all
     parameters. The classifier is the network's linear head; the official code has a perceptron of three layers there,
     except on Rotated MNIST. Phase 1 runs in eval mode here, while the official code lets it change the server's running
-    statistics. The paper weights clients equally: set `method.weights = "uniform"`. `gamma = 0` gives FedAvg with those
-    weights.
+    statistics. The paper weights clients equally, by the part `uniform`. `gamma = 0` gives FedAvg with those weights.
 
     gamma: the weight of the term. The official code has 1e-2 on Rotated MNIST, 5e-3 on VLCS, 1e-3 on PACS, 5e-4 on
     OfficeHome

@@ -25,7 +25,8 @@ class GradientMask(Fuse):
 
     Source: FedGMA (Tenison et al., TMLR 2023). delta_k = theta_k - theta on the shared parameters; all other tensors
     take their weighted mean. The paper's server rate eta_g is the part `server_step`. With three clients and no zeros A
-    is 1/3 or 1, so that every tau in (1/3, 1] is the same method. `tau = 0` gives FedAvg bit for bit.
+    is 1/3 or 1, so that every tau in (1/3, 1] is the same method. `tau = 0` gives FedAvg bit for bit, but with the
+    variant `feddg_benchmark` no parameter moves.
 
     tau: the agreement from which a coordinate moves in full; the search of FedDG_Benchmark is 0.1, 0.4 and 0.9
     variant: `soft` as above. `hard` (the workshop version) has m = 0 where A < tau. `feddg_benchmark` is the mistake of
