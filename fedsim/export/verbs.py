@@ -8,8 +8,6 @@ from rich.table import Table
 
 from fedsim.common.console import console, errors, say
 from fedsim.data import load_target
-from fedsim.export.card import card
-from fedsim.export.files import export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.export.trained import TrainedModel, load_trained, other_images, refuse_other_classes
 
@@ -50,6 +48,9 @@ def show_predictions(run: Path, images: list[Path], which: str, output: Path | N
 
 def write_export(run: Path, format: str, which: str, output: Path | None) -> None:
     """Write the model file and its card."""
+    from fedsim.export.card import card
+    from fedsim.export.files import export
+
     model = _model(run, which)
     file = output or run / f"{which}{SUFFIXES.get(format, '')}"
     text = card(model)  # before the model is written, because it reads records that may be damaged
