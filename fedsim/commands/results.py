@@ -77,7 +77,10 @@ def report(
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
 ) -> None:
-    """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
+    """Write one self-contained HTML page that answers when it is touched.
+
+    Its tables sort and filter, its charts follow the table, and every cell leads to its run.
+    """
     make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
 
 
@@ -220,14 +223,16 @@ def make_report(folder: Path, runs: "Runs", by: list[str]) -> None:
 
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
-    """Each method's paper and what its runs disclose, with the parts that these runs had."""
+    """Each method's group, its paper and what its runs disclose, with the parts that these runs had."""
     from fedsim.methods.assembly import build_recipe
+    from fedsim.methods.listing import MethodRow
 
     texts: dict[str, dict[str, list[str]]] = {}
     for experiment in experiments:
         with contextlib.suppress(UserError):  # the method does not exist any more, or its files are not on this machine
             recipe = build_recipe(experiment)
-            own = texts.setdefault(experiment.method_name, {"paper": [], "discloses": []})
+            own = texts.setdefault(experiment.method_name, {"group": [], "paper": [], "discloses": []})
+            own["group"].append(MethodRow(experiment.method_name, recipe, "", None).group)
             own["paper"].append(recipe.paper)
             own["discloses"].append(recipe.disclosure())
     return {

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from fedsim.results import markup
-from fedsim.results.figure_style import legend_beside, panels, styles
 from fedsim.results.markup import Data
 from fedsim.results.reading import Runs, run_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "combinations.csv"
 OTHERS = "#bbbbbb"
@@ -28,13 +30,15 @@ def searches_of(runs: Runs) -> list[tuple[str, pd.DataFrame]]:
     return [found for folder in folders for found in searches(folder)]
 
 
-def figures(found: list[tuple[str, pd.DataFrame]], name: str) -> Iterator[tuple[str, Figure]]:
+def figures(found: list[tuple[str, pd.DataFrame]], name: str) -> "Iterator[tuple[str, Figure]]":
     """(key, figure) of every search: the score of each candidate by rung, those of the last rung with their names."""
     for place, (_, rows) in enumerate(found):
         yield f"combinations-{place + 1}", _figure(rows[rows["rung"] > 0], name)
 
 
-def _figure(rows: pd.DataFrame, name: str) -> Figure:
+def _figure(rows: pd.DataFrame, name: str) -> "Figure":
+    from fedsim.results.figure_style import legend_beside, panels, styles
+
     targets = list(dict.fromkeys(rows["target"]))
     tried = rows["candidate"].nunique()
     title = f"{name}: {tried} combinations of parts, scored on source domains left out"

@@ -268,3 +268,11 @@ def _with_ranks(
     methods = methods.drop(columns="covers", errors="ignore")
     methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank)
     return methods, seeds
+
+
+def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
+    """The label of every run, with the values of the settings in `by`."""
+    everyone, labels = list(runs.comparable.values()), runs.labels()
+    variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.comparable.items()}
+    texts = {run: variant_text(by, values) for run, values in variants.items()}
+    return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}

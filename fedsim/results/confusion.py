@@ -1,29 +1,15 @@
-"""The confusion matrices of one method, a panel per target, and the predictions that they are drawn from."""
+"""The confusion matrices of one method, a panel per target."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedsim.common.errors import UserError
 from fedsim.results.figure_style import set_title, unseen, width_of, written
 from fedsim.results.metrics import confusion_matrix
-from fedsim.results.predictions import Predictions, pooled, read_predictions
-from fedsim.results.reading import Runs, run_folder
+from fedsim.results.predictions import Predictions
 
 MOST_CLASSES = 40  # with more, a cell is too small to be seen
 MOST_NUMBERS = 10  # up to so many classes, the shares are written into the cells
-
-
-def kept_predictions(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dict[str, Predictions]]:
-    """{label: {target: predictions of all its seeds}} of the runs that have kept predictions."""
-    found: dict[str, dict[str, list[Predictions]]] = {}
-    for row in runs.summary.itertuples():
-        try:
-            one = read_predictions(run_folder(runs, row.run), select)
-        except UserError:
-            continue
-        found.setdefault(labels[row.run], {}).setdefault(row.target, []).append(one)
-    return {label: {target: pooled(own) for target, own in sorted(targets.items())} for label, targets in found.items()}
 
 
 def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, rule: str) -> Figure | None:

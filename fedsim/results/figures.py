@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.common.tasks import task_of
 from fedsim.results.cases import STRUCTURE_QUANTITIES
+from fedsim.results.client_rows import MOST_LINES, client_key, layer_group
 from fedsim.results.figure_style import (
     Looks,
     band,
@@ -19,11 +20,9 @@ from fedsim.results.figure_style import (
     unseen,
     wrapped,
 )
-from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.statistics import most_seeds, over_seeds
 
 MOST_ROWS = 6
-MOST_LINES = 12  # of methods, clients or domains in one panel
 CURVES = (("target", "target"), ("mean_validation", "validation"))  # (start of the column's name, start of the title)
 
 
@@ -65,46 +64,6 @@ def few_enough(labels: list[str], best: Sequence[str], baseline: str = "fedavg")
         kept = [*ordered[: MOST_LINES - 1], baseline]
     which = f"the {'best' if best else 'first'}{f' and {baseline}' if kept[-1] == baseline else ''}"
     return [label for label in labels if label in kept], f"; {MOST_LINES} of {len(labels)} methods: {which}"
-
-
-def client_metrics(clients: pd.DataFrame) -> list[str]:
-    """The columns of clients.csv that are drawn: the aggregation weight, and all metrics that the methods added."""
-    known = {
-        *columns_for(CLIENT_COLUMNS, task_of(clients, "validation_").metric),
-        "run",
-        "experiment",
-        "method",
-        "target",
-        "seed",
-        "label",
-        "clients",
-    } - {"weight"}
-    return [
-        column
-        for column in clients
-        if column not in known
-        and not column.startswith("bytes_")
-        and not column.endswith("_valid")  # says whether a metric is valid
-        and pd.api.types.is_numeric_dtype(clients[column])
-        and clients[column].notna().any()
-    ]
-
-
-def client_key(clients: pd.DataFrame, seeds: int) -> tuple[pd.DataFrame, str, str]:
-    """(frame, column whose values get a line each, words for the title): a line per client, or per domain.
-
-    With too many clients there is a line per domain, and with too many domains one line for all clients. Records of
-    very many clients have one row per domain already, `name/*`: sums of weights and counts, means of other numbers.
-    """
-    if clients["client"].str.endswith("/*").any():
-        return clients, "client", f"of each domain's clients together ({over_seeds(seeds)}"
-    if clients["client"].nunique() <= MOST_LINES:
-        return clients, "client", f"of each client ({over_seeds(seeds)}"
-    over = f"mean ± std over clients{', seeds' if seeds > 1 else ', one seed'}"
-    domains = clients["client"].str.rpartition("/")[0].where(clients["client"].str.contains("/"), clients["client"])
-    if domains.nunique() <= MOST_LINES:
-        return clients.assign(domain=domains), "domain", f"of the clients of each domain ({over}"
-    return clients.assign(domain="all clients"), "domain", f"of all clients ({over}"
 
 
 def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
@@ -221,14 +180,6 @@ def histogram_bounds(low: float, high: float) -> tuple[float, float]:
         return 0.0, 1.0
     margin = 0.1 * (high - low) or 0.05
     return low - margin, high + margin
-
-
-def layer_group(name: str) -> str:
-    """`features.layer1.0.bn1.weight` -> `layer1`: the first part of a tensor's name that is not only a container."""
-    parts = [part for part in name.split(".") if part not in ("features", "backbone", "module", "model", "net")]
-    if len(parts) > 1 and parts[1].isdigit() and parts[0] in ("blocks", "layers", "conv"):
-        return ".".join(parts[:2])
-    return parts[0] if parts else name
 
 
 def _round_axis(axes: Iterable[Axes]) -> None:

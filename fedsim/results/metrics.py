@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import CLASSIFICATION, SEGMENTATION
 from fedsim.results.cases import Cases, read_cases
-from fedsim.results.predictions import Predictions, read_predictions
+from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs, run_folder
 
 BINS = 15
@@ -54,14 +54,18 @@ def macro_f1(predictions: Predictions) -> float:
 
 
 def auroc(predictions: Predictions) -> float:
-    """Mean over the classes of the area under the ROC curve, one class against the rest; NaN with one class only."""
-    from sklearn.metrics import roc_auc_score
+    """Mean over the classes of the area under the ROC curve, one class against the rest; NaN with one class only.
 
-    present = np.unique(predictions.label)
+    The area is Mann and Whitney's U / (n_1 n_0), from the ranks of all classes at once.
+    """
+    from scipy.stats import rankdata
+
+    present, counts = np.unique(predictions.label, return_counts=True)
     if len(present) < 2:
         return float("nan")
-    areas = [roc_auc_score(predictions.label == one, predictions.probabilities[:, one]) for one in present]
-    return float(np.mean(areas))
+    ranks = rankdata(predictions.probabilities[:, present], axis=0)
+    sums = (ranks * (predictions.label[:, None] == present)).sum(axis=0)
+    return float(np.mean((sums - counts * (counts + 1) / 2) / (counts * (len(predictions.label) - counts))))
 
 
 def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> float:
@@ -140,3 +144,15 @@ def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float
     if len(reasons) == len(found):
         raise UserError(f"{metric} needs kept predictions: {reasons[0]}")
     return found, reasons
+
+
+def kept_predictions(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dict[str, Predictions]]:
+    """{label: {target: predictions of all its seeds}} of the runs that have kept predictions."""
+    found: dict[str, dict[str, list[Predictions]]] = {}
+    for row in runs.summary.itertuples():
+        try:
+            one = read_predictions(run_folder(runs, row.run), select)
+        except UserError:
+            continue
+        found.setdefault(labels[row.run], {}).setdefault(row.target, []).append(one)
+    return {label: {target: pooled(own) for target, own in sorted(targets.items())} for label, targets in found.items()}

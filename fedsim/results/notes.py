@@ -90,16 +90,12 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
 
     paired: whether the table also has differences and ranks over the pairs that methods share.
     """
-    present = table.dropna(subset="accuracy")
-    notes, lacking = [], []
-    begun = table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
-    for label, seeds in begun.items():
-        own = present[present["label"] == label]
-        have = set(zip(own["target"], own["seed"]))
-        missing = {target: [seed for seed in seeds if (target, seed) not in have] for target in targets}
-        lacks = {target: _seeds(gone, all_of=seeds) for target, gone in missing.items() if gone}
-        if lacks:
-            lacking.append(f"{label}: " + ", ".join(f"{target} ({gone})" for target, gone in lacks.items()))
+    notes = []
+    begun = _begun(table)
+    lacking = [
+        f"{label}: " + ", ".join(f"{target} ({gone})" for target, gone in lacks.items())
+        for label, lacks in missing_cells(table, targets).items()
+    ]
     if lacking:
         notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
     everyone = sorted({seed for seeds in begun for seed in seeds})
@@ -114,6 +110,22 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
         each = "" if len(everyone) == 1 else " each"
         notes.append(f"One seed{each}: no standard deviation, differences may be noise.")
     return notes
+
+
+def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str, str]]:
+    """{label: {target: the seeds, in words}} of the cells that a method lacks in the seeds that it has begun."""
+    present = table.dropna(subset="accuracy")
+    have = set(zip(present["label"], present["target"], present["seed"]))
+    found: dict[str, dict[str, str]] = {}
+    for label, seeds in _begun(table).items():
+        gone = {target: [seed for seed in seeds if (label, target, seed) not in have] for target in targets}
+        if lacks := {target: _seeds(own, all_of=seeds) for target, own in gone.items() if own}:
+            found[str(label)] = lacks
+    return found
+
+
+def _begun(table: pd.DataFrame) -> pd.Series:
+    return table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
 
 
 def _seeds(seeds: list[int], all_of: list[int]) -> str:

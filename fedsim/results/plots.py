@@ -12,13 +12,15 @@ from fedsim.common.errors import UserError
 from fedsim.results import combinations, figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
-from fedsim.results.compare import Comparison, compare
-from fedsim.results.confusion import confusion_figure, kept_predictions
+from fedsim.results.client_rows import client_metrics
+from fedsim.results.compare import Comparison, compare, run_labels
+from fedsim.results.confusion import confusion_figure
 from fedsim.results.cost_figure import cost_front
-from fedsim.results.differences import variant, variant_text
 from fedsim.results.figure_style import look, styles
+from fedsim.results.metrics import kept_predictions
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.report_cases import kept_cases
+from fedsim.results.statistics import whole_run_costs
 
 
 def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: Sequence[str] = ()) -> list[Path]:
@@ -78,14 +80,14 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
         yield "target-accuracy", target_bars(found, found.table, name, looks)
-        yield "cost", cost_front(found, _costs(rounds), name, looks)
+        yield "cost", cost_front(found, whole_run_costs(rounds), name, looks)
         for key, by_target in kept_predictions(runs, label, found.select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
         for key, cases in kept_cases(runs, label, found.select).items():
             for target, own in cases.items():
                 yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
     yield from combinations.figures(combinations.searches_of(runs), name)
-    for column in figures.client_metrics(clients) if len(clients) else []:
+    for column in client_metrics(clients) if len(clients) else []:
         yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
     if len(details):
         yield from _details(details, name)
@@ -100,26 +102,8 @@ def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
     return list(dict.fromkeys([*targets, *run_labels(runs, by).values(), *map(str, clients)]))
 
 
-def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
-    """The label of every run, with the values of the settings in `by`."""
-    everyone, labels = list(runs.comparable.values()), runs.labels()
-    variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.comparable.items()}
-    texts = {run: variant_text(by, values) for run, values in variants.items()}
-    return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}
-
-
 def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:
     return frame.assign(label=frame["run"].map(label)) if len(frame) else frame
-
-
-def _costs(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Gigabytes and minutes of one whole run, as means over the runs of a label."""
-    columns = [column for column in ("bytes_down", "bytes_up", "round_seconds") if column in rounds]
-    totals = rounds.groupby(["label", "run"])[columns].sum(min_count=1).groupby("label").mean()
-    totals = totals.reindex(columns=["bytes_down", "bytes_up", "round_seconds"])
-    return pd.DataFrame(
-        {"gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9, "minutes": totals["round_seconds"] / 60}
-    )
 
 
 def _details(details: pd.DataFrame, name: str) -> Iterator[tuple[str, Figure]]:

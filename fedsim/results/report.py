@@ -1,15 +1,14 @@
-"""One HTML page that holds everything about some runs: results, figures, costs, disclosure, settings, commands."""
+"""One HTML page that holds everything about some runs: results, charts, costs, disclosure, settings, commands."""
 
 import io
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedsim.common.console import counted
 from fedsim.common.files import atomic_write
 from fedsim.common.tasks import task_of
 from fedsim.results import combinations, markup
@@ -17,7 +16,6 @@ from fedsim.results.cell_texts import (
     MISSING,
     CellText,
     accuracy_cells,
-    amount,
     further_cells,
     further_columns,
     further_values,
@@ -25,25 +23,22 @@ from fedsim.results.cell_texts import (
     published_cells,
     shown_label,
 )
-from fedsim.results.compare import Comparison, compare
+from fedsim.results.compare import Comparison, compare, run_labels
 from fedsim.results.differences import comparable_settings, differing_settings, value_text
-from fedsim.results.figure_style import look
-from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
 from fedsim.results.notes import MARKS, part_notes
-from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_cases import kept_cases, segmentation
+from fedsim.results.report_costs import Notes, costs_section, megabytes
+from fedsim.results.report_data import Json, chart_data, run_data
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
-from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
 from fedsim.settings.experiment import Experiment
 
-Notes = Mapping[str, Mapping[str, str]]
-BYTES_NOTE = (
-    "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "
-    "(a first model or style of each client) is in clients.csv under round 0 and in the figure of costs."
-)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+IN_BYTES = ("Down/round", "Up/round")  # columns that are shown in MB
 RECIPE = ("recipe", "defaults")  # of environment.json, which are no part of an environment
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 
@@ -61,7 +56,7 @@ def write_report(
     A part of the runs (`choose_runs`) has a page of its own, `report-part.html`.
 
     notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each inner key becomes
-    a column.
+    a column. The text `group` also stands in the table of results, by which its rows can be chosen.
     baseline: method that the others are tested against; by default fedavg where there are runs of it.
     runs: those of the folder's runs that the report is about; by default all finished ones.
     by: settings in which an experiment's runs are meant to differ, as for `compare`, which refuses other differences.
@@ -75,9 +70,10 @@ def write_report(
         f'<p class="soft">{escape(" ".join(part_notes(runs.only)))}</p>' if runs.only else "",
         f"<nav>{links}</nav>" if len(names) > 1 else "",
     ]
-    sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline, by) for name in names]
+    data: Json = {"experiments": [], "runs": []}
+    sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline, by, data) for name in names]
     path = Path(folder) / ("report-part.html" if runs.only else "report.html")
-    atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections])))
+    atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections]), data))
     return path
 
 
@@ -92,154 +88,136 @@ def premise(runs: Runs) -> str:
     )
 
 
-def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str | None, by: Sequence[str]) -> str:
-    labels = run_labels(runs, by)
+def _experiment(
+    runs: Runs,
+    name: str,
+    notes: Notes,
+    select: str,
+    baseline: str | None,
+    by: Sequence[str],
+    data: dict[str, list[Any]],
+) -> str:
+    """The section of an experiment; what its charts and the pages of its runs show is added to `data`."""
     if baseline is None:
-        baseline = "fedavg" if "fedavg" in labels.values() else ""
+        baseline = "fedavg" if "fedavg" in run_labels(runs, by).values() else ""
     comparison = compare(runs, select, baseline, by)
+    labels = dict(zip(comparison.table["run"], comparison.table["label"]))
+    apart, shared = settings_apart(runs)
+    groups = {method: own.get("group", "") for method, own in notes.items()}
+    chart, first = len(data["experiments"]), len(data["runs"])
+    data["experiments"].append(chart_data(runs, comparison, groups, first))
+    data["runs"] += run_data(runs, comparison, shared)
+    pages = dict(zip(runs.summary["run"], range(first, len(data["runs"]))))
     parts = [
         f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>',
-        _results(comparison),
+        _results(comparison, groups, pages),
         markup.bullets(comparison.notes),
+        "<h3>Figures</h3>",
+        f'<div class="charts" data-experiment="{chart}"></div>',
+        *pictures(runs, name, labels, comparison.select),
         more_than_accuracy(runs, comparison, by),
         segmentation(kept_cases(runs, labels, comparison.select)),
-        "<h3>Figures</h3>",
-        _figures(runs, name, comparison, by),
         combinations.section(runs),
         "<h3>Cost and disclosure</h3>",
-        _costs(runs, comparison, notes, labels),
+        costs_section(runs, comparison, notes, labels),
         "<h3>Every run</h3>",
-        _every_run(runs, labels),
+        _every_run(runs, labels, pages),
         "<h3>Settings</h3>",
-        settings_section(runs),
+        settings_section(apart, shared),
         "<h3>Environment</h3>",
         _environments(runs),
         "<h3>Run it again</h3>",
-        _commands(runs),
+        _commands([data["runs"][page]["command"] for page in pages.values()]),
         "</section>",
     ]
     return "\n".join(parts)
 
 
-def _results(comparison: Comparison) -> str:
+def _results(comparison: Comparison, groups: Mapping[str, str], pages: Mapping[str, int]) -> str:
+    """The main table; a cell leads to the page of its run, the first of its seeds."""
     cells, columns = accuracy_cells(comparison), [*comparison.targets, "average"]
-    heads = ["Method", *comparison.targets, "Average", *further_columns(comparison)]
+    grouped = any(groups.values())
+    further = [f"{name} (MB)" if name in IN_BYTES else name for name in further_columns(comparison)]
+    heads = ["Method", *["Changes"] * grouped, *comparison.targets, "Average", *further]
+    first = comparison.table.sort_values("seed").drop_duplicates(["label", "target"])
+    page = {(row.label, row.target): f"#run={pages[row.run]}" for row in first.itertuples()}
     rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
-        own = cells[row["label"]]
-        rows.append([shown_label(row), *(accuracy_data(own[target]) for target in columns), *_further(comparison, row)])
+        own, group = cells[row["label"]], groups.get(row["method"], "")
+        accuracies = [accuracy_data(own[target], page.get((row["label"], target), "")) for target in columns]
+        rows.append([shown_label(row), *[Data(group)] * grouped, *accuracies, *_further(comparison, row)])
     below: list[markup.Cells] = [
         [
             f"{label} ({source}, published)",
+            *[""] * grouped,
             *(accuracy_data(values.get(target, CellText(MISSING))) for target in columns),
-            *[""] * len(further_columns(comparison)),
+            *[""] * len(further),
         ]
         for label, source, values in published_cells(comparison)
     ]
-    return markup.table(heads, rows, below)
+    return markup.table(heads, rows, below, style="methods")
 
 
 def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
-    pairs = zip(further_cells(comparison, row), further_values(comparison, row), strict=True)
-    return [Data(text, value) for text, value in pairs]
-
-
-def _figures(runs: Runs, name: str, comparison: Comparison, by: Sequence[str]) -> str:
-    pictures: list[str] = []
-    confusions: list[str] = []
-    cases: list[str] = []
-    names = names_in(runs, by)
-    boxes = missing_text(fonts_for(names)[1])
-    with look(names):
-        for key, figure in counted(draw(runs, name, comparison, by), "figures drawn:"):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
-            title = figure.get_suptitle().replace("\n", " ")
-            place = {"confusion": confusions, "cases": cases}.get(key.partition("-")[0], pictures)
-            place.append(markup.picture(buffer.getvalue(), title, figure.get_figwidth()))
-    if confusions:
-        pictures.append(markup.folded("Confusion matrices, one figure per method", "\n".join(confusions)))
-    if cases:
-        pictures.append(markup.folded("Segmented images, one figure per method and target", "\n".join(cases)))
-    return "\n".join([markup.bullets([boxes]) if boxes else "", *pictures, *_feature_pictures(runs)])
-
-
-def _feature_pictures(runs: Runs) -> list[str]:
-    """The pictures that `fedsim features` has drawn of the runs' models, as PNG: SVG of so many points is large."""
-    files = [(run, file) for run in runs.experiments for file in run_folder(runs, run).glob("plots/features-*.png")]
+    names, texts, values = further_columns(comparison), further_cells(comparison, row), further_values(comparison, row)
     return [
+        megabytes(value) if name in IN_BYTES else Data(text, 100 * value if name.startswith("Δ") else value)
+        for name, text, value in zip(names, texts, values, strict=True)
+    ]
+
+
+def pictures(runs: Runs, name: str, labels: dict[str, str], select: str) -> list[str]:
+    """What remains a picture: combination searches, segmented images, and the t-SNE that `fedsim features` has drawn.
+
+    The last ones are PNG: SVG of so many points is large.
+    """
+    files = [(run, file) for run in runs.experiments for file in run_folder(runs, run).glob("plots/features-*.png")]
+    found = [
         markup.picture(file.read_bytes(), f"t-SNE of features by class and by domain: {run}", 11, "png")
         for run, file in files
     ]
+    cases, searches = kept_cases(runs, labels, select), combinations.searches_of(runs)
+    if not cases and not searches:
+        return found  # without matplotlib, which takes a second to import
+    from fedsim.results.case_grid import case_grid
+    from fedsim.results.figure_style import look
 
-
-def _costs(runs: Runs, comparison: Comparison, notes: Notes, labels: Mapping[str, str]) -> str:
-    """A table of bytes per round by record, seconds per round, and the texts that were given per method."""
-    records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
-    texts = list(dict.fromkeys(key for method in comparison.methods["method"] for key in notes.get(method, {})))
-    heads = [
-        "Method",
-        "down/round",
-        "up/round",
-        *(_record_head(column) for column in records),
-        "s/round",
-        *(text.replace("_", " ") for text in texts),
-    ]
-    by_record = _record_bytes(runs, records, labels)
-    rows: list[markup.Cells] = []
-    for _, row in comparison.methods.iterrows():
-        sizes = [
-            row["bytes_down_per_round"],
-            row["bytes_up_per_round"],
-            *(by_record.get((row["label"], column), float("nan")) for column in records),
+    with look([name, *labels.values(), *runs.summary["target"]]):
+        found += [_drawn(figure) for _, figure in combinations.figures(searches, name)]
+        grids = [
+            _drawn(case_grid(own[0], name, label, target))
+            for label, targets in cases.items()
+            for target, own in targets.items()
         ]
-        seconds, own = row["seconds_per_round"], notes.get(row["method"], {})
-        rows.append(
-            [
-                shown_label(row),
-                *(Data(amount(size), size) for size in sizes),
-                Data(MISSING if pd.isna(seconds) else f"{seconds:.1f}", seconds),
-                *(Data(own.get(text, ""), style="long") for text in texts),
-            ]
-        )
-    return markup.table(heads, rows) + markup.bullets([BYTES_NOTE])
+    folded = markup.folded("Segmented images, one figure per method and target", "\n".join(grids))
+    return found + [folded] * bool(grids)
 
 
-def _record_head(column: str) -> str:
-    _, direction, record = column.split("_", 2)
-    return f"{record} {direction}"
+def _drawn(figure: "Figure") -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+    return markup.picture(buffer.getvalue(), figure.get_suptitle().replace("\n", " "), figure.get_figwidth())
 
 
-def _record_bytes(runs: Runs, records: list[str], labels: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """Bytes per round of each record. As in the totals, round 0, which comes before training, is not counted."""
-    if not records:
-        return {}
-    clients = runs.clients.assign(label=runs.clients["run"].map(labels))
-    trained = clients[clients["round"] >= 1]
-    # A record that is not sent in a round counts zero bytes there, so that the records add up to the total.
-    sums = trained.groupby(["label", "run", "round"])[records].sum()
-    sums = sums.groupby(["label", "run"]).mean().groupby("label").mean()
-    return {(str(label), column): value for column in records for label, value in sums[column].items() if value > 0}
-
-
-def _every_run(runs: Runs, labels: Mapping[str, str]) -> str:
+def _every_run(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) -> str:
     metric = task_of(runs.summary, "last_target_").metric
     heads = ["Run", "target", "seed"]
     for rule in RULES:
         heads += [f"{RULE_HEADS[rule]} (%)", "at round"]
     rows: list[markup.Cells] = []
     for _, row in runs.summary.iterrows():
-        cells: list[Data | str] = [labels[row["run"]], row["target"], Data(str(row["seed"]), int(row["seed"]))]
+        run = Data(labels[row["run"]], link=f"#run={pages[row['run']]}")
+        cells: list[Data | str] = [run, row["target"], Data(str(row["seed"]), int(row["seed"]))]
         for rule in RULES:
             value, round_ = row[f"{rule}_target_{metric}"], row[f"{rule}_round"]
-            cells += [Data(percent(value), value), Data(MISSING if pd.isna(round_) else f"{round_:.0f}", round_)]
+            cells += [Data(percent(value), 100 * value), Data(MISSING if pd.isna(round_) else f"{round_:.0f}", round_)]
         rows.append(cells)
     left = [f"Unfinished and therefore left out: {run}" for run in runs.unfinished]
     return markup.table(heads, rows) + (markup.bullets(left) if left else "")
 
 
-def settings_section(runs: Runs) -> str:
-    """The settings that all runs share, and those in which they differ."""
+def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:
+    """(the settings in which runs differ, with all their values; those that all runs share)."""
     everyone: list[Experiment] = list(runs.comparable.values())
     own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
     apart = {key: " | ".join(values) for key, values in differing_settings(everyone, between_methods=True).items()}
@@ -254,6 +232,11 @@ def settings_section(runs: Runs) -> str:
             if key in own:
                 methods.setdefault(f"{experiment.method_name}: {key}", []).append(value_text(value))
     apart |= {key: " | ".join(dict.fromkeys(values)) for key, values in methods.items()}
+    return apart, shared
+
+
+def settings_section(apart: Mapping[str, str], shared: Mapping[str, str]) -> str:
+    """The settings that all runs share, and those in which they differ."""
     text = markup.key_values(apart, ("setting that differs", "values")) if apart else ""
     return text + markup.folded("Settings that all runs share", markup.key_values(shared))
 
@@ -278,11 +261,7 @@ def _environments(runs: Runs) -> str:
     return "\n".join(parts)
 
 
-def _commands(runs: Runs) -> str:
-    lines = [
-        command_line(experiment, run_folder(runs, run) / "experiment.toml")
-        for run, experiment in runs.experiments.items()
-    ]
+def _commands(lines: Sequence[str]) -> str:
     hint = (
         '<p class="soft">There is one line per run. Set FEDSIM_DATA (or data.root) to the folder of the data sets.'
         " Finished runs are not repeated; add --output FOLDER if these runs are still in outputs/. "

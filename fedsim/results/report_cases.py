@@ -41,7 +41,7 @@ def segmentation(kept: dict[str, dict[str, list[Cases]]]) -> str:
             np.mean([np.mean([getattr(one, kind).mean(axis=0) for one in own], axis=0) for own in cases], axis=0)
             for kind in ("dice", "surface_distance")
         )
-        numbers = [Data(percent(value), float(value)) for value in dice]
+        numbers = [Data(percent(value), 100 * float(value)) for value in dice]
         rows.append([label, *numbers, *(Data(f"{value:.2f}", float(value)) for value in distance)])
     note = (
         f"{said}The numbers are averages over the images and seeds of a target, then over the targets. Distance: "

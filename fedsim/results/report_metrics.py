@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from fedsim.results import markup
 from fedsim.results.cell_texts import CellText, accuracy_cells, percent, shown_label
 from fedsim.results.compare import Comparison, compare
-from fedsim.results.confusion import kept_predictions
 from fedsim.results.markup import Data
-from fedsim.results.metrics import METRICS, per_class_accuracy
-from fedsim.results.plots import run_labels
+from fedsim.results.metrics import METRICS, kept_predictions, per_class_accuracy
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs
 from fedsim.results.report_cases import common_targets
@@ -20,7 +18,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
 
     It is empty without predictions.
     """
-    kept = kept_predictions(runs, run_labels(runs, by), comparison.select)
+    kept = kept_predictions(runs, dict(zip(comparison.table["run"], comparison.table["label"])), comparison.select)
     if not kept:
         return ""
     names = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]
@@ -47,15 +45,15 @@ def class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
     classes = next(iter(next(iter(kept.values())).values())).classes
     whole = {label: pooled([own[target] for target in targets]) for label, own in kept.items() if targets}
     rows: list[markup.Cells] = [
-        [label, *(Data(percent(value), float(value)) for value in per_class_accuracy(predictions))]
+        [label, *(Data(percent(value), 100 * float(value)) for value in per_class_accuracy(predictions))]
         for label, predictions in whole.items()
     ]
     pooling = f"{said}The images of all targets and seeds are pooled, so that a target counts by its number of images."
     return markup.table(["Method", *classes], rows) + markup.bullets([pooling])
 
 
-def accuracy_data(cell: CellText) -> Data:
+def accuracy_data(cell: CellText, link: str = "") -> Data:
     """A report's cell: mean ± spread. It is sorted by the mean; the first and second place of a column are marked."""
     text = f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
     value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")
-    return Data(text, value, {0: "", 1: "first", 2: "second"}[cell.place])
+    return Data(text, value, {0: "", 1: "first", 2: "second"}[cell.place], link)

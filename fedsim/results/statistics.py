@@ -1,4 +1,4 @@
-"""Arithmetic of a comparison: per-seed averages, paired differences, ranks. These are pure functions of accuracies."""
+"""Arithmetic of a comparison: per-seed averages, paired differences, ranks, costs. These are pure functions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -66,6 +66,20 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float, float]:
+    """(mean, lower bound, upper bound): the mean's interval by Student's t; the bounds are NaN below two values.
+
+    It takes the values as independent draws, which cells with shared source data are not.
+    """
+    count, mean = len(differences), float(np.mean(differences)) if len(differences) else math.nan
+    if count < 2:
+        return mean, math.nan, math.nan
+    from scipy.special import stdtrit
+
+    half = stdtrit(count - 1, (1 + confidence) / 2) * float(np.std(differences, ddof=1)) / math.sqrt(count)
+    return mean, mean - half, mean + half
+
+
 def holm(p_values: pd.Series) -> pd.Series:
     """Holm's p for a family of tests: max over j <= i of min(1, (m - j + 1) p_(j)), in ascending order of the m values.
 
@@ -103,6 +117,16 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
 def ranks(scores: pd.Series) -> pd.Series:
     """Ranks, 1 for the greatest score; equal scores share the better rank, NaN has no rank."""
     return comparable(scores.astype(float)).rank(ascending=False, method="min")
+
+
+def whole_run_costs(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Gigabytes and minutes of one whole run, as means over the runs of a label; rounds: label, run, costs."""
+    names = ["bytes_down", "bytes_up", "round_seconds"]
+    columns = [column for column in names if column in rounds]
+    totals = rounds.groupby(["label", "run"])[columns].sum(min_count=1).groupby("label").mean().reindex(columns=names)
+    return pd.DataFrame(
+        {"gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9, "minutes": totals["round_seconds"] / 60}
+    )
 
 
 def most_seeds(rows: pd.DataFrame) -> int:

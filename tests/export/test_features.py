@@ -18,7 +18,7 @@ from fedsim.export.features import HUES, domain_features, plot_features
 from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.results import read_runs
 from fedsim.results.reading import read_settings
-from fedsim.results.report import _feature_pictures
+from fedsim.results.report import pictures
 from fedsim.settings.experiment import read_experiment
 
 
@@ -54,7 +54,7 @@ def test_picture_and_its_place_in_the_report(run):
     pixels = imread(files[0])
     assert min(pixels.shape[:2]) > 500
     assert 0.005 < float(np.mean(pixels[..., :3].min(axis=2) < 0.9)) < 0.6
-    (picture,) = _feature_pictures(read_runs(run.parents[2]))
+    (picture,) = pictures(read_runs(run.parents[2]), "digits", {}, "last")
     assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in picture
     assert picture.count('src="data:image/png;base64,') == 1
 

@@ -1,6 +1,10 @@
 """Invented but plausible runs on disk, of any size and with any names, for the tests of records, tables and figures."""
 
+import base64
+import gzip
+import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -150,3 +154,9 @@ def _details(number: int, clients: Iterable[str], rng: np.random.Generator) -> l
             ("alpha", float(rng.beta(2 + depth, 3))),
         )
     ]
+
+
+def embedded(page: str) -> dict:
+    """The numbers that a report's page contains for its charts and the pages of runs."""
+    (packed,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', page)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from fedsim.common.errors import UserError
 from fedsim.results import choose_runs, compare, plot_all, read_runs
 from fedsim.results.bars import target_bars
+from fedsim.results.client_rows import layer_group
 from fedsim.results.cost_figure import FRONT, cost_front, readable
 from fedsim.results.figure_style import styles, wrapped
 from fedsim.results.figures import (
@@ -21,7 +22,6 @@ from fedsim.results.figures import (
     detail_over_rounds,
     few_enough,
     histogram_bounds,
-    layer_group,
     metric_over_rounds,
 )
 from fedsim.results.plots import draw

@@ -1,25 +1,24 @@
 """The report: one valid page that loads nothing and contains everything; its commands repeat the runs."""
 
-import base64
 import shlex
 import shutil
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from invented import pacs_experiment, write_run
+from invented import embedded, pacs_experiment, write_run
 from made_up_runs import one_each
 
 from fedsim.commands.results import method_notes
-from fedsim.results import read_runs, write_report
+from fedsim.results import compare, read_runs, write_report
 from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
 from fedsim.results.predictions import Predictions
-from fedsim.results.report import premise, settings_section
+from fedsim.results.report import premise, settings_apart, settings_section
 from fedsim.results.report_cases import segmentation
 from fedsim.results.report_metrics import class_accuracies
 from fedsim.results.reproduce import command_line, override_text
+from fedsim.results.statistics import interval
 from fedsim.settings.experiment import parse_experiment, parse_override
 
 VOID = {"meta", "img", "br", "link", "input"}
@@ -55,21 +54,58 @@ def test_the_page_is_complete_and_fetches_nothing(own_grid):
     assert report == own_grid / "report.html"
     page = Page(report)
     assert page.tags.count("section") == 1
-    assert len(page.images) == 7
-    for image in page.images:
-        kind, _, data = image["src"].partition(",")
-        assert kind == "data:image/svg+xml;base64"
-        assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
-        assert image["alt"].startswith("pacs")
-    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert page.images == []
+    assert all(link.startswith("#run=") for link in page.links)
+    assert report.stat().st_size < 2.5e6
     assert "link" not in page.tags
     text = " ".join(page.texts)
     for part in (
         "± ", "Wilcoxon", "ORACLE (upper bound)", "feature statistics <per layer>", "2.12.0", "train.rounds",
-        "No published number of CSAC beside fedavg, csac", "arrays up", "prefers-color-scheme", "aria-sort",
+        "No published number of CSAC beside fedavg, csac", "arrays up", "prefers-color-scheme",
     ):  # fmt: skip
         assert part in text, part
     assert text.count("fedsim run ") == 4
+
+
+def test_the_charts_have_the_numbers_of_compare(own_grid):
+    """Those of the cells, differences, costs and missing cells; a page of each run with its curves, clients, recipe."""
+    shutil.rmtree(own_grid / "csac" / "sketch" / "seed1")
+    clients = own_grid / "csac" / "photo" / "seed0" / "clients.csv"
+    clients.write_text(clients.read_text().replace(",ok,", ",lost its way,", 1))
+    runs = read_runs(own_grid)
+    table = compare(runs, baseline="fedavg")
+    data = embedded(write_report(own_grid, {"csac": {"group": "clients"}}).read_text())
+    (experiment,), pages = data["experiments"], {run["run"]: run for run in data["runs"]}
+    csac, fedavg = sorted(experiment["methods"], key=lambda method: method["label"])
+    row = table.methods.set_index("label").loc["csac"]
+    assert (csac["group"], csac["ranked"], fedavg["differences"]) == ("clients", "", {})
+    mean, low, high, pairs = csac["differences"]["average"]
+    assert (mean, pairs) == (pytest.approx(100 * row["difference"], rel=1e-4), row["pairs"] == 3 and 3)
+    assert low < mean < high
+    assert csac["differences"]["sketch"][1:] == [None, None, 1]
+    cells = table.cells.set_index(["label", "target"])["mean"]
+    assert {target: own[0] for target, own in csac["cells"].items()} == pytest.approx(
+        (100 * cells["csac"]).to_dict(), rel=1e-4
+    )
+    assert experiment["missing"] == {"csac": {"sketch": "seed 1"}}
+    assert csac["costs"]["gigabytes"] == pytest.approx(4 * 6 * 44.8e6 / 1e9, rel=1e-4)
+    assert csac["costs"]["steps"] is None
+    assert [(target, data["runs"][run]["seed"]) for target, run in csac["runs"]] == [
+        ("photo", 0), ("photo", 1), ("sketch", 0)]  # fmt: skip
+    page = pages["csac/photo/seed0"]
+    own = runs.rounds[runs.rounds["run"] == "csac/photo/seed0"]
+    assert page["curves"]["target_accuracy"] == pytest.approx((100 * own["target_accuracy"]).tolist(), rel=1e-4)
+    assert page["failures"] == ["round 1: art_painting: lost its way"]
+    assert page["messages"][1] == ["art_painting", 4.0, *[4 * 44.8e6] * 4]
+    assert page["clients"]["weight"]["sketch"][0] == [1, 2, 3, 4]
+    assert {"art_painting", "layer1"} <= set(page["details"]["alpha"])
+    assert page["command"].startswith("fedsim run pacs --method csac --target photo --seed 0")
+
+
+def test_intervals_by_hand():
+    """1, 2 and 3: mean 2, s = 1, t of 2 degrees of freedom 4.30265, so 2 ± 4.30265 / sqrt(3)."""
+    assert interval(np.array([1.0, 2, 3])) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-5)
+    assert np.isnan(interval(np.array([1.0]))[1:]).all()
 
 
 def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendered):
@@ -79,7 +115,8 @@ def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendere
     for method, share, own in (("fada", 0.5, {}), ("fedprox", 0.0, {"mu": 0.1}), ("fedprox", 0.0, {"mu": 1.0})):
         experiment = pacs_experiment(method, method={"proximal": own} if own else {}, data={"adapt_share": share})
         write_run(tmp_path / "own" / str(own), experiment, finish=False)
-    apart, shared = settings_section(read_runs(tmp_path / "own", unfinished=True)).split("Settings that all runs share")
+    text = settings_section(*settings_apart(read_runs(tmp_path / "own", unfinished=True)))
+    apart, shared = text.split("Settings that all runs share")
     assert "data.adapt_share</td><td>0.0 | 0.5<" in apart
     assert "adapt_share" not in shared
     assert "fedprox: method.proximal.mu</td><td>0.1 | 1.0<" in apart
@@ -91,8 +128,10 @@ def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendere
 
 
 def test_cells_are_escaped_and_sort_by_their_value():
-    text = table(["a & b"], [["<script>"], [Data("1.5 kB", 1500.0)], [Data("-", float("nan"))]])
-    for cell in ("a &amp; b", "<td>&lt;script&gt;</td>", '<td data-value="1500.0">1.5 kB</td>', '<td data-value="">-<'):
+    rows = [["<script>"], [Data("1.5 kB", 1500.0)], [Data("-", float("nan"))], [Data("<a>", link="#run=3")]]
+    text = table(["a & b"], rows)
+    for cell in ("a &amp; b", "<td>&lt;script&gt;</td>", '<td data-order="1500" data-search="1500">1.5 kB</td>',
+                 '<td data-order="" data-search="">-<', '<td><a href="#run=3">&lt;a&gt;</a></td>'):  # fmt: skip
         assert cell in text
 
 

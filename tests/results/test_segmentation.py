@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from invented import embedded
 
 from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
@@ -55,8 +56,10 @@ def test_tables_figures_and_report(outputs, unrendered):
     page = write_report(outputs).read_text()
     assert "core: Dice (%)" in page
     assert "Segmented images" in page
-    (curves,) = [figure for figure in unrendered if "learning curves" in figure.get_suptitle()]
-    assert "target Dice (%)" in [text.get_text() for text in curves.findobj(lambda one: hasattr(one, "get_text"))]
+    (cases,) = unrendered
+    assert "worst, middle and best images" in cases.get_suptitle()
+    (experiment,) = embedded(page)["experiments"]
+    assert experiment["curves"][0] == ["target_dice", "target Dice (%)"]
 
 
 def test_worst_middle_and_best():
