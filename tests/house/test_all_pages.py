@@ -29,6 +29,12 @@ def test_every_place_exists(page):
     assert [place for place in places if not (ROOT / place).exists()] == []
 
 
+def test_every_function_is_where_the_layout_says():
+    found = re.findall(r"`(\w+)` in `([\w/]+\.py)`", (ROOT / "docs/architecture.md").read_text())
+    assert len(found) >= 6
+    assert [(name, file) for name, file in found if f"def {name}(" not in (ROOT / file).read_text()] == []
+
+
 def test_every_folder_is_in_the_layout():
     text = (ROOT / "docs/architecture.md").read_text()
     slots = set(re.findall(r"`((?:strategies|clients|fedsim)/[\w/]+/)`", README))
