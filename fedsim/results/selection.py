@@ -123,13 +123,13 @@ def summary_row(
     if experiment.run.validation_domain:
         row["validation_domain"] = experiment.run.validation_domain
     trained = rounds[rounds["round"] >= 1]
-    for unit in ("images", "steps"):  # of training, over all clients of the whole run, with preludes and copies
-        row[unit] = int(rounds[unit].sum()) if unit in rounds else None
+    # Of training, over all clients of the whole run, with preludes (round 0) and copies.
+    row |= {unit: int(rounds[unit].sum()) if unit in rounds else None for unit in ("images", "steps")}
     row["bytes_down_per_round"] = _mean(trained, "bytes_down")
     row["bytes_up_per_round"] = _mean(trained, "bytes_up")
     seconds = trained.get("round_seconds", pd.Series(dtype=float))
     row["seconds_per_round"] = None if seconds.isna().all() else float(seconds.median())
-    row["train_seconds"] = float(trained["train_seconds"].sum()) if "train_seconds" in trained else None
+    row["train_seconds"] = float(rounds["train_seconds"].sum()) if "train_seconds" in rounds else None
     return row
 
 

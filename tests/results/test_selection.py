@@ -76,9 +76,9 @@ def test_summary_of_a_diverged_run_has_empty_cells():
 
 def test_summary_costs():
     costs = {"bytes_down": [None, 10, 10, 10], "bytes_up": [None, 4, 4, 5], "round_seconds": [9.0, 1.0, 2.0, 6.0]}
-    table = rounds_table([0.1, 0.2, 0.3, 0.4], **costs, train_seconds=[None, 0.5, 0.5, 0.5])
+    table = rounds_table([0.1, 0.2, 0.3, 0.4], **costs, train_seconds=[0.25, 0.5, 0.5, 0.5])
     row = summary_row(pacs_experiment(), table, label="FedAvg")
-    assert (row["bytes_down_per_round"], row["seconds_per_round"], row["train_seconds"]) == (10, 2.0, 1.5)
+    assert (row["bytes_down_per_round"], row["seconds_per_round"], row["train_seconds"]) == (10, 2.0, 1.75)
     assert (row["bytes_up_per_round"], row["label"]) == (pytest.approx(13 / 3), "FedAvg")
 
 
