@@ -72,7 +72,7 @@ class DataSettings(Settings):
         description="share of the unseen domain's images for methods that train on them without labels; these images "
         "are never tested; 0: half of the images with such a method, and none with other methods",
     )
-    clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
+    clients_per_domain: int = Field(1, ge=1, le=100_000, description="clients that share one domain")
     partition: Annotated[Literal["iid", "dirichlet"], Only(clients_per_domain=Above(1)), Only(mix=Above(0))] = Field(
         "iid", description="how a domain is shared between its clients"
     )

@@ -39,7 +39,9 @@ class ModelSettings(Settings):
         description="what is trained; the rest is frozen and not sent: all, or head, norm or patterns of parameters' "
         "names such as backbone.layer4.*, joined by +",
     )
-    bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
+    bottleneck: int = Field(
+        0, ge=0, le=100_000, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none"
+    )
     head: Literal["linear", "text"] = Field("linear", description="linear: learned; text: CLIP's texts of the classes")
     prompt: Annotated[str, Only(head="text")] = Field(
         "a photo of a {}.", description="with head = text, the text of a class, with {} for its name"

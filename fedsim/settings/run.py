@@ -35,6 +35,7 @@ class RunSettings(Settings):
     threads: int = Field(
         1,
         ge=0,
+        le=10_000,
         description="CPU threads of each process that computes; a run's numbers depend on it, so it is recorded and "
         "compared; 0: one for each core that the process may use (each site of a deployment counts its own cores)",
     )

@@ -97,6 +97,9 @@ def test_override_values():
         ("parts={proximal={mu=0.1}}", "parts is a section"),
         ("data=digits", "data is a section"),
         ("run.output=n\udcff2", r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
+        ("data.clients_per_domain=99999999999999999999999", "less than or equal to 100000"),
+        ("model.bottleneck=99999999999999999999999", "less than or equal to 100000"),
+        ("run.threads=99999999999999999999999", "less than or equal to 10000"),
         # People who know Python write True and tuples.
         ("run.keep_predictions=True", "write true or false"),
         ("data.domains=(1,2)", 'write a list such as ["a", "b"]'),
