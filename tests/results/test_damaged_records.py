@@ -93,6 +93,13 @@ def test_a_finished_run_without_its_environment(runs):
     done = CliRunner().invoke(app, words)
     kept.rename(folder / "environment.json")
     assert (done.exit_code, done.output[:18]) == (0, "already finished: ")
+    assert "too late" not in done.output
+
+
+def test_a_record_that_is_asked_of_a_finished_run_is_said_to_be_missing(runs):
+    words, _ = runs["finished"]
+    done = CliRunner().invoke(app, [*words, "--set", "run.personalised=true", "--set", "run.patience=5"])
+    assert (done.exit_code, "\nrun.personalised changed too late for what it records;" in done.output) == (0, True)
 
 
 @pytest.mark.parametrize(
