@@ -19,7 +19,10 @@ def split_pool(data: DataSettings, labels: np.ndarray, seed: int) -> tuple[np.nd
 def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
     if data.clients_per_domain > 1 or data.fraction < 1:
-        raise UserError("data.split = 'lists' gives all images of a domain to one client; leave data.fraction at 1")
+        raise UserError(
+            "data.split = 'lists' gives all images of a domain to one client; leave "
+            "data.clients_per_domain and data.fraction at 1"
+        )
     train = required(data, found, domain, "train")
     validation = reader(data, found).listed(domain, "validation")
     if validation is None:

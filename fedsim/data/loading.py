@@ -109,9 +109,10 @@ def _own_split(
     else:
         train, validation = split_pool(data, labels[pool], seed)
     if len(train) < 2 or not len(validation):
+        change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
         raise UserError(
             f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
-            "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain"
+            f"least 2 and 1 are needed; change {change}"
         )
     return pool[train], pool[validation]
 
@@ -148,7 +149,8 @@ def load_target(
     if not data.validation_domain or domain != resolve_domain(found, data.validation_domain):
         indices = indices[~np.isin(indices, adaptation_indices(data, found, domain, len(images)))]
     if not len(indices):
-        raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share")
+        hint = " or name images in its test list" if data.test_split == "list" else ""
+        raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share{hint}")
     return images, labels, indices
 
 

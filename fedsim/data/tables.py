@@ -18,7 +18,7 @@ from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.lists import PARTS
+from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
@@ -36,7 +36,7 @@ class Facts:
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     counts: Mapping[tuple[str, str], int]
-    has_split: bool
+    splits: Mapping[str, int] | None  # images by known word of the column `split`; None without it
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -52,7 +52,9 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
         refuse_alike([[name] for name in found.domains], "domains", table_file(data))
     if len(classes) < 2:
         raise UserError(f"{table_file(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
-    return replace(row, domains=found.domains, classes=classes)
+    splits = {} if reads_lists(data) else found.splits or {}
+    joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
+    return replace(row, domains=found.domains, classes=classes, joined=joined)
 
 
 class TableReader(ImageTree):
@@ -88,7 +90,7 @@ class TableReader(ImageTree):
     def _parts(self, domain: str) -> pd.Series:
         """The part of every row of a domain: train, validation, test, or an empty text, which is none of them."""
         file, column = table_file(self.data), self.data.columns.get("split", "split")
-        if not facts(self.data).has_split:
+        if facts(self.data).splits is None:
             raise UserError(f"{file} has no column {column!r}, which data.split = 'lists' and data.test_split = 'list' "
                             "read")  # fmt: skip
         words = self._rows(domain)["split"]
@@ -130,14 +132,16 @@ def _version(file: Path) -> tuple[int, int]:
 @functools.lru_cache(maxsize=8)
 def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...]) -> Facts:
     counts: Counter[tuple[str, str]] = Counter()
-    has_split = False
+    splits: Counter[str] | None = None
     for piece in pieces(file, dict(columns), ("label", "domain", "split")):
-        has_split = has_split or "split" in piece
+        if "split" in piece:
+            splits = (splits or Counter()) + Counter(piece["split"])
         counts.update(piece.groupby(["domain", "label"], sort=False, observed=True).size().to_dict())
     if not counts:
         raise UserError(f"{file} has no rows")
     domains, classes = (tuple(sorted({key[index] for key in counts})) for index in (0, 1))
-    return Facts(domains, classes, dict(counts), has_split)
+    known = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
+    return Facts(domains, classes, dict(counts), known)
 
 
 @functools.lru_cache(maxsize=16)

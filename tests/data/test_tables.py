@@ -72,6 +72,10 @@ def test_the_split_column(table):
     assert fingerprints(data.model_copy(update={"image_size": 9})) == before
     other = ROWS.replace({"split": {"val": "test", "test": "val"}})
     assert fingerprints(table(other, split="lists", test_split="list"))["7"] != before["7"]
+    assert benchmark(data).joined == ()
+    assert benchmark(table(ROWS)).joined == tuple(
+        f"{name} ({count} images)" for name, count in sorted(ROWS["split"].value_counts().items()) if name
+    )
     unused = ROWS.replace({"split": {"val": ""}})
     assert len(load_client(table(unused, split="lists", holdout=0.25), "7").train) == 3
     assert len(load_client(table(ROWS.replace({"split": {"val": "dev"}})), "7").labels) == 12
