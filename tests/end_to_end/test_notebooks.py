@@ -10,7 +10,7 @@ nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel"
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 SAID = {
     "first-steps": ["| fedavg |", "| gperxan |"],
-    "own-method": ["Writing confidence.py", "confidence:penalty"],
+    "own-method": ["Writing confidence.py", "weight=0"],
 }
 
 
