@@ -14,8 +14,6 @@ from fedsim.run.serve import serve
 from fedsim.runtime.watched import WatchedGrid as SpyGrid
 from fedsim.settings.experiment import Experiment, from_table
 
-SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
-
 
 def small_experiment(output: Path | str, method: dict | str = "fedavg", **sections: dict) -> Experiment:
     """Four rotations of 100 real digits each, the CNN with batch norm, three rounds; a run takes a second."""

@@ -32,6 +32,7 @@ from fedsim.results.tables import FORMATS, print_table
 from fedsim.settings.experiment import Experiment
 
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
+Grids = dict[str, pd.DataFrame]  # {label: its accuracies, seeds × targets}
 
 
 class Comparison(Compared):
@@ -100,10 +101,11 @@ def numbers(
 ) -> tuple[pd.DataFrame, pd.DataFrame, str, dict[str, list[int]]]:
     """(cells, methods, label of the baseline, seeds of each ranking) of a table with a row per run."""
     sign = -1 if METRICS[metric].less_is_better else 1
-    labels, base = _in_order(table, targets, sign), _baseline_label(table, baseline)
-    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
-    methods = corrected(pd.DataFrame([_method(table, label, targets, base, by) for label in labels]), correction)
-    methods, ranked_seeds = _with_ranks(methods, table, targets, base, sign)
+    grids = {label: grid_of(table, label) for label in dict.fromkeys(table["label"])}
+    labels, base = _in_order(table, grids, targets, sign), _baseline_label(table, baseline)
+    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, grids[label], targets, by)])
+    methods = corrected(pd.DataFrame([_method(table, label, grids, targets, base, by) for label in labels]), correction)
+    methods, ranked_seeds = _with_ranks(methods, grids, targets, base, sign)
     return cells, methods, base, ranked_seeds
 
 
@@ -193,15 +195,15 @@ def _group(table: pd.DataFrame, label: str) -> str:
     return next((name for name in reversed(GROUPS) if name and own[name].any()), "")
 
 
-def _in_order(table: pd.DataFrame, targets: list[str], sign: int) -> list[str]:
+def _in_order(table: pd.DataFrame, grids: Grids, targets: list[str], sign: int) -> list[str]:
     """The labels by group, the best average first. Labels that lack a target have no average and come last."""
 
     def place(label: str) -> tuple:
-        average = mean_and_std(per_seed_average(grid_of(table, label), targets))["mean"]
+        average = mean_and_std(per_seed_average(grids[label], targets))["mean"]
         missing = math.isnan(average)
         return GROUPS.index(_group(table, label)), missing, 0.0 if missing else -sign * average, label
 
-    return sorted(dict.fromkeys(table["label"]), key=place)
+    return sorted(grids, key=place)
 
 
 def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
@@ -218,8 +220,8 @@ def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     return named[0]
 
 
-def _cells(table: pd.DataFrame, label: str, targets: list[str], by: Sequence[str]) -> list[dict]:
-    grid = grid_of(table, label).reindex(columns=targets)
+def _cells(table: pd.DataFrame, label: str, grid: pd.DataFrame, targets: list[str], by: Sequence[str]) -> list[dict]:
+    grid = grid.reindex(columns=targets)
     first = table[table["label"] == label].iloc[0]
     keys = {key: first[key] for key in ("label", "method", *by)}
     columns = {**{target: grid[target].dropna() for target in targets}, AVERAGE: per_seed_average(grid, targets)}
@@ -227,15 +229,17 @@ def _cells(table: pd.DataFrame, label: str, targets: list[str], by: Sequence[str
     return [keys | over[target] | mean_and_std(own) for target, own in columns.items()]
 
 
-def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: Sequence[str]) -> dict[str, Any]:
+def _method(
+    table: pd.DataFrame, label: str, grids: Grids, targets: list[str], base: str, by: Sequence[str]
+) -> dict[str, Any]:
     rows = table[table["label"] == label]
-    grid = grid_of(table, label)
+    grid = grids[label]
     average = mean_and_std(per_seed_average(grid, targets))
     row = {key: rows.iloc[0][key] for key in ("label", "method", *by)}
     row |= {"average": average["mean"], "average_std": average["std"], "seeds": average["seeds"]}
     row["seeds_begun"] = rows["seed"].nunique()
     if base:
-        row |= paired(grid, grid_of(table, base))
+        row |= paired(grid, grids[base])
         if label == base:
             row |= {"difference": math.nan, "p_value": math.nan}
     means = rows[[*BUDGETS, *COSTS]].mean()
@@ -248,7 +252,7 @@ def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: 
 
 
 def _with_ranks(
-    methods: pd.DataFrame, table: pd.DataFrame, targets: list[str], base: str, sign: int = 1
+    methods: pd.DataFrame, grids: Grids, targets: list[str], base: str, sign: int
 ) -> tuple[pd.DataFrame, dict[str, list[int]]]:
     """(the methods with their ranks inside their groups, {group: seeds that its ranking uses without a baseline})."""
     found: dict[str, float] = {}
@@ -260,7 +264,7 @@ def _with_ranks(
             covered = own.set_index("label")["covers"].map(lambda seen: seen >= set(targets))
             found |= ranks(sign * differences.where(covered)).to_dict()
         else:
-            averages = {label: per_seed_average(grid_of(table, label), targets) for label in own["label"]}
+            averages = {label: per_seed_average(grids[label], targets) for label in own["label"]}
             labels, seeds[str(group)] = common_seeds(averages)
             scores = {label: averages[label][seeds[str(group)]].mean() for label in labels}
             found |= ranks(sign * pd.Series(scores, dtype=float)).to_dict()

@@ -51,7 +51,7 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
         return loss_of(round, batch)
 
     monkeypatch.setattr(LocalRound, "loss_of", twice)
-    run_small(tiny_experiment(tmp_path, method, train={"batch_size": 32}, parts={"jigsaw": {}}))
+    run_small(tiny_experiment(tmp_path, method, 1, train={"batch_size": 32}, parts={"jigsaw": {}}))
     assert found
     assert all(first == second for first, second in found)
 

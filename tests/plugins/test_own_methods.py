@@ -126,7 +126,7 @@ def test_the_example_of_every_slot_trains(slot, tmp_path, monkeypatch):
 
 def test_check_method_prints_a_line_per_property(capsys):
     """A method that does nothing fails in one line, and the command's exit code is 1."""
-    assert not show_findings("fedprox", ["method.proximal.mu=0", "data.fraction=0.05"])
+    assert not show_findings("fedprox", ["method.proximal.mu=0", "data.fraction=0.05", "train.iterations=1"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines].count("fails") == 1
     assert "does nothing" in next(line for line in lines if line.startswith("fails"))

@@ -19,7 +19,7 @@ from fedsim.sweep.sampler import check_sampler, pruned_rounds, suggest
 from fedsim.sweep.search import read_space
 from fedsim.sweep.search_plan import PlannedSearch, Search, Trial
 
-SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot30", "rot75"]', "train.rounds=1", "run.device=cpu")
+SMALL = ("data.fraction=0.05", 'data.domains=["rot0", "rot30", "rot75"]', "train.rounds=1", "run.device=cpu")
 
 
 def sweep(output, *more):
