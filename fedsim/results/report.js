@@ -315,7 +315,7 @@ lasting.push(...charts);
 for (const table of document.querySelectorAll("table.sortable")) {
   const enhanced = enhance(table);
   if (table.classList.contains("methods")) enhanced.on("draw", () =>
-    narrowing.get(table.closest("section"))([...enhanced.rows({order: "applied", search: "applied"}).indexes()]));
+    narrowing.get(table.closest("section"))(enhanced.rows({order: "applied", search: "applied"}).indexes().toArray()));
 }
 
 // A picture fits the screen; a click shows it large, to be scrolled

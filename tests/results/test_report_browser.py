@@ -86,6 +86,7 @@ def until(page, script, *arguments):
 
 
 def becomes(wanted, read, *arguments):
+    """Wait until a function returns what is wanted."""
     deadline = time.monotonic() + 60
     while (found := read(*arguments)) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -189,7 +190,7 @@ def test_a_cell_and_a_point_lead_to_their_run(page):
     from selenium.webdriver import ActionChains, Keys
 
     table = page.find_element("css selector", "table.methods")
-    table.find_element("css selector", "tbody tr:nth-child(2) td:nth-child(3) a").click()
+    table.find_element("xpath", ".//tr[td[1]='feddg-ga']/td[3]/a").click()
     heading = "return document.querySelector('dialog[open] h2')?.textContent"
     assert until(page, heading) == "feddg-ga → photo, seed 0"
     dialog = page.find_element("id", "run")
