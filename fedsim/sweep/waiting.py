@@ -10,7 +10,7 @@ from fedsim.run.claim import is_claimed
 from fedsim.run.leftovers import is_finished
 from fedsim.run.plan import resolve
 from fedsim.sweep.cell_process import Message
-from fedsim.sweep.plan import Cell
+from fedsim.sweep.plan import PRUNED, Cell
 
 LOOK_SECONDS = 1.0  # between two looks at cells that others hold
 
@@ -36,6 +36,8 @@ class Waiting:
                 self._pass_over(cell)
             elif is_finished(cell.folder):
                 cell.hear(*_verdict(cell))
+            elif cell.doomed and cell.doomed():  # another process has left it for that
+                cell.hear(PRUNED, "", None)
             else:
                 return cell
         self._next_look = time.monotonic() + LOOK_SECONDS

@@ -64,6 +64,13 @@ def test_a_cell_that_another_process_claims_first_or_leaves_comes_back(tmp_path,
     assert line.take() is cells[0]
 
 
+def test_a_cell_that_another_process_has_pruned_is_not_run(tmp_path):
+    cells = tiny_cells(tmp_path)[:2]
+    cells[0].doomed, cells[1].doomed = lambda: True, lambda: False
+    assert Waiting(cells).take() is cells[1]
+    assert states(cells) == ["pruned", "waiting"]
+
+
 def test_a_run_with_other_settings_that_another_process_has_finished_is_a_failed_cell(tmp_path):
     cells = tiny_cells(tmp_path)[:1]
     line = Waiting(cells)
