@@ -218,6 +218,7 @@ class Session:
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
             state = Checkpoint(round, values, self.strategy.state, self.data | self.server_data)
+            self._check()
             saved = save_checkpoint(self.checkpoint_folder, state)
             take_over_best(self.folder, self.checkpoint_folder, round)
             self.strategy.exchange.saved_round = round

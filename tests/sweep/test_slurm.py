@@ -1,15 +1,17 @@
 """Cells as jobs of Slurm: what sbatch is told, and jobs that submitit runs on this machine."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+from processes import descendants, until
 from support import numbers
 
 from fedsim.common.errors import UserError
 from fedsim.runtime.launch import launch
 from fedsim.sweep import Axes, Budget, on_slurm, run_sweep
-from fedsim.sweep.plan import plan_cells
+from fedsim.sweep.plan import plan_cells, rounds_on_disk
 
 submitit = pytest.importorskip("submitit")
 SMALL = ("data.fraction=0.05", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2", "run.device=cpu")
@@ -70,3 +72,18 @@ def test_a_job_that_slurm_ends_too_early_goes_on_with_its_cell():
     job = on_slurm.CellJob()
     again = job.checkpoint("settings", "folder", "home")
     assert (again.function, again.args) == (job, ("settings", "folder", "home"))
+
+
+@pytest.mark.slow
+def test_a_preempted_job_is_queued_again(tmp_path):
+    """It has the signal that Slurm gives before it ends a job."""
+    words = [*SMALL, "train.rounds=40", f"run.output={tmp_path}"]
+    (cell,) = plan_cells("digits", Axes(["fedbn"], ["rot0"], [0]), words, "")
+    cell.folder.mkdir(parents=True)
+    job = on_slurm.SlurmPool([cell], Budget(launcher="local time=5")).submit(cell)
+    until(lambda: rounds_on_disk(cell) >= 2, 300)
+    (process,) = descendants(int(job.job_id))
+    os.kill(process, signal.SIGUSR2)
+    assert job.result()[0] == "finished"
+    assert "Requeued job" in job.stdout()
+    assert numbers(cell.folder / "rounds.csv")["round"].tolist() == list(range(41))
