@@ -73,15 +73,31 @@ def plot(
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")],
     by: By = None,
+    live: Annotated[bool, typer.Option("--live", help="serve the page on this machine while runs go on")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --live: its port (default: a free one)")] = 0,
+    federation: Annotated[Path | None, typer.Option(help="with --live: the federation file, to show its sites")] = None,
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
 ) -> None:
     """Write one self-contained HTML page that answers when it is touched.
 
-    Its tables sort and filter, its charts follow the table, and every cell leads to its run.
+    Its tables sort and filter, its charts follow the table, and every cell leads to its run. With --live the page also
+    shows which cells run, wait or have failed, when the sweep will end, and the sites of a federation. Ctrl-C stops it.
     """
-    make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
+    if not live:
+        if port or federation:
+            raise UserError("--port and --federation belong to --live")
+        make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
+        return
+    from fedsim.commands.live import serve_live
+    from fedsim.results.report import report_page
+
+    def page(state: str) -> str:
+        runs = chosen_runs(folder, methods, targets, seeds)
+        return report_page(runs, method_notes(runs.experiments.values()), by=by or [], live=state)
+
+    serve_live(folder, page, port, federation)
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":

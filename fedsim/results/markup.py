@@ -125,8 +125,8 @@ def libraries() -> dict[str, str]:
     }
 
 
-def page(title: str, content: str, data: Mapping[str, Any]) -> str:
-    """The whole document. data: what report.js draws."""
+def page(title: str, content: str, data: Mapping[str, Any], live: bool = False) -> str:
+    """The whole document. data: what report.js draws. live: it may ask the server that it comes from."""
     css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     packs = {**libraries(), "data": json.dumps(data, ensure_ascii=False, allow_nan=False)}
     return f"""<!DOCTYPE html>
@@ -134,7 +134,7 @@ def page(title: str, content: str, data: Mapping[str, Any]) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}{"; connect-src 'self'" if live else ""}">
 <title>{escape(title)}</title>
 <style>
 {css}</style>

@@ -8,6 +8,7 @@ const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 const COSTS = [["gigabytes", "bytes", "GB exchanged in one run"],
   ["minutes", "seconds", "minutes of one run"], ["steps", "steps", "local steps of one run, all clients"]];
 const SCREEN = {width: undefined};
+const live = document.getElementById("live"); // only where `fedsim report --live` serves the page
 
 // The packed scripts and data
 
@@ -300,7 +301,7 @@ function enhance(table) {
   const isList = column => !isNumber(column) && new Set(rows.map(row => row.cells[column].textContent)).size <= 20;
   const filters = !table.classList.contains("text") && rows.length > 2;
   return new DataTable(table, {
-    autoWidth: false, order: [], paging: rows.length > 100, pageLength: 50, info: rows.length > 100, searching: filters || rows.length > 12,
+    autoWidth: false, order: [], stateSave: Boolean(live), stateDuration: -1, paging: rows.length > 100, pageLength: 50, info: rows.length > 100, searching: filters || rows.length > 12,
     ordering: {indicators: false},
     layout: {topStart: filters ? {buttons: [{extend: "colvis", text: "columns"}]} : null, topEnd: rows.length > 12 ? "search" : null},
     columnDefs: columns.map(column => ({
@@ -312,7 +313,7 @@ function enhance(table) {
 
 const narrowing = new Map([...document.querySelectorAll(".charts")].map(host => [host.closest("section"), experimentCharts(host)]));
 lasting.push(...charts);
-for (const table of document.querySelectorAll("table.sortable")) {
+for (const table of document.querySelectorAll("table.sortable:not(#live *)")) {
   const enhanced = enhance(table);
   if (table.classList.contains("methods")) enhanced.on("draw", () =>
     narrowing.get(table.closest("section"))(enhanced.rows({order: "applied", search: "applied"}).indexes().toArray()));
@@ -335,4 +336,12 @@ let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(drawAll, 100); });
 addEventListener("hashchange", followHash);
 followHash();
+
+// The live page reads its state every two seconds; it is loaded anew, with its filters, when another run has finished
+if (live) setInterval(async () => {
+  const state = await fetch("state").then(answer => answer.json()).catch(() => null);
+  if (state) live.innerHTML = state.html;
+  else live.replaceChildren(make("p", {}, "The server of this page has stopped."));
+  if (state && String(state.finished) !== live.dataset.finished && !dialog.open) location.reload();
+}, 2000);
 document.documentElement.dataset.ready = Math.round(performance.now()); // milliseconds until everything is drawn

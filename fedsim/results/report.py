@@ -62,6 +62,20 @@ def write_report(
     by: settings in which an experiment's runs are meant to differ, as for `compare`, which refuses other differences.
     """
     runs = runs or read_runs(folder)
+    path = Path(folder) / ("report-part.html" if runs.only else "report.html")
+    atomic_write(path, report_page(runs, notes or {}, select, baseline, by))
+    return path
+
+
+def report_page(
+    runs: Runs,
+    notes: Notes,
+    select: str = "best_validation",
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    live: str = "",
+) -> str:
+    """The page as text. live: HTML before the tables, which the server of the page changes."""
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     head = [
@@ -69,12 +83,11 @@ def write_report(
         f'<p class="soft">{premise(runs)}</p>',
         f'<p class="soft">{escape(" ".join(part_notes(runs.only)))}</p>' if runs.only else "",
         f"<nav>{links}</nav>" if len(names) > 1 else "",
+        live,
     ]
     data: Json = {"experiments": [], "runs": []}
-    sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline, by, data) for name in names]
-    path = Path(folder) / ("report-part.html" if runs.only else "report.html")
-    atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections]), data))
-    return path
+    sections = [_experiment(of_experiment(runs, name), name, notes, select, baseline, by, data) for name in names]
+    return markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections]), data, live=bool(live))
 
 
 def premise(runs: Runs) -> str:

@@ -1,6 +1,8 @@
 """The live view of a sweep: a progress bar over all rounds, the time left, and the running cells."""
 
 import csv
+import json
+import time
 from pathlib import Path
 
 from rich.console import Group
@@ -10,7 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.common.console import errors
+from fedsim.common.files import atomic_write
 from fedsim.sweep.plan import ENDED, Cell, duration, measured_rates, observed_rates, time_left
+
+STATE = "sweep.json"  # in the folder of the experiment, for `fedsim report --live`
+NOTED_SECONDS = 2.0
 
 
 def last_target(folder: Path) -> float | None:
@@ -41,6 +47,7 @@ class SweepView:
         rounds = sum(cell.experiment.train.rounds for cell in self._open)
         self._task = self._progress.add_task("sweep", total=rounds, left="")
         self._todo = list(self._open)
+        self._noted = 0.0
         self._waits = False  # for other processes alone
         self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self.render)
 
@@ -50,6 +57,7 @@ class SweepView:
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+        self._note(None, ended=True)
         done = sum(cell.state == "finished" for cell in self._cells)
         failed = sum(cell.state == "failed" for cell in self._cells)
         errors.print(f"{done} of {len(self._cells)} cells finished" + (f", {failed} failed" if failed else ""))
@@ -66,8 +74,24 @@ class SweepView:
             self._live.console.print(f"waiting for other processes, which run the last cells: {len(self._open)}")
         self._rates |= observed_rates(self._todo)
         seconds = time_left(self._todo, self._rates, self._width)
+        if time.monotonic() - self._noted > NOTED_SECONDS:
+            self._note(seconds)
         done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)
         self._progress.update(self._task, completed=done, left="" if seconds is None else f"{duration(seconds)} left")
+
+    def _note(self, left: float | None, ended: bool = False) -> None:
+        """Write the state of the cells into the folders of their experiments. After the sweep only failures remain."""
+        self._noted = time.monotonic()
+        for folder in dict.fromkeys(cell.folder.parents[2] for cell in self._cells):
+            cells = [
+                {"title": cell.title, "folder": str(cell.folder.resolve()), "state": cell.state, "round": cell.round,
+                 "rounds": cell.experiment.train.rounds, "reason": cell.reason}
+                for cell in self._cells if cell.folder.parents[2] == folder and (not ended or cell.state == "failed")
+            ]  # fmt: skip
+            if cells and folder.is_dir():
+                atomic_write(folder / STATE, json.dumps({"time": time.time(), "left": left, "cells": cells}))
+            else:
+                (folder / STATE).unlink(missing_ok=True)
 
     def _finished(self, cell: Cell) -> str:
         if self._blind:
