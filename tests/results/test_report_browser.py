@@ -63,6 +63,7 @@ def browser(tmp_path_factory):
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    driver.set_script_timeout(120)  # a machine that does other work, too
     yield driver
     driver.quit()
 
