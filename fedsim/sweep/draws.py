@@ -103,8 +103,10 @@ def _measured(trial: Trial | None) -> dict[str, Any]:
 
 
 def _steps(trial: Trial) -> float:
-    """The steps of a draw, also of one that was pruned or failed."""
+    """The steps of a draw; of one that was pruned those until then, whenever its process was ended."""
     rounds = read_record(trial.cells[0].folder / "rounds.csv")
+    if 0 in trial.stopped:
+        return rounds["steps"][rounds["round"] <= trial.stopped[0]].sum()
     return _measured(trial).get("steps") or (0 if rounds.empty else rounds["steps"].sum())
 
 

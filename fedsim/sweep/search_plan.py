@@ -47,6 +47,7 @@ class Trial:
 
     first: the number of the first trial with the same values
     measured: for each cell its validation, or the reason why it has none (`validation_of`)
+    stopped: {place of a pruned cell: the round after which it is pruned}
     """
 
     number: int
@@ -54,6 +55,7 @@ class Trial:
     first: int
     cells: list[Cell]
     measured: list[float | str] = field(default_factory=list)
+    stopped: dict[int, int] = field(default_factory=dict)
 
     @property
     def score(self) -> float | None:
@@ -140,7 +142,7 @@ class PlannedSearch:
                 if stop is not None:
                     trial.cells[place].state = PRUNED
                     trial.measured = trial.measured or [NOT_RUN] * len(trial.cells)
-                    trial.measured[place] = f"pruned after round {stop}"
+                    trial.measured[place], trial.stopped[place] = f"pruned after round {stop}", stop
             newest = different[-1].cells[place]
             if newest.state == "waiting" and len(different) > STARTUP:
                 newest.doomed = functools.partial(_doomed, self.search.pruner, curves[:-1], newest)
