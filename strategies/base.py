@@ -154,10 +154,11 @@ class FedDG(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The unweighted mean over the clients. The target domain is never used to select a model."""
-        replies = self.guard.heard(replies)
         if self.target_site:
             replies = self.target_site.others(replies)
-        found = self.exchange.sift(check_validation, replies, "validation refused")
+        found = self.exchange.sift(self.guard.heard(check_validation), replies, "validation refused")
+        if self.target_site and (answer := self.target_site.answer) and answer.has_content():
+            self.guard.hear(answer.content)
         gone = self._taken_back()
         if self.target_site:
             self.target_site.take(used=not gone)

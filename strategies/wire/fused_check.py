@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from flwr.app import Message, MetricRecord
+from flwr.app import MetricRecord
 from torch import nn
 
 from fedsim.tensors.arrays import all_finite, load_arrays
-from fedsim.tensors.records import metrics_of
 from strategies.parts import Arrays
 from strategies.wire.update_limit import upper_median_of_others
 
@@ -55,11 +54,6 @@ def largest(arrays: Arrays) -> float:
     """The largest absolute value of all floating-point tensors."""
     floats = [array for array in arrays.values() if array.dtype.kind == "f" and array.size]
     return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
-
-
-def useless_at(reply: Message) -> bool:
-    """Whether a site reports a validation loss that is not a finite number."""
-    return reply.has_content() and not finite_loss(metrics_of(reply.content))
 
 
 def finite_loss(records: Mapping[str, MetricRecord]) -> bool:

@@ -4,18 +4,23 @@
 it is sent, and `useless` checks what the sites report about it afterwards (fused_check.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from flwr.app import Message
+from flwr.app import RecordDict
 
+from fedsim.tensors.records import metrics_of
 from strategies.parts import Arrays, Update
 from strategies.state import ServerState
-from strategies.wire.fused_check import Probe, largest, not_finite, suspect, useless_at
+from strategies.wire.fused_check import Probe, finite_loss, largest, not_finite, suspect
+from strategies.wire.reply_checks import Expected
 from strategies.wire.update_limit import model_norm, over_limit, remember
 
 STATE = "guard"  # key of the guard's own numbers in the server's state
 LARGE = 1e4  # below this, sums and products of a network stay far from the largest float32
 STANDS_OUT = 3.0  # an update is named when it is this many times as large as the others'
+
+T = TypeVar("T")
 
 
 class Guard:
@@ -65,12 +70,19 @@ class Guard:
                 return update.client
         return ""
 
-    def heard(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """The replies of a validation, after which `useless` can be asked."""
+    def heard(self, check: Callable[[RecordDict, Expected], T]) -> Callable[[RecordDict, Expected], T]:
+        """The check of a validation, which also counts who cannot use the model; `useless` can then be asked."""
         self._useless = 0
-        for reply in replies:
-            self._useless += useless_at(reply)
-            yield reply
+
+        def counted(content: RecordDict, expected: Expected) -> T:
+            self.hear(content)
+            return check(content, expected)
+
+        return counted
+
+    def hear(self, content: RecordDict) -> None:
+        """Counts a site that cannot use the model. A reply that nobody asked for must not come here."""
+        self._useless += not finite_loss(metrics_of(content))
 
     def useless(self, asked: int) -> tuple[str, str]:
         """(client, reason) when most of the sites asked cannot use the model; two empty strings when they can.

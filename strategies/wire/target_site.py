@@ -64,6 +64,11 @@ class TargetSite:
         assert self.roster.target is not None  # there is no TargetSite without one
         return self.roster.target
 
+    @property
+    def answer(self) -> Message | None:
+        """The site's first reply of this round."""
+        return self._genuine[0] if self._genuine else None
+
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
         exchange, self.score, self._sent, self._genuine = self.exchange, TargetScore(), None, []
@@ -90,8 +95,8 @@ class TargetSite:
     def take(self, used: bool = True) -> None:
         """Keep the score of our message's reply, unless its model is not used. A failure is handled as
         `run.on_client_failure`."""
-        if self._sent is not None and (used or not self._genuine):
-            self._read(self._genuine[0] if self._genuine else None)
+        if self._sent is not None and (used or not self.answer):
+            self._read(self.answer)
         self._sent = None
 
     def ask(self, grid: Grid, arrays: ArrayRecord) -> TargetScore:

@@ -12,7 +12,7 @@ import malformed_records  # noqa: F401  registers its mutations
 import numpy as np
 import pytest
 from flwr.app import Message
-from malformed import ALL, MUTATIONS, broken
+from malformed import ALL, MUTATIONS, Draft, broken
 from scene import Outcome, Scene, build
 
 from fedsim.tensors.arrays import state_to_record
@@ -115,3 +115,21 @@ def test_a_reply_that_belongs_to_no_message_does_no_harm(scenes, expected, kind,
             stray.metadata.__dict__["_reply_to_message_id"] = rng.choice(["", "m77", "x" * 50])
         replies.insert(len(replies) if kind == "duplicate" else rng.randrange(len(replies) + 1), stray)
         check_dropped(scenes[name].play(phase, replies), expected[name, phase, ""])
+
+
+@pytest.mark.parametrize("kind", STRAYS)
+def test_only_the_reply_that_was_asked_for_counts_against_a_model(scenes, expected, kind):
+    """One site cannot have a round taken back by saying three times that it cannot use the model."""
+    good, message = scenes["fedavg"].replies["evaluate"], scenes["fedavg"].messages["evaluate"][0]
+    replies = list(good.values())
+    for _ in good:
+        draft = Draft.of(replies[0])
+        draft.metrics["metrics"]["loss"] = float("nan")
+        replies.append(draft.reply(message))
+        if kind == "from another node":
+            replies[-1].metadata.__dict__["_src_node_id"] = 99
+        elif kind == "to no message":
+            replies[-1].metadata.__dict__["_reply_to_message_id"] = "m77"
+    outcome = scenes["fedavg"].play("evaluate", replies)
+    assert outcome.differences(expected["fedavg", "evaluate", ""], victim="") == ""
+    assert sum("is dropped" in note for note in outcome.notes) == len(outcome.notes) == len(good)
