@@ -30,6 +30,7 @@ PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
 BEAT_SECONDS = 20.0
 GONE_SECONDS = 120.0
 UNNAMED_SECONDS = 1.0  # its maker was killed, if a claim names no holder for so long
+LONGEST_NAME = 200  # characters of a holder's name that are shown
 
 
 class Claim:
@@ -43,7 +44,7 @@ class Claim:
     def stands(self) -> bool:
         """Whether the folder is still this process's."""
         try:
-            return self._file.read_text(encoding="utf-8") == self._text
+            return self._file.read_text(encoding="utf-8", errors="replace") == self._text
         except OSError:
             return False
 
@@ -137,9 +138,9 @@ def _take(file: Path) -> Claim | None:
 def _look(file: Path, whole: bool = False) -> tuple[str, bool]:
     """(the holder that the claim names, or its `whole` text; whether it is alive); ("", False) without a claim."""
     try:
-        with file.open(encoding="utf-8") as handle:  # opened, because NFS then asks for the file's present time
+        with file.open(encoding="utf-8", errors="replace") as handle:  # NFS then asks for the file's present time
             text = handle.read()
-            said = text if whole else text.partition("\n")[0]
+            said = text if whole else text.partition("\n")[0][:LONGEST_NAME]
             if f"\n{kernel()} " in text:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -159,7 +160,7 @@ def _clear(file: Path, text: str) -> None:
     aside = file.with_name(f".gone{FILE}.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
         file.rename(aside)
-        if aside.read_text(encoding="utf-8") == text:
+        if aside.read_text(encoding="utf-8", errors="replace") == text:
             aside.unlink()
         else:
             aside.rename(file)
