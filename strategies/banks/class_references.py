@@ -54,8 +54,8 @@ class ClassReferences(Bank):
         if not self.shared:
             return {}
         rows = update.records[self.name]
-        if rows["counts"].sum() > update.examples:
-            counted = int(rows["counts"].sum())
+        counted = sum(rows["counts"].tolist())  # NumPy's sum of numbers near 2^63 would wrap around
+        if counted > update.examples:
             raise RefusedUpdateError(update.client, f"{self.name}: it counts {counted} of {update.examples} images")
         return rows
 

@@ -41,10 +41,10 @@ class Prototypes(Bank):
             return f"protos are {protos.dtype}{list(protos.shape)}, expected float32 with 2 dimensions"
         if classes.dtype != np.int64 or classes.shape != protos.shape[:1]:
             return f"classes are {classes.dtype}{list(classes.shape)}, expected int64[{len(protos)}]"
+        if len(classes) and (classes.min() < 0 or classes.max() >= (server.classes or np.inf)):
+            return f"it names a class beyond the {server.classes} classes"
         if (np.diff(classes) <= 0).any():
             return "its classes are not in ascending order"
-        if len(classes) and (classes[0] < 0 or classes[-1] >= (server.classes or classes[-1] + 1)):
-            return f"it names a class beyond the {server.classes} classes"
         return ""
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:

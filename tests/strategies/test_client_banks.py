@@ -74,8 +74,10 @@ def test_class_references_are_averaged_by_counts():
     assert (first["r_mu"][2], first["r_rho"][2]) == (0, 1)
     records = {REFERENCES.name: entries["a"]}
     assert REFERENCES.gather(Update("a", 10, {}, records=records), round_of())["counts"][0] == 10
-    with pytest.raises(RefusedUpdateError, match="10 of 9 images"):
-        REFERENCES.gather(Update("a", 9, {}, records=records), round_of())
+    wrapping = {REFERENCES.name: references([2**63 - 1, 2**63 - 1, 2], 1, 1, 1)}  # their sum in int64 is 0
+    for counted, counted_by in (("10", records), (str(2**64), wrapping)):
+        with pytest.raises(RefusedUpdateError, match=f"counts {counted} of 9 images"):
+            REFERENCES.gather(Update("a", 9, {}, records=counted_by), round_of())
     silent = ClassReferences(shared=False)
     assert not silent.contributed
     assert silent.hand_out({SERVER: new}, "a", round_of()) is None
@@ -214,7 +216,9 @@ STYLE = {"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32
         ({}, ""), (protos(), ""), ({"extra": np.zeros(1)}, "it holds"), ({"protos": np.zeros((2, 2))}, "float64"),
         ({"protos": np.zeros((3, 2), np.float32)}, "int64[3]"), ({"classes": np.array([0, 1], np.int32)}, "int32"),
         ({"classes": i64([1, 0])}, "ascend"), ({"classes": i64([1, 1])}, "ascend"),
-        ({"classes": i64([0, 3])}, "beyond the 3"), ({"classes": i64([-1, 0])}, "beyond"))),
+        ({"classes": i64([0, 3])}, "beyond the 3"), ({"classes": i64([-1, 0])}, "beyond"),
+        # differences in int64 are all positive
+        ({"classes": i64([0, 2**63 - 1, -(2**63), -1, 1]), "protos": f32(np.ones((5, 2)))}, "beyond"))),
     *((StyleBank(), STYLE, *each) for each in (
         ({}, ""), ({"extra": np.zeros(1)}, "it holds ['extra', 'mean', 'std']"), ({"std": np.ones((2, 4))}, "float"),
         ({"mean": np.zeros((2, 3))}, "expected filled float32"), ({"mean": np.zeros(3, np.float32)}, "dimensions"),
