@@ -83,6 +83,8 @@ def run(
     set_: Override = None,
 ) -> None:
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
+    if "," in method:
+        raise UserError(f"a run has one method; for several: fedsim sweep {config} --methods {method}")
     runtime = runtime or ("deployment" if federation else "")
     short = short_options(
         method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output

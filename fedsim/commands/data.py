@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fedsim.common.console import console, say
 from fedsim.common.errors import UserError
+from fedsim.data.names import read_from
 from fedsim.data.row import Benchmark
 
 FOLDERS = "ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it"
@@ -67,7 +68,11 @@ def show_datasets(name: str) -> None:
     from fedsim.data import find_dataset
     from fedsim.settings.experiment import config_folders, known_tables
 
-    bench = find_dataset(name) if name else None
+    try:
+        bench = find_dataset(name) if name else None
+    except UserError as error:
+        missing = "" if ":" in name else f"no folder or table {name!r}{read_from(Path(name))}; "
+        raise UserError(f"{missing}{error}") from None
     if bench and not bench.domains:
         print(own_data(name, bench))
         return

@@ -95,7 +95,7 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
     """
     if not root.is_dir():
         hint = "set data.root or $FEDSIM_DATA; a server without images needs data.domains and data.classes"
-        raise UserError(f"no folder {root}{read_from(root)} with the images; {hint}")
+        raise UserError(f"no folder of images {root}{read_from(root)}; {hint}")
     on_disk = names_in(root)
     asked = [composed(name) for name in asked]
     for name in set(asked) - set(on_disk):

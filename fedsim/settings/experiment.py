@@ -121,8 +121,12 @@ def find_config(config: str) -> Path:
             return folder / name
     if parent in ("", "tables", "configs/tables") and any((at / "tables" / name).is_file() for at in config_folders()):
         raise UserError(f"{config} is a table of a paper, which has many runs: fedsim sweep {config}")
+    if path.is_dir():
+        raise UserError(f"{config!r} is a folder and no experiment file; `fedsim datasets folder` shows one for images")
     known = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
-    raise UserError(f"no experiment file {config!r}; {nearest(Path(name).stem, known)}shipped ones: {', '.join(known)}")
+    own = path.with_suffix(".toml")
+    alike = f"did you mean {str(own)!r}? " if own.is_file() else nearest(Path(name).stem, known)
+    raise UserError(f"no experiment file {config!r}; {alike}shipped ones: {', '.join(known)}")
 
 
 def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = "") -> Experiment:
@@ -131,7 +135,8 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
     try:
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+        hint = '; write text in quotes: dataset = "folder"' if "Invalid value" in str(error) else ""
+        raise UserError(f"{path}: not valid TOML: {error}{hint}") from None
     if "blocks" in table:
         raise UserError(f"{path} is a table of a paper, which has many runs: fedsim sweep {config}")
     table.setdefault("name", path.stem)
@@ -276,7 +281,9 @@ def _explain(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         section: type[BaseModel] | None = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
         known = list(section.model_fields) if section else []
-        return f"unknown setting {key!r}; {nearest(path[-1], known)}known here: {', '.join(known)}"
+        inside = [f"{name}.{path[-1]}" for name, model in SECTIONS.items() if path[-1] in model.model_fields]
+        alike = f"did you mean {inside[0]!r}? " if inside else nearest(path[-1], known)
+        return f"unknown setting {key!r}; {alike}known here: {', '.join(known)}"
     given = repr(problem.get("input"))
     got = f" (got {given})" if key and len(given) < 80 else ""  # long values, such as all settings, are not shown
     hint = AS_TOML.get(problem["type"], "")

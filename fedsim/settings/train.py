@@ -84,5 +84,5 @@ class TrainSettings(Settings):
     @classmethod
     def _at_least_one_round(cls, rounds: object) -> object:
         if rounds == 0:
-            raise ValueError("a run trains; row 0 of the rounds.csv of every run evaluates its initial model")
+            raise ValueError("at least 1, because a run trains; row 0 of every rounds.csv evaluates the initial model")
         return rounds

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -96,6 +97,9 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(method, tm
     ("run digits --target rot7", "did you mean"),
     ("run digits --seed -1", "greater than or equal to 0"),
     ("run nowhere.toml", "no experiment file"),
+    ("run tests", "'tests' is a folder"),
+    ("run digits --method fedavg,fedprox", "fedsim sweep digits --methods fedavg,fedprox"),
+    ("datasets foto", "no folder or table 'foto' in "),
     ("run digits --set model.backbone=digits-cnn --method gperxan", "batch norm"),
     ("run digits --set run.device=cuda", "no CUDA device"),
     ("run --what", "No such option"),
@@ -114,6 +118,7 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(method, tm
 def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
     """The exit code is 2, one line says what to do, and no file is left."""
     monkeypatch.chdir(tmp_path)
+    Path("tests").mkdir()
     if "run.device=cuda" in words and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     words = words.split(" ")

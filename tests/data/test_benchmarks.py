@@ -79,7 +79,7 @@ TREE = {"a": ["cat", "dog"], "b": ["cat", "dog"]}
       for names in (["Art", "Art", "Clipart"], ["RealWorld", "Art", "Real World"])),
     *((None, {"classes": names}, r"data.classes has '\w+' twice; write each name once")
       for names in (["cat", "dog", "dog"], ["v\u00e9lo", "dog", "ve\u0301lo"])),
-    (None, {"root": "absent"}, r"no folder .*absent with the images; .*needs data.domains and data.classes"),
+    (None, {"root": "absent"}, r"no folder of images .*absent; .*needs data.domains and data.classes"),
     ({}, {}, "no domain folders"),
     (TREE, {"domains": ["a", "bb"]}, "did you mean 'b'"),
     ({**TREE, "c": ["bird", "cat", "dog"]}, {}, r"different class folders \(bird\)"),

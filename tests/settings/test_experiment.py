@@ -1,6 +1,7 @@
 """Settings: precedence, overrides, presets, writing and reading, and errors that name the key and a similar one."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -86,7 +87,8 @@ def test_override_values():
     [
         ("train.round=3", "did you mean 'rounds'"),
         ("trian.rounds=3", "did you mean 'train'"),
-        ("train.rounds=0", "train.rounds: a run trains; row 0"),
+        ("train.rounds=0", "train.rounds: at least 1, because a run trains; row 0"),
+        ("rounds=1", "unknown setting 'rounds'; did you mean 'train.rounds'?"),
         ("train.lr=fast", "train.lr"),
         ("data.split=strat", "data.split"),
         ("rounds", "not of the form"),
@@ -162,3 +164,11 @@ def test_a_missing_file_of_ones_own_is_not_replaced_by_a_shipped_one(config, tmp
     for name in ("pacs", "pacs.toml", "configs/pacs.toml", "configs/pacs"):
         assert find_config(name) == config_folders()[0] / "pacs.toml"
     one_line("no experiment file", find_config, config)
+
+
+def test_a_file_with_a_slip_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("[data]\ndataset = folder\n")
+    for slip in ("mine", "mine.tml"):
+        one_line("no experiment file '" + slip + "'; did you mean 'mine.toml'?", find_config, slip)
+    one_line('in quotes: dataset = "folder"', read_experiment, "mine.toml")
