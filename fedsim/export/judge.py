@@ -75,7 +75,8 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
     model.require_classes()
     missing = [file for file in files if not Path(file).is_file()]
     if missing:
-        raise UserError(f"there is no image {missing[0]}")
+        hint = f"a folder; name its files, e.g. {missing[0]}/*" if Path(missing[0]).is_dir() else "no such file"
+        raise UserError(f"there is no image {missing[0]}: {hint}")
     return _table(model, list(files))
 
 

@@ -201,7 +201,8 @@ def test_a_wrong_export_is_not_written(runs, tmp_path, monkeypatch):
     (lambda folder: fedsim.load(folder, "bets"), "did you mean 'best'"),
     (lambda folder: export(fedsim.load(folder), "onxx", folder / "x"), "the known formats are onnx, torch"),
     (lambda folder: export(fedsim.load(folder), "torch", folder), r"--output .* is a folder; name a file in it"),
-    (lambda folder: predict(fedsim.load(folder), [folder / "no.png"]), r"no image .*no\.png"),
+    (lambda folder: predict(fedsim.load(folder), [folder / "no.png"]), r"no image .*no\.png: no such file"),
+    (lambda folder: predict(fedsim.load(folder), [folder]), r"a folder; name its files, e\.g\. .*/\*"),
     (lambda folder: labelled_images(folder, ("cat", "dog")), "no folder of images with the name of a class"),
     (lambda folder: labelled_images(folder / "no", ("cat", "dog")), "no folder"),
 ])  # fmt: skip
