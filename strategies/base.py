@@ -110,7 +110,7 @@ class FedDG(FedAvg):
         """Fills the banks, then runs the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.exchange.log = RoundNotes(0)
         clients, prelude = self.exchange.clients, self.recipe.prelude
-        self.parts.open(0, record_to_arrays(arrays), clients, clients, training=False)
+        self._begin(0, record_to_arrays(arrays), clients, training=False)
         for bank in [bank for bank in self.parts.banks("once") if bank.contributed]:
             self._collect(bank, grid, 0, None, clients)
         if not prelude:
@@ -192,11 +192,15 @@ class FedDG(FedAvg):
         names = [name for name in arrays if self.places[name] in places]
         return arrays if len(names) == len(arrays) else ArrayRecord({name: arrays[name] for name in names})
 
+    def _begin(self, round: int, model: Arrays, drawn: Sequence[str], training: bool) -> None:
+        """Tells the parts of the round, and what the sites said in the handshake."""
+        self.parts.class_counts = {name: site.class_counts for name, site in self.exchange.sites.items()}
+        self.parts.open(round, model, self.exchange.clients, drawn, training)
+
     def _open(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> ArrayRecord:
         """Begins a round; returns the tensors that are sent to its clients."""
         self._saved = record_to_arrays(arrays)
-        self.parts.class_counts = {name: site.class_counts for name, site in self.exchange.sites.items()}
-        self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
+        self._begin(round, self._saved, drawn, training=self._phase == "train")
         self.computation.begin()
         if self.parts.start is not self._saved:
             arrays = state_to_record(self.parts.start)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.banks.checks import fault
+from strategies.banks.checks import beyond_images, fault
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 
@@ -18,9 +18,11 @@ class AmplitudeBank(Bank):
     name: ClassVar[str] = "amplitude"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses wrong names, shapes, NaN and negative amplitudes."""
-        reason = fault(arrays, {"amplitude": 4})
-        return reason or ("an amplitude is negative" if (arrays["amplitude"] < 0).any() else "")
+        """Refuses wrong names, shapes, NaN, negative amplitudes, and more rows than the client has images."""
+        if reason := fault(arrays, {"amplitude": 4}):
+            return reason
+        negative = "an amplitude is negative" if (arrays["amplitude"] < 0).any() else ""
+        return negative or beyond_images(len(arrays["amplitude"]), client, server)
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """The spectra of the other clients, by client."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedsim.tensors.arrays import all_finite
-from strategies.parts import Arrays
+from strategies.parts import Arrays, ServerRound
 from strategies.stored import heads_of
 
 
@@ -46,6 +46,12 @@ def misfit(arrays: Arrays, like: Arrays) -> str:
         if (shape, dtype) != wanted[name]:
             return f"{name!r} is {dtype}{list(shape)}, expected {wanted[name][1]}{list(wanted[name][0])}"
     return ""
+
+
+def beyond_images(rows: int, client: str, server: ServerRound) -> str:
+    """The reason why a contribution has more rows than its client has images, or empty."""
+    images = sum(server.class_counts.get(client, ()))
+    return f"it holds {rows} rows, for {images} images" if images and rows > images else ""
 
 
 def fault(arrays: Arrays, dimensions: Mapping[str, int], filled: bool = True) -> str:

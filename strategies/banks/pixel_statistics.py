@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from strategies.bank import When
-from strategies.banks.checks import fault
+from strategies.banks.checks import beyond_images, fault
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 ROUNDING = 1e-3  # by so much the mean of an image in [0, 1] may be outside
@@ -58,8 +58,7 @@ class PixelStatistics(Bank):
             return f"mean is {list(mean.shape)} and std {list(std.shape)}, expected the same images and channels"
         if ((mean < -ROUNDING) | (mean > 1 + ROUNDING)).any() or ((std <= 0) | (std > 1)).any():
             return "it holds a mean or a standard deviation that no image in [0, 1] has"
-        images = sum(server.class_counts.get(client, ()))
-        return f"it holds {len(mean)} rows, for {images} images" if images and len(mean) > images else ""
+        return beyond_images(len(mean), client, server)
 
     def compared(self, arrays: Arrays) -> Arrays:
         """The mean row, because the number of rows follows the number of images."""

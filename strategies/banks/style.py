@@ -7,7 +7,7 @@ A bank is kept as {client: arrays}. The client part with the same `bank` name co
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.banks.checks import fault
+from strategies.banks.checks import beyond_images, fault
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 
@@ -25,8 +25,8 @@ class StyleBank(Bank):
     name: ClassVar[str] = "style"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses wrong names, shapes, NaN and standard deviations that are not positive."""
-        return style_fault(arrays)
+        """Refuses wrong names, shapes, NaN, deviations that are not positive, and more styles than images."""
+        return style_fault(arrays) or beyond_images(len(arrays["mean"]), client, server)
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """All styles, as `client:mean` and `client:std`."""

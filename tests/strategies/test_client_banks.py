@@ -224,8 +224,10 @@ STYLE = {"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32
         ({"mean": np.zeros((2, 3))}, "expected filled float32"), ({"mean": np.zeros(3, np.float32)}, "dimensions"),
         ({"mean": f32([[np.nan] * 3] * 2)}, "NaN"), ({"std": np.ones((2, 4), np.float32)}, "but std"),
         ({"std": np.zeros((2, 3), np.float32)}, "not positive"),
+        (dict.fromkeys(STYLE, np.ones((6, 3), np.float32)), "6 rows, for 5 images"),
         (dict.fromkeys(STYLE, np.zeros((0, 3), np.float32)), "filled"))),
-    *((AmplitudeBank(), WINDOWS, *each) for each in (({}, ""), ({"amplitude": -WINDOWS["amplitude"]}, "negative"))),
+    *((AmplitudeBank(), WINDOWS, *each) for each in (({}, ""), ({"amplitude": -WINDOWS["amplitude"]}, "negative"),
+        ({"amplitude": np.repeat(WINDOWS["amplitude"], 3, 0)}, "6 rows, for 5"))),
     *((PIXELS, rows(5), *each) for each in (
         ({}, ""), (rows(0), ""), ({"extra": np.zeros(1)}, "it holds"), (rows(6), "6 rows, for 5 images"),
         ({"mean": np.zeros((5, 3))}, "expected float32 with 2 dimensions"), (rows(5, channels=0), "and channels"),

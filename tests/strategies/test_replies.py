@@ -182,3 +182,14 @@ def test_under_secure_mean_counters_are_still_checked(tmp_path, value):
     counters = arrays(lambda own: {n: np.full_like(a, value) if "num_batches" in n else a for n, a in own.items()})
     row = refused_row(tmp_path, counters, {"name": "fedavg", "fuse": "secure_mean"}, run={"update_limit": 0.0})
     assert "has a negative value, or a count" in row["status"]
+
+
+def test_more_spectra_than_images_are_refused_before_round_1(tmp_path):
+    """All other sites would be sent them. What a site holds is known from the handshake on."""
+
+    def repeated(content):
+        own = record_to_arrays(content["amplitude"])["amplitude"]
+        content["amplitude"] = state_to_record({"amplitude": np.repeat(own, 50, axis=0)})
+
+    folder, _ = run_small(short(tmp_path, 1, "elcfs"), tamper=tamper(repeated, "collect", (0,)))
+    assert "rows, for" in rows_of(folder).loc[(0, VICTIM), "status"]
