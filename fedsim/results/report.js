@@ -293,7 +293,8 @@ function followHash() {
 const EMPTY = -Infinity; // what DataTables makes of an empty cell
 const order = sign => (one, other) => (one === EMPTY) - (other === EMPTY) || sign * (one < other ? -1 : Number(one > other));
 DataTable.ext.errMode = "throw";
-Object.assign(DataTable.ext.type.order, {"num-asc": order(1), "num-desc": order(-1)});
+const alphabet = sign => (one, other) => (one === "") - (other === "") || sign * (isNaN(one) - isNaN(other) || (isNaN(one) ? one.localeCompare(other) : one - other)); // numbers before words
+Object.assign(DataTable.ext.type.order, {"num-asc": order(1), "num-desc": order(-1), "html-asc": alphabet(1), "html-desc": alphabet(-1)});
 
 function enhance(table) {
   const rows = [...table.tBodies[0].rows], columns = [...table.tHead.rows[0].cells].map((_, column) => column);
@@ -305,7 +306,7 @@ function enhance(table) {
     ordering: {indicators: false},
     layout: {topStart: filters ? {buttons: [{extend: "colvis", text: "columns"}]} : null, topEnd: rows.length > 12 ? "search" : null},
     columnDefs: columns.map(column => ({
-      targets: column, type: isNumber(column) ? "num" : "string", orderSequence: isNumber(column) ? ["desc", "asc"] : ["asc", "desc"],
+      targets: column, type: isNumber(column) ? "num" : "html", orderSequence: isNumber(column) ? ["desc", "asc"] : ["asc", "desc"],
       ...(filters ? {columnControl: [[isList(column) && column ? "searchList" : "search"]]} : {}),
     })),
   });

@@ -22,12 +22,15 @@ ARGUMENTS = (
     "disable-component-update", "disable-sync",
 )  # fmt: skip
 CLICK_AND_READ = """
-const [head, column, done] = arguments;
-head.closest("table").addEventListener("draw.dt", () => {
-  const cells = [...head.closest("table").tBodies[0].rows].map(row => row.cells[column]);
-  done([head.ariaSort, cells.map(cell => cell.dataset.order ?? cell.textContent.trim())]);
-}, {once: true});
+const [head, column, done] = arguments, before = head.ariaSort;
 head.querySelector(".dt-column-title").click();
+(function look() {
+  if (head.ariaSort === before) return setTimeout(look, 10);
+  setTimeout(() => { // the rows follow the head
+    const cells = [...head.closest("table").tBodies[0].rows].map(row => row.cells[column]);
+    done([head.ariaSort, cells.map(cell => cell.dataset.order ?? cell.textContent.trim())]);
+  }, 50);
+})();
 """
 FIGURES = "return [...document.querySelectorAll('.charts .plot')]"
 SHOWN = "return arguments[0].data.filter(trace => trace.visible !== 'legendonly').map(trace => trace.name)"

@@ -30,6 +30,6 @@ def test_a_run_of_the_previous_version_is_resumed(tmp_path):
     whole, _ = run_small(now)
     for name in ("rounds.csv", "clients.csv"):
         own, other = numbers(folder / name), numbers(whole / name)
-        pd.testing.assert_frame_equal(own, other[own.columns], rtol=1e-4)
+        pd.testing.assert_frame_equal(own, other[own.columns], rtol=1e-4, atol=1e-5)  # another processor
     notes = " ".join(compare(read_runs(tmp_path / "then")).notes)
     assert "revision of fedsim 2132c9e" in notes
