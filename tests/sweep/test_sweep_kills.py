@@ -130,7 +130,9 @@ def test_a_worker_that_cannot_be_started_is_one_line(error, said, monkeypatch):
         raise error
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(refuse))
-    pool = LocalPool([SimpleNamespace(folder=Path("/nowhere"), doomed=None)], [budget.Reservation(1, ()), budget.Reservation(1, ())])
+    pool = LocalPool(
+        [SimpleNamespace(folder=Path("/nowhere"), doomed=None)], [budget.Reservation(1, ()), budget.Reservation(1, ())]
+    )
     with pytest.raises(UserError, match=rf"no worker process can be started \({said}\); .* \(TMPDIR\)"):
         pool.run(None)
 
