@@ -10,10 +10,10 @@ from rich.table import Table
 
 from fedsim.common.console import say
 from fedsim.results.selection import DEFAULT_RULE, rule_title
-from fedsim.sweep import carry_out
+from fedsim.sweep import carry_out, search_plan
 from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.plan import Cell, dry_table, look_for_data
-from fedsim.sweep.sampler import check_sampler
+from fedsim.sweep.sampler import RANDOM, check_sampler
 from fedsim.sweep.search_plan import PlannedSearch, Search, plan_search
 from fedsim.sweep.search_texts import show_result, trial_table, write_trials
 
@@ -50,6 +50,10 @@ def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> 
 
     Returns the failed cells. Nothing of the unseen domain is shown.
     """
+    search = plans[0].search
+    if search.trials <= search_plan.STARTUP and (search.pruner or search.sampler != RANDOM):
+        say(f"--sampler and --pruner have no effect on {search.trials} draws: the first {search_plan.STARTUP} are "
+            "drawn at random and never pruned")  # fmt: skip
     seen: dict[Path, Cell] = {}
     failed: list[Cell] = []
     while cells := [cell for plan in plans for cell in plan.cells if cell.folder not in seen]:
