@@ -66,8 +66,8 @@ class MixUp(Mixture):
 class CutMix(Mixture):
     """L = CE(h(f(x')), s y_i + (1 - s) y_p(i)) + terms; x' is x_i with a box of x_p(i), and s the share of x_i in it.
 
-    The box has the sides sqrt(1 - lam) H and sqrt(1 - lam) W, rounded down, with lam ~ Beta(alpha, alpha), around a
-    uniform pixel; what lies outside the image is cut off.
+    The box has the sides sqrt(1 - lam) H and sqrt(1 - lam) W, each rounded down to an even number, with
+    lam ~ Beta(alpha, alpha), around a uniform pixel; what lies outside the image is cut off.
 
     Source: CutMix (Yun et al., ICCV 2019), with one box and one permutation p for a batch as in the released code. It
     acts on every batch, as in that code's runs on ImageNet. Terms see the mixture. `alpha = 0` gives FedAvg.

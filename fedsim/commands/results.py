@@ -9,6 +9,7 @@ import typer
 
 from fedsim.common.console import console, errors, say
 from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write, write_figure
 from fedsim.common.lists import names_of, numbers_of
 from fedsim.settings.experiment import Experiment
 
@@ -170,8 +171,9 @@ def show_across(
         from fedsim.results.figure_style import look
 
         with look([*names, *tests.ranks.index]):
-            critical_figure(tests, ", ".join(names)).savefig(figure, dpi=150, facecolor="white", bbox_inches="tight")
-        tests.tests.to_csv(figure.with_suffix(".csv"), index=False)
+            drawn = critical_figure(tests, ", ".join(names))
+            write_figure(drawn, figure, dpi=150, facecolor="white", bbox_inches="tight")
+        atomic_write(figure.with_suffix(".csv"), tests.tests.to_csv(index=False))
         errors.print(f"{figure}, and all pairs in {figure.with_suffix('.csv')}", soft_wrap=True, highlight=False)
 
 

@@ -1,6 +1,7 @@
 """Replaces files as a whole: writes them under a temporary name and renames them."""
 
 import fcntl
+import io
 import os
 import re
 import tempfile
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsim.common.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The temporary names below and of claims, of records alone: `.notes.markdown` is a file of the user.
 UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors|lock)\.[a-z0-9_]{8}")
@@ -39,6 +44,13 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_figure(figure: "Figure", file: Path, **settings: object) -> None:
+    """Draw the figure into a file of the format that its ending names; the settings are those of `Figure.savefig`."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=file.suffix[1:], **settings)
+    atomic_write(file, buffer.getvalue())
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -15,6 +15,7 @@ import pandas as pd
 from PIL import Image
 
 from fedsim.common.errors import UserError
+from fedsim.common.files import write_figure
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import names_in, subfolders
@@ -204,6 +205,5 @@ def draw_grid(found: Inspection, file: Path, columns: int = 10) -> Path:
                 cell.set_title(name.replace("$", r"\$"), fontsize=8)
             if column == 0:
                 cell.set_ylabel(domain.replace("$", r"\$"), fontsize=8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    write_figure(figure, file, dpi=120)
     return file

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from sklearn.manifold import TSNE
 
 from fedsim.common.errors import UserError
+from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import benchmark, load_target
 from fedsim.data.augment import make_transforms
@@ -78,12 +79,11 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
         scatter(by_domain, points, domains, domain_names, "by domain", found.domains.index(experiment.run.target))
         run_name = f"{method_label(experiment)}, unseen {experiment.run.target}, seed {experiment.run.seed}"
         figure.suptitle(f"t-SNE of the best model's features: {run_name}")
-        out.mkdir(parents=True, exist_ok=True)
         method = "@".join(filter(None, (method_label(experiment), experiment.run.label)))
         stem = f"features-{method}-{experiment.run.target}-seed{experiment.run.seed}"
         files = [out / f"{stem}.{kind}" for kind in ("png", "svg")]
         for file in files:
-            figure.savefig(file, dpi=150)
+            write_figure(figure, file, dpi=150)
     return files
 
 

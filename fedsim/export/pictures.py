@@ -20,6 +20,7 @@ from clients.objective.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
 from fedsim.common.errors import UserError
+from fedsim.common.files import write_figure
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import Workspace
 from strategies.parts import SERVER, ServerRound
@@ -145,6 +146,5 @@ def save_grid(columns: list[Column], title: str, file: Path) -> Path:
             pixels = image.permute(1, 2, 0).numpy()
             axes[row, index].imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes[row, index].set_axis_off()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
+    write_figure(figure, file, dpi=150)
     return file

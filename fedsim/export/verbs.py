@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.common.console import console, errors, say
+from fedsim.common.files import atomic_write
 from fedsim.data import load_target
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.export.trained import TrainedModel, load_trained, other_images, refuse_other_classes
@@ -56,7 +57,7 @@ def write_export(run: Path, format: str, which: str, output: Path | None) -> Non
     text = card(model)  # before the model is written, because it reads records that may be damaged
     worst, source = export(model, format, file)
     beside = file.with_name(f"{file.stem}-card.md")
-    beside.write_text(text, encoding="utf-8")
+    atomic_write(beside, text)
     say(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}")
     say(f"card: {beside}")
 
@@ -71,6 +72,5 @@ def _model(run: Path, which: str) -> TrainedModel:
 
 def _write(table: pd.DataFrame, output: Path | None) -> None:
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        table.to_csv(output, index=False)
+        atomic_write(output, table.to_csv(index=False))
         say(f"predictions: {output}")

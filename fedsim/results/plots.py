@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from fedsim.common.console import counted
 from fedsim.common.errors import UserError
+from fedsim.common.files import write_figure
 from fedsim.results import combinations, figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
@@ -125,9 +126,9 @@ def _mark(stem: str) -> str:
 def _save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
     mark = {"Description": _mark(stem.name)}
-    figure.savefig(paths[0], dpi=150, facecolor="white", metadata=mark)
+    write_figure(figure, paths[0], dpi=150, facecolor="white", metadata=mark)
     figure.set_layout_engine("none")  # the places are found; to look for them again takes a fifth of the time
-    figure.savefig(paths[1], facecolor="white", metadata={"Date": None, **mark})
+    write_figure(figure, paths[1], facecolor="white", metadata={"Date": None, **mark})
     return paths
 
 

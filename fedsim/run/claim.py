@@ -50,11 +50,17 @@ class Claim:
 
     def check(self) -> None:
         """Raise ClaimedError when another process has taken the folder over; called before records are written."""
-        if not self.stands():
+        if self.stands():
+            return
+        holder, silent = _look(self._file)[0], f"because this one gave no sign for {GONE_SECONDS:g} s"
+        if not holder:
             raise ClaimedError(
-                f"{self._file.parent} was taken over by another process ({_look(self._file)[0] or 'it has ended'}), "
-                f"because this one gave no sign for {GONE_SECONDS:g} s; the run goes on there"
+                f"{self._file} is gone: somebody removed it, or its folder, or another process took the folder over, "
+                f"{silent}, and has ended"
             )
+        raise ClaimedError(
+            f"{self._file.parent} was taken over by another process ({holder}), {silent}; the run goes on there"
+        )
 
     def __enter__(self) -> "Claim":
         self._renewal.start()
