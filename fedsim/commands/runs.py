@@ -1,7 +1,6 @@
 """The commands that compute: one run, and the pictures that a method makes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedsim.commands.progress import ProgressBar
 from fedsim.common.console import say
@@ -9,16 +8,11 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_in
 from fedsim.settings.experiment import Experiment
 
-if TYPE_CHECKING:
-    from fedsim.run.plan import Plan
-
-# Settings of [run] that add something to a run's records and change no number of the others.
-RECORDS = ("keep_predictions", "keep_personal", "personalised", "client_rows", "tensorboard")
-
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; then print its result and where the records are."""
     from fedsim.run import admission
+    from fedsim.run.conflicts import too_late
     from fedsim.run.leftovers import tidy_finished
     from fedsim.run.plan import resolve, results_folder
     from fedsim.runtime.launch import carry_out
@@ -29,10 +23,8 @@ def run_one(experiment: Experiment) -> None:
         result = headline(folder)  # a damaged record is said before anything else
         tidy_finished(results_folder(experiment), [folder])
         say(f"already finished: {folder}\n{result}")
-        if late := [f"run.{name}" for name in RECORDS if f"run.{name}" in _changed(plan)]:
-            say(
-                f"{', '.join(late)} changed too late for what it records; choose another --output, or remove the folder"
-            )
+        if late := too_late([(folder, plan.experiment)]):
+            say(late)
     else:
         bar = ProgressBar()
         try:
@@ -40,14 +32,6 @@ def run_one(experiment: Experiment) -> None:
         finally:
             bar.close()
         say(headline(folder))
-
-
-def _changed(plan: "Plan") -> list[str]:
-    """The settings in which a finished run differs from what is asked."""
-    from fedsim.results.reading import read_settings
-    from fedsim.run.conflicts import differing_keys
-
-    return differing_keys(read_settings(plan.folder).model_dump(), plan.experiment.model_dump())
 
 
 def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:

@@ -1,6 +1,6 @@
 """Refuses to go on in a folder that holds a run with other settings, on other data or from other weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedsim.common.errors import UserError
@@ -15,6 +15,8 @@ from fedsim.run.frozen import WEIGHTS_KEY, weights_record
 from fedsim.settings.experiment import Experiment
 
 NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
+# Those that add something to a run's records and change no number of the others.
+RECORDS = "run.keep_predictions", "run.keep_personal", "run.personalised", "run.client_rows", "run.tensorboard"
 
 
 def local_fingerprints(experiment: Experiment) -> Fingerprints:
@@ -84,6 +86,20 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
         refuse_other_data(folder, seen, data | server_data)
         if recorded.get("data") and "deployment" not in (then.run.runtime, experiment.run.runtime):
             _refuse(folder, came_and_went(recorded["data"], data))
+
+
+def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:
+    """What to say when finished runs, each with the experiment that is asked for, lack records of it; mostly empty."""
+    lacking = {}
+    for folder, asked in finished:
+        changed = differing_keys(read_settings(folder).model_dump(), asked.model_dump())
+        if late := [key for key in RECORDS if key in changed]:
+            lacking[folder] = late
+    if not lacking:
+        return ""
+    keys, first = dict.fromkeys(key for late in lacking.values() for key in late), next(iter(lacking))
+    folders = f"the folder {first}" if len(lacking) == 1 else f"{len(lacking)} folders, of which {first} is the first"
+    return f"{', '.join(keys)} changed too late for what it records; choose another --output, or remove {folders}"
 
 
 def differing_keys(a: object, b: object, prefix: str = "") -> list[str]:

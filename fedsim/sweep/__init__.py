@@ -53,6 +53,7 @@ def carry_out(
 
     blind: the live view shows nothing that was measured on the unseen domain
     """
+    from fedsim.run.conflicts import too_late
     from fedsim.run.leftovers import is_finished, tidy_finished
     from fedsim.run.plan import results_folder
 
@@ -68,6 +69,8 @@ def carry_out(
     how = manner(budget, reservations)
     total = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
     console.print(f"{total}, {done} finished, {impossible}{len(waiting)} to run, {how}")
+    if late := too_late((cell.folder, cell.experiment) for cell in cells if cell.state == "finished"):
+        errors.print(late, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         if not budget.remote:
             say_missing(cells)

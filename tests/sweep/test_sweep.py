@@ -106,9 +106,11 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     assert "1 of 4 cells finished, 3 failed" in said
     results = pd.read_csv(tmp_path / "digits" / "results.csv")
     assert results[["label", "target"]].to_numpy().tolist() == [["fedavg", "rot15"]]
-    shown = " ".join(CliRunner().invoke(app, [*words, "--targets", "rot15", "--dry-run"]).output.split())
+    words += ["--targets", "rot15", "--set", "run.personalised=true"]
+    shown = " ".join(CliRunner().invoke(app, [*words, "--dry-run"]).output.split())
     assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
     assert " s from finished rounds" in shown
+    assert "run.personalised changed too late for what it records" in shown
 
 
 @pytest.mark.parametrize(("words", "said"), [
