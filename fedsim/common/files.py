@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import UserError
 
@@ -46,7 +46,7 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
         raise
 
 
-def write_figure(figure: "Figure", file: Path, **settings: object) -> None:
+def write_figure(figure: "Figure", file: Path, **settings: Any) -> None:
     """Draw the figure into a file of the format that its ending names; the settings are those of `Figure.savefig`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=file.suffix[1:], **settings)

@@ -77,6 +77,9 @@ def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
             if len(values) != len(keys):
                 raise UserError(f"--grid {axis}: {point} has {len(values)} values for {len(keys)} settings")
         axes.append([[f"{key}={value}" for key, value in zip(keys, values, strict=True)] for values in together])
+        for (one, first), (other, second) in itertools.combinations(zip(points, axes[-1], strict=True), 2):
+            if one != other and list(map(parse_override, first)) == list(map(parse_override, second)):
+                raise UserError(f"--grid {axis}: {one} and {other} are the same value; give it once")
     return [tuple(itertools.chain(*point)) for point in itertools.product(*axes)]
 
 

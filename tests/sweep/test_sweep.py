@@ -117,6 +117,7 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     (["--grid", "run.seed=1,2"], "--grid run.seed=1,2: a sweep takes this from --seeds; use --seeds 1,2"),
     (["--set", "run.target=rot0"], "--set run.target=rot0: a sweep takes this from --targets"),
     (["--grid", "method.name=fedavg,csac"], "use --methods fedavg,csac"),
+    (["--grid", "train.lr=0.1,0.2,1e-1"], "0.1 and 1e-1 are the same value; give it once"),
     (["--grid", "run.label=a,b"], "a sweep has only one value of run.label"),
     (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
     (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "gives train.lr one value too"),
