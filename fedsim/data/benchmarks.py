@@ -15,7 +15,9 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import instance, load, lookup
 
-AVERAGE = "average"  # the column of tables, and no domain
+AVERAGE = "average"  # the column of tables
+# What no domain can be called, and why.
+RESERVED = {AVERAGE: "the name of the column of averages", "all": "which stands for every domain in --targets"}
 
 
 def find_dataset(name: str) -> Benchmark:
@@ -60,8 +62,8 @@ def benchmark(data: DataSettings) -> Benchmark:
 
 def unusable(name: str) -> str:
     """Why no domain can have this name, in words; empty for a name that can be used."""
-    if name.casefold() == AVERAGE:
-        return "the name of the column of averages"
+    if name.casefold() in RESERVED:
+        return RESERVED[name.casefold()]
     if "/" in name or name in (".", ".."):
         return "because a run's folder is called like its unseen domain, and this is no name of one folder"
     return "" if name.isprintable() else "which has characters that are not printed"

@@ -194,6 +194,8 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
         if theirs not in present and (name != "split" or name in columns):
             raise UserError(f"{file} has no column {theirs!r}; {nearest(theirs, present)}it has: {', '.join(present)}; "
                             f"name it with data.columns.{name}")  # fmt: skip
+        if present.count(theirs) > 1:
+            raise UserError(f"{file} has {present.count(theirs)} columns {theirs!r}; remove or rename all but one")
     names = {name: theirs for name, theirs in names.items() if theirs in present}
     row = 2  # as an editor counts: the header is line 1
     for raw in _read(file, list(dict.fromkeys(names.values()))):
@@ -215,7 +217,9 @@ def _header(file: Path) -> list[str]:
     try:
         if file.suffix.lower() == ".parquet":
             return list(_parquet().ParquetFile(file).schema_arrow.names)
-        return list(pd.read_csv(file, nrows=0, sep=_separator(file), encoding="utf-8-sig").columns)
+        # Not as a header, because pandas renames the second of two equal names.
+        options = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
+        return list(pd.read_csv(file, sep=_separator(file), encoding="utf-8-sig", **options).iloc[0])
     except (OSError, ValueError, UnicodeDecodeError) as error:
         raise _unreadable(file, error) from None
 

@@ -105,7 +105,7 @@ def test_a_domain_is_not_refused_for_one_that_is_not_chosen(tmp_path):
         assert benchmark(DataSettings(dataset="folder", root=str(tmp_path), domains=[*domains])).domains == domains
 
 
-@pytest.mark.parametrize("name", ["A/x", ".", "..", "average"])
+@pytest.mark.parametrize("name", ["A/x", ".", "..", "average", "All"])
 def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path, name):
     """The folder of a run with this target would be another one; the table is refused where it is inspected, too."""
     file, rows = tmp_path / "mine.csv", "1.png,cat,{0}\n2.png,dog,{0}\n3.png,cat,B\n4.png,dog,B\n"

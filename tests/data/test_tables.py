@@ -95,6 +95,7 @@ LISTS = {"split": "lists", "test_split": "list"}
     (lambda f: f.assign(path=[f"nowhere{index}.png" for index in range(24)]), {}, r"cannot read .*nowhere\d+\.png"),
     *((lambda f, path=path: f.assign(path=[path, *f["path"][1:]]), {}, TWO)  # row 2 is of another domain than row 3
       for path in ("images of/é1.png", "./images of/é1.png", "images of//é1.png", "images of/x/../é1.png")),
+    (lambda f: f.rename(columns={"note": "label"}), {}, "has 2 columns 'label'; remove or rename all but one"),
     (lambda f: f.drop(columns="split"), LISTS, r"has no column 'split', which data.split = 'lists'"),
     (lambda f: f.replace({"split": {"val": "dev"}}), LISTS,
      r"mine.csv: 'dev' in the column 'split' of domain '7' is none of train, val"),
