@@ -78,12 +78,9 @@ def test_a_personal_model_has_no_results_of_the_run(folder):
 @pytest.mark.parametrize(("method", "said", "unsaid"), [
     # the rule has the name by which a setting chooses it; the model is among what leaves a client, not beside it
     ("fedavg", "inference rule eval_mode.\nClients disclosed: model updates.\n", "pooled"),
-    ("fedavg", "by federated domain generalization (fedavg)", "pooled"),
     ("fedavg", "No image of rot75", "were trained on without"),
     ("gperxan", "Le et al., CVPR 2024", "pooled"),
-    ("gperxan", "28 x 28", "ImageNet"),
     ("gperxan", "Trained from random weights", "ImageNet"),
-    ({"name": "fedavg", "infer": "mix_norm"}, "inference rule mix_norm.\nClients disclosed: model updates", "pooled"),
     ("fada", "50 % of the images of rot75, the unseen domain, were trained on without their labels", "No image of"),
     ("deepall", "trained on the pooled data of all source domains, not federated (deepall)", "by federated"),
 ])  # fmt: skip

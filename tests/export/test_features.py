@@ -1,11 +1,8 @@
 """t-SNE of a run's features: all domains are drawn, the unseen one is named, and a trained model separates classes."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from image_trees import write_tree
-from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from safetensors.torch import save_file
 from sklearn.metrics import silhouette_score
@@ -14,7 +11,7 @@ from untrained_run import untrained_run
 
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
-from fedsim.export.features import HUES, domain_features, plot_features
+from fedsim.export.features import domain_features, plot_features
 from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.results import read_runs
 from fedsim.results.reading import read_settings
@@ -85,18 +82,3 @@ def test_features_of_masks_are_drawn_by_domain(tmp_path):
     features, _, domains = features_of(tmp_path, 6)
     assert features.shape == (len(domains), net.feature_dim)
     assert plot_features(tmp_path, tmp_path / "plots", 6)[0].is_file()
-
-
-def lab(color):
-    """A colour in CIELAB (D65), where the distance of two colours is about how different they look."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
-    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-    x, y, z = np.cbrt(np.array(rows) @ linear / (0.9505, 1.0, 1.089))
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def test_no_two_classes_have_colours_that_look_the_same():
-    """Nor does one look like the unseen domain's black, or like the white of the page."""
-    distances = {pair: np.linalg.norm(lab(pair[0]) - lab(pair[1])) for pair in combinations((*HUES, "#000000"), 2)}
-    assert min(distances.values()) > 25, min(distances, key=distances.get)
-    assert min(np.linalg.norm(lab(color) - lab("#FFFFFF")) for color in HUES) > 40

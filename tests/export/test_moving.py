@@ -8,17 +8,15 @@ import fedsim
 from fedsim.common.errors import UserError
 from fedsim.export.files import export
 
-INDUCTIVE = ("eval_mode", "fixed_alpha", "iabn", "mix_norm", "random_alpha")
-METHODS = {rule: {"name": "fedavg", "infer": rule} for rule in INDUCTIVE} | {"fedig-a": "fedig-a", "fedsr": "fedsr"}
+INDUCTIVE = ("fixed_alpha", "iabn", "mix_norm", "random_alpha")
+METHODS = {rule: {"name": "fedavg", "infer": rule} for rule in INDUCTIVE} | {"fedsr": "fedsr"}
 METHODS["mix_norm"] |= {"mix_norm": {"views": 2}}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_inductive_rule_moves_with_the_model(tmp_path, capfd, method):
-    """One with fixed views is exported, and one that draws is not."""
+    """One that draws is not exported."""
     model, images = fedsim.load(untrained_run(tmp_path / "seed0", METHODS[method])), torch.rand(3, 1, 28, 28)
-    if method == "mix_norm":
-        assert export(model, "torch", tmp_path / "model.pt2")[0] < 1e-4
     if method == "random_alpha":
         with pytest.raises(UserError, match="RandomAlpha draws numbers at every prediction, which no file holds"):
             export(model, "torch", tmp_path / "model.pt2")

@@ -5,12 +5,9 @@ import copy
 import pytest
 import torch
 from networks import build, outline
-from support import small_experiment
 from torch import nn
 
-from fedsim.common.errors import UserError
 from fedsim.models.inserts.adapters import Adapter, Adapters, MapDropout
-from fedsim.run.plan import resolve
 
 
 def test_adapter_with_zero_weights_is_the_identity():
@@ -65,10 +62,3 @@ def test_adapters_lie_before_the_norms_of_a_residual_block():
         assert torch.equal(seen["got"], nn.functional.conv2d(seen["x"], block.conv1.weight, padding=1))
     assert torch.equal(seen["next"], seen["gave"])
     assert not torch.equal(seen["got"], seen["gave"])
-
-
-@pytest.mark.parametrize("norm", ["xan", "bin", "mix_ig", "ibn", "dson"])
-def test_other_norms_are_refused(norm):
-    """A layer that another norm makes would not call its adapter."""
-    with pytest.raises(UserError, match=f"norm layers are those of the backbone, which does not hold with {norm}"):
-        resolve(small_experiment("unused", {"name": "perada", "norm": norm}))

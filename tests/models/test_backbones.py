@@ -1,9 +1,11 @@
-"""Backbones: reference sizes, image sizes, seeds, and the places of stages and feature maps."""
+"""Backbones: reference sizes, image sizes, seeds, the places of stages and maps, and kernels without needless taps."""
 
 import pytest
 import torch
 from networks import build, make, outline, shapes
+from torch import nn
 
+from fedsim.models.narrow import NarrowConv2d, narrow
 from fedsim.models.norms import XAN, BatchNorm
 from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
@@ -42,8 +44,6 @@ def test_levels_and_features_at_many_sizes(backbone, size, levels):
 @pytest.mark.parametrize(("name", "dim", "levels", "norms", "stem"), [  # levels: path and width
     ("tf_efficientnet_lite0", 1280, {"blocks.2": 40, "blocks.4": 112, "blocks.6": 320}, 49, 3),
     ("resnet18", 512, {"layer2": 128, "layer3": 256, "layer4": 512}, 20, 1),
-    ("mobilenetv3_small_100", 1024, {"blocks.1": 24, "blocks.3": 48, "blocks.5": 576}, 34, 1),
-    ("regnety_002", 368, {"s2": 56, "s3": 152, "s4": 368}, 44, 1),
     ("convnext_atto", 320, {"stages.1": 80, "stages.2": 160, "stages.3": 320}, 0, 0),
     ("vit_tiny_patch16_224", 192, {}, 0, 0),
 ])  # fmt: skip
@@ -75,3 +75,32 @@ def test_the_seed_alone_says_the_initial_weights():
     assert all(torch.equal(value, same.state_dict()[name]) for name, value in first.state_dict().items())
     assert not torch.equal(first.head.weight, other.head.weight)
     assert torch.equal(make("digits-cnn-bn", XAN()).backbone.conv2.weight, first.backbone.conv2.weight)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (3, 1), (7, 7)])
+@pytest.mark.parametrize("kernel", [5, 7])
+def test_values_and_gradients_are_the_same(size, kernel):
+    torch.manual_seed(0)
+    own = nn.Conv2d(16, 16, kernel, padding=kernel // 2, groups=16, bias=False).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 16, *size).contiguous(memory_format=torch.channels_last).requires_grad_()
+    expected = own(x)
+    gradient = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, own.weight), gradient)
+    narrow(own)
+    assert type(own) is NarrowConv2d
+    found = own(x)
+    assert torch.equal(found, expected)
+    for ours, theirs in zip(torch.autograd.grad(found, (x, own.weight), gradient), wanted):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_only_what_may_be_narrowed_is():
+    """Not small, strided, unpadded, dilated or mirrored kernels, nor any that are not depthwise."""
+    changes = ({}, {"groups": 1}, {"kernel_size": 3, "padding": 1}, {"stride": 2}, {"padding": 0}, {"dilation": 2},
+               {"padding_mode": "reflect"})  # fmt: skip
+    depthwise = {"kernel_size": 5, "padding": 2, "groups": 8}
+    convolutions = nn.Sequential(*(nn.Conv2d(8, 8, **{**depthwise, **change}) for change in changes))
+    names = list(convolutions.state_dict())
+    narrow(convolutions)
+    assert [type(module) is NarrowConv2d for module in convolutions] == [True] + 6 * [False]
+    assert list(convolutions.state_dict()) == names

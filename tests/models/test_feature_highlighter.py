@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from networks import build, outline, shapes
+from networks import build
 
 from fedsim.models.inserts.feature_highlighter import WIDTH, FeatureHighlighter, Highlighter
 
@@ -42,16 +42,6 @@ def test_two_samples_of_one_class():
     alone.keep(None, (), MAPS)
     means = MAPS.mean(dim=(2, 3))
     torch.testing.assert_close(alone(means), torch.cat([means, means], dim=1))
-
-
-@pytest.mark.parametrize(("backbone", "added", "width"), [("resnet18", 46_170, 1024), ("digits-cnn-bn", 1_890, 70)])
-def test_sizes(backbone, added, width):
-    """90 D + 90 weights and a head of 2 D features; the small CNN has 50 features and a last map of 20 channels."""
-    plain, net = outline(backbone), outline(backbone, insert=PART)
-    assert net.feature_dim == net.head.in_features == width
-    sizes = [sum(value.numel() for value in each.parameters()) for each in (plain, net)]
-    assert sizes[1] - sizes[0] == added + 7 * (width - plain.feature_dim)
-    assert shapes(net, 2, 3, 32, 32)[-2:] == [(2, width), (2, 7)]
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "densenet121"])

@@ -5,11 +5,10 @@ import math
 
 import pytest
 import torch
+from networks import build
 from torch import nn
 
-from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
-from fedsim.methods.registry import parts_by_slot
 from fedsim.models.infer import (
     IABN,
     EnsembleOfLocalBN,
@@ -23,12 +22,14 @@ from fedsim.models.infer import (
 )
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.infer.statistics import RuledNorm
+from fedsim.models.inserts.adapters import Adapter, Adapters
+from fedsim.models.inserts.feature_highlighter import FeatureHighlighter, Highlighter
+from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer
+from fedsim.models.inserts.style_exploration import StyleExploration, StyleLayer
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import tensor_kinds
 from strategies.banks.own_batch_norm import OwnBatchNorm
 from strategies.parts import ServerRound, Update
-
-RULES = tuple(parts_by_slot()["infer"].values())
 
 
 def predictions(rule, net, images, **more):
@@ -71,14 +72,6 @@ def test_inductive_rules_are_per_image_whatever_the_order(net, digits, rule):
         assert not torch.allclose(whole, predictions(EvalMode(), net, digits), atol=1e-3)
 
 
-def test_what_rules_look_at():
-    for fact, names in (("transductive", {"Recompute", "TsmoBN"}), ("shuffled", {"Recompute", "TsmoBN"}),
-                        ("on_sources", {"ZeroShotAdapter", "SampledRepresentation"})):  # fmt: skip
-        assert {rule.__name__ for rule in RULES if getattr(rule, fact)} == names
-    assert [TsmoBN().pass_size(wanted) for wanted in (256, 100, 64, 16)] == [256, 64, 64, 64]
-    assert EvalMode().pass_size(100) == 100
-
-
 def around(mean, *offsets):
     return torch.tensor([mean + offset for offset in offsets]).view(1, 1, 1, -1)
 
@@ -106,21 +99,6 @@ def test_statistics_on_numbers(rule, own, maps, mu, variance):
     predict = rule.begin(net, tuple)
     found = [predict(each) for each in maps][-1]
     is_close(found, 2 * (maps[-1] - mu) / math.sqrt(variance) + 1)
-
-
-def test_statistics_of_several_views(monkeypatch):
-    """(0, 2) and (2, 4) have the mean 2 and the variance 2, which count 0.05 beside 0 and 1."""
-    monkeypatch.setattr(MixNorm, "make_views", lambda self, images, draws: torch.cat([images, images + 2]))
-    x = around(1.0, -1, 1)
-    is_close(MixNorm(views=2).begin(nn.Sequential(norm_of(0.0, 1.0)), tuple)(x), (x - 0.1) / math.sqrt(0.05 * 2 + 0.95))
-
-
-def test_views():
-    images = torch.rand(3, 2, 20, 30)
-    views = MixNorm(views=5).make_views(images).view(5, 3, 2, 20, 30)
-    assert torch.equal(views[0], images)
-    assert not any(torch.equal(view, images) for view in views[1:])
-    assert torch.equal(MixNorm(views=5).make_views(images[1:2]).view(5, 2, 20, 30), views[:, 1])
 
 
 def test_tsmobn_starts_anew_in_every_evaluation(net, digits):
@@ -154,17 +132,6 @@ def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
     # All views of a single pixel are the pixel: mean 3, variance 0; m = 0.5 gives mean 2 and variance 2.
     is_close(MixNorm(m=0.5, views=2).begin(net, [])(single), torch.full((1, 1, 1, 1), 2**-0.5))
     is_close(MixNorm(m=0.5, views=1).begin(net, [])(single), torch.ones(1, 1, 1, 1))
-
-
-@pytest.mark.parametrize(("method", "infer", "own", "said"), [
-    ("gperxan", "tsmo_bn", {}, "by their own statistics, which does not hold with xan"),
-    *(("fedig", "random_alpha", own, r"random_alpha\.(low|high)")
-      for own in ({"low": 0.6, "high": 0.4}, {"low": -0.1}, {"high": 1.1})),
-    ("fedavg", "zero_shot_adapter", {}, "adapter"),
-])  # fmt: skip
-def test_rules_and_bounds_that_do_not_fit(method, infer, own, said):
-    with pytest.raises(UserError, match=said):
-        build_recipe(Experiment(method={"name": method, "infer": infer}, parts={"random_alpha": own}))
 
 
 def test_an_ensemble_says_that_others_see_the_sets():
@@ -203,3 +170,25 @@ def test_ensemble_of_sets(net, digits):
     is_close(none.log_softmax(1), plain)
     is_close(mixed.exp(), (plain.exp() + alone.exp()) / 2)
     assert not torch.allclose(mixed, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize(("backbone", "size", "channels"), [("digits-cnn-bn", 28, 1), ("densenet121", 32, 3)])
+def test_a_rule_calls_every_hook_as_often_as_eval_mode(monkeypatch, backbone, size, channels):
+    calls = []
+
+    def counted(layer, original):
+        return lambda self, *given: calls.append((layer, given[2].shape[1:])) or original(self, *given)
+
+    for layer, hook in ((Highlighter, "keep"), (Adapter, "after"), (MixStyleLayer, "after"), (StyleLayer, "after")):
+        monkeypatch.setattr(layer, hook, counted(layer, getattr(layer, hook)))
+    net, images = build(backbone, size=size, channels=channels).eval(), torch.rand(2, channels, size, size)
+    for insert in (Adapters(), FeatureHighlighter(), MixStyle(), StyleExploration()):
+        insert.apply(net)
+    calls.clear()  # of the passes that find the sizes of maps
+    with torch.no_grad():
+        net.eval()(images)
+        plain = list(calls)
+        calls.clear()
+        MixNorm().begin(net, tuple)(images)
+    assert calls == plain
+    assert {layer for layer, _ in calls} == {Highlighter, Adapter, MixStyleLayer, StyleLayer}

@@ -9,14 +9,11 @@ import torch.nn.functional as F
 from small_texts import NAMES, build, fitted, simple_texts
 
 from clients.parts import Batch
-from clients.terms.guiding_head import GuidingHead
 from clients.terms.query_loss import QueryLoss
 from fedsim.commands.contract import small_plan
-from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts import keyed_prompts
 from fedsim.models.inserts.keyed_prompts import KeyedPromptHead, KeyedPrompts, key_weights
 from fedsim.run.workspace import Workspace
-from fedsim.settings.experiment import Experiment
 
 ONE_THIRD = 2**0.5 / np.log(3)  # the temperature at which two different scores give the weights 1/4 and 3/4
 
@@ -96,10 +93,3 @@ def test_a_round_of_a_client_is_cross_entropy_with_its_own_key(tmp_path):
     loss = loss + F.cross_entropy(features @ head.query.weight.T, torch.ones_like(batch.labels))
     for name, gradient in zip(names, torch.autograd.grad(loss, [head.context, head.query.weight])):
         assert np.allclose(sent[name], start[name] - 0.05 * gradient, atol=1e-6)
-
-
-def test_every_client_of_a_domain_has_a_key(tmp_path):
-    plan = small_plan("fedapt", tmp_path, ["data.clients_per_domain=2"])
-    assert len(plan.build_net().head.keys) == len(plan.clients) == 6
-    recipe = build_recipe(Experiment(method={"name": "gfedavg+fedapt"}))  # whose head is a copy for the client's key
-    assert [type(term) for term in recipe.terms] == [QueryLoss, GuidingHead]

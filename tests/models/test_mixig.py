@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.instance import affine_map, instance_moments
-from fedsim.models.norms.mixig import Adapter, MixIGLayer, draw_u, install_global, mixig_layers, switched
+from fedsim.models.norms.mixig import Adapter, MixIGLayer, install_global, mixig_layers, switched
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 ADAPTER = MixIG(adapter=True)
@@ -128,16 +128,6 @@ def test_global_statistics_average_variances_before_the_root():
     assert not layer.fresh
     assert net.backbone.norm2.fresh
     assert layer.global_std.unique().item() == pytest.approx(2.236068, abs=3e-6)
-
-
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 0.5), (-0.1, 1.1), (0.5, 0.5)])
-def test_u_is_one_vector_per_layer_in_its_range(bounds):
-    layers = mixig_layers(build("digits-cnn-bn", MixIG(u=bounds), channels=1, size=28))
-    draw_u(layers, torch.Generator().manual_seed(0))
-    drawn = torch.cat([layer.u for layer in layers.values()])
-    assert [len(layer.u) for layer in layers.values()] == [layer.norm.num_features for layer in layers.values()]
-    assert bounds[0] <= drawn.min() <= drawn.max() <= bounds[1] + 1e-6
-    assert (drawn.std() == 0) == (bounds[0] == bounds[1])
 
 
 def test_layers_and_parameters_of_the_paper_network():

@@ -34,11 +34,6 @@ def test_xan_on_numbers():
     assert layer.bn.num_batches_tracked == 0
 
 
-def test_free_weights_of_xan(trained_bn):
-    free = XANLayer(trained_bn, mix="free")
-    assert [w.item() for w in free._weights(free.s_bn, free.s_in)] == [0.5, 0.5]
-
-
 def xan(layer, x):
     w_bn, w_in = torch.softmax(torch.stack((layer.s_bn, layer.s_in)), 0)
     return w_in * F.instance_norm(x, weight=layer.inorm.weight, bias=layer.inorm.bias) + w_bn * layer.bn(x)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from networks import build, make
 
+from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapters
@@ -65,3 +66,58 @@ def test_missing_timm_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'feddg-sim\[timm\]'"):
         build("timm:resnet18")
+
+
+@pytest.mark.parametrize(("method", "changes", "message"), [
+    # FedDyn's H, FedCM's D and the moments of a second optimizer would grow without bound
+    ("feddyn+fedomg", [], "dynamic_correction assumes that the fused model is the weighted mean"),
+    ("fedig-a+feddyn", [], r"dynamic_correction assumes that one step .* not hold with mix_ig"),
+    ("feddyn+fedavgm", [], "dynamic_correction and fed_avg_m cannot both change that"),
+    *((pair, [], f"global_direction .* not hold with {part}")
+      for pair, part in (("fedcm+fedadam", "fed_adam"), ("fedomg+fedcm", "gradient_matching"))),
+    # rows, and the models of teachers, would be in the model that predicts all the same
+    *((method, [*more, f"method.fuse={fuse}"], f"assumes that no client is left out .* not hold with {fuse}")
+      for method, more in (("plan", []), ("fedavg", ['method.add=["ensemble_distillation"]']))
+      for fuse in ("krum", "bulyan", "coordinate_median", "trimmed_mean")),
+    *((method, ['method.add=["upload_cache"]'], words) for method, words in (
+        ("fedavg", "clients upload tensors that they keep"), ("fedbn+krum", "weighted mean .* not hold with krum"),
+        ("feddg-ga+fedbn", "examples, which does not hold with generalization_adjustment"))),
+    *((f"feddrop+{name}", [], "trains the whole model") for name in ("scaffold", "ditto", "feddg-ga", "afl", "moon")),
+    *((pair, [], r"kept_scale assumes .* not hold with") for name in ("l2d", "fedsr", "fedl2r", "fedclip")
+      for pair in (f"feddrop+{name}", f"{name}+feddrop")),
+    ("fedavg", ["method.fuse=trimmed_mean", "method.trimmed_mean.beta=0.2"], "leaves out none of 3 clients"),
+    ("fedavg", ["method.fuse=private_mean"], "batch-norm"),
+    ("feddg-ga", ["method.fuse=coordinate_median"], "not hold with coordinate_median"),
+    ("fedavg", ['method.add=["server_step"]', "method.server_step.eta=0"], "server_step.eta: Input should be greater"),
+    *(("perada", [f"method.norm={norm}"], f"norm layers are those of the backbone, which does not hold with {norm}")
+      for norm in ("xan", "bin", "mix_ig", "ibn", "dson")),  # whose layers would not call their adapters
+    # a model for the unseen domain must exist in every tensor: no rule computes gamma and beta again
+    *(("fedbn", [f"method.infer={infer}", "method.without_batch_norm.upload=false"],
+       r"keep upload = true, or set method\.share = 'without_statistics'") for infer in ("eval_mode", "recompute")),
+    *(("silobn", [f"method.infer={infer}", "method.without_statistics.upload=false"],
+       r"keep upload = true, or set method\.infer = 'recompute'") for infer in ("eval_mode", "tsmo_bn")),
+    ("gperxan", ["method.infer=tsmo_bn"], "by their own statistics, which does not hold with xan"),
+    ("fedavg", ["method.infer=zero_shot_adapter"], "adapter"),
+    *(("fedig", ["method.infer=random_alpha", *(f"method.random_alpha.{each}" for each in own)],
+       r"random_alpha\.(low|high)") for own in (["low=0.6", "high=0.4"], ["low=-0.1"], ["high=1.1"])),
+    *((f"{name}+promptfl", [], "cannot both change that the texts") for name in ("fedapt", "plan")),
+    *((f"deepall+{name}", [], "pooled on one client") for name in ("fedapt", "plan")),
+    ("promptfl+fedsr", [], "makes a head of its own"), ("plan+moon", [], "moon makes a head of its own"),
+    ("promptfl+fediir", [], "gradients of a linear classifier"),
+    ("promptfl+feddrop", [], "no fully connected hidden layer"),
+    ("promptfl", ["model.backbone=digits-cnn", "model.train=all"],
+     "needs a backbone with a text encoder, digits-cnn has none"),
+    ("promptfl", ["model.head=linear"], r"set model\.head = 'text'"),
+    *(("promptfl", ["method.learned_prompts.init=template", f"method.learned_prompts.{key}={value}"],
+       rf"learned_prompts.{key} .* init = 'template'.*; leave {key} out") for key, value in (("L", 4), ("std", 0.5))),
+    *(("plan", [f"model.train={trained}"], r"prompt_sets .* model.train = .* set model.train = 'head'")
+      for trained in ("all", "norm")),
+    ("fedclip+plan", [], r"prompt_stages .* not hold with feature_attention"),
+    ("plan", ["train.compile=default"], r"set train.compile = 'off'"),
+    *((name, [f'method.add=["{part}"]'], f"{part} acts only beside {other}") for name, part, other in (
+        ("promptfl", "query_loss", "keyed_prompts"), ("fedavg", "prompt_stages", "prompt_sets"),
+        ("fedavg", "own_rows", "prompt_sets"))),
+])  # fmt: skip
+def test_recipes_that_do_not_fit(tmp_path, method, changes, message):
+    with pytest.raises(UserError, match=message):
+        small_plan(method, tmp_path, changes).build_net()

@@ -5,12 +5,11 @@ import torch
 from networks import build, outline
 from torch import nn
 
-from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
+from fedsim.models.norms import BIN, IBN, XAN, MixIG
 from fedsim.models.norms.placement import NormThenAct, plain_batch_norm, replace
 from fedsim.models.norms.xan import XANLayer
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import read_experiment
-from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 timm = pytest.importorskip("timm")
 LITE = "timm:tf_efficientnet_lite0"
@@ -39,14 +38,6 @@ def test_package_weights_give_the_packages_own_logits_bit_for_bit(lite):
         assert logits.std() > 0.1
 
 
-def test_kinds_and_scope_hold_for_timms_classes():
-    net = outline(LITE, size=64)
-    kinds = list(tensor_kinds(net).values())
-    counts = {kind: kinds.count(kind) for kind in Kind}
-    assert counts == {Kind.WEIGHT: 49 + 2, Kind.BN_AFFINE: 98, Kind.BN_STATISTICS: 98, Kind.COUNTER: 49}
-    assert len(bn_scope(net)) == 5 * 49
-
-
 def test_a_replaced_layer_keeps_its_activation(lite):
     """BatchNormAct2d is split into a batch norm and an activation (ReLU6), which compute the same."""
     layer = lite.backbone.bn1
@@ -69,7 +60,7 @@ def test_norms_that_start_as_batch_norm_leave_the_logits(lite, norm):
 
 
 @pytest.mark.parametrize(("name", "norm", "replaced", "options"), [
-    (LITE, XAN(stages=(1, 2)), 15, {}), (LITE, DSON(), 49, {}), (LITE, IBN(), 10, {}),
+    (LITE, XAN(stages=(1, 2)), 15, {}), (LITE, IBN(), 10, {}),
     ("timm:convnext_atto", XAN(), 0, {"norm_layer": "batchnorm2d"}),  # whose norms hold no activation
 ])  # fmt: skip
 def test_norm_parts_in_timms_networks(name, norm, replaced, options):

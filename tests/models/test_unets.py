@@ -6,7 +6,7 @@ import torch
 from networks import saved
 
 from fedsim.models import build_model
-from fedsim.models.norms import DSON, IBN, XAN, MixIG
+from fedsim.models.norms import XAN
 from fedsim.models.norms.xan import XANLayer
 from fedsim.models.tasks import Segmentation
 from fedsim.settings import ModelSettings
@@ -35,11 +35,6 @@ def test_every_pixel_has_features_and_logits_and_every_weight_a_gradient(backbon
         with torch.no_grad():
             moved = (net.eval()(changed) - net(image)).abs().amax(1)[0]
         assert moved[44, 44] > moved[2, 2] > 0
-
-
-@pytest.mark.parametrize("norm", [IBN(), XAN(), DSON(), MixIG()])
-def test_norms_in_the_unet(norm):
-    assert build("unet-small", norm).train()(torch.rand(2, 3, 32, 32)).isfinite().all()
 
 
 def test_norms_of_methods_and_frozen_encoders():

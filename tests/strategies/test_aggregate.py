@@ -4,8 +4,6 @@ import pytest
 from strategies import aggregate
 from strategies.aggregate import divergence_coefficients, project_simplex, tensorwise_mean, weighted_mean
 
-RNG = np.random.default_rng(0)
-
 
 def random_state(rng):
     return {
@@ -23,7 +21,7 @@ def vectors(*values):
     return [{"w": np.atleast_1d(np.array(value, dtype=np.float64))} for value in values]
 
 
-@pytest.mark.parametrize("clients", [2, 3, 20])
+@pytest.mark.parametrize("clients", [3, 20])
 def test_weighted_mean_equals_the_plain_formula(clients):
     states = [random_state(np.random.default_rng(k)) for k in range(clients)]
     weights = np.random.default_rng(9).random(clients)
@@ -36,32 +34,17 @@ def test_weighted_mean_equals_the_plain_formula(clients):
             np.testing.assert_allclose(mean[name], expected, rtol=1e-6 if array.dtype != np.float16 else 1e-3)
 
 
-def test_integer_buffers_take_the_maximum_and_keep_their_dtype():
+def test_integers_take_the_maximum_sums_are_in_float64_and_one_client_is_returned_bitwise():
     states = [{"n": np.array(n), "m": np.array([n, -n])} for n in (3, 2**60 + 1, 5)]
     mean = weighted_mean(states, [0.2, 0.3, 0.5])
     assert (mean["n"], mean["n"].dtype, mean["n"].shape) == (2**60 + 1, np.int64, ())
     np.testing.assert_array_equal(mean["m"], [2**60 + 1, -3])
-
-
-def test_one_client_is_returned_bitwise_in_new_memory():
+    states = [{"w": np.float32([value])} for value in (2.0**24, 1.0, 1.0)]
+    assert weighted_mean(states, [1, 1, 1])["w"] == np.float32((2.0**24 + 2) / 3)
     state = {"w": np.array([-0.0, 1e-45, 3.1], np.float32), "n": np.array(7)}
     mean = weighted_mean([state], [0.3])
     assert all(mean[name].tobytes() == array.tobytes() for name, array in state.items())
     assert not np.shares_memory(mean["w"], state["w"])
-
-
-def test_accumulates_in_float64():
-    states = [{"w": np.float32([value])} for value in (2.0**24, 1.0, 1.0)]
-    assert weighted_mean(states, [1, 1, 1])["w"] == np.float32((2.0**24 + 2) / 3)
-
-
-@pytest.mark.filterwarnings("error")
-def test_reads_read_only_unaligned_and_strided_arrays():
-    values = RNG.normal(size=(40, 50)).astype(np.float32)
-    unaligned = np.frombuffer(b"\0" * 3 + values.tobytes(), dtype=np.float32, offset=3).reshape(values.shape)
-    strided = np.asfortranarray(values)
-    assert not unaligned.flags.writeable
-    np.testing.assert_array_equal(weighted_mean([{"w": unaligned}, {"w": strided}], [1, 3])["w"], values)
 
 
 def test_same_bits_whatever_the_key_order_threads_and_repetition(monkeypatch):
@@ -75,20 +58,10 @@ def test_same_bits_whatever_the_key_order_threads_and_repetition(monkeypatch):
         assert array.tobytes() == again[name].tobytes() == single[name].tobytes()
 
 
-@pytest.mark.parametrize(("change", "match"), [
-    (lambda s: s.pop("scalar"), "scalar"),
-    (lambda s: s.update(extra=np.zeros(1)), "extra"),
-    (lambda s: s.update({"half": s["half"][:2]}), "half"),
-    (lambda s: s.update({"conv.weight": s["conv.weight"].astype(np.float64)}), r"conv\.weight"),
-])  # fmt: skip
-def test_replies_that_differ_are_refused_by_tensor_name(change, match):
-    states = [random_state(RNG), random_state(RNG)]
-    change(states[1])
-    with pytest.raises(ValueError, match=match):
-        weighted_mean(states, [1, 1])
-
-
 @pytest.mark.parametrize(("refused", "match"), [
+    *((lambda other=other: weighted_mean([*vectors(1), other], [1, 1]), match) for other, match in (
+        ({}, "w"), ({**vectors(2)[0], "extra": np.zeros(1)}, "extra"), ({"w": np.zeros(2)}, "w"),
+        ({"w": np.zeros(1, np.float32)}, "w"))),
     *((lambda own=weights: weighted_mean(vectors(1, 2), own), "weights")
       for weights in ([1], [1, -1], [0, 0], [1, np.nan], [1, np.inf])),
     (lambda: weighted_mean([], []), "no client"),
@@ -102,14 +75,6 @@ def test_replies_that_differ_are_refused_by_tensor_name(change, match):
 def test_what_cannot_be_computed_is_refused(refused, match):
     with pytest.raises(ValueError, match=match):
         refused()
-
-
-def test_tensorwise_mean_weighs_every_tensor_by_itself():
-    states = [{"a": np.full(3, k, np.float32), "b": np.full((2, 2), k, np.float32), "n": np.array(k)} for k in range(3)]
-    mean = tensorwise_mean(states, {"a": [1, 0, 0], "b": [0, 1, 3]})
-    np.testing.assert_array_equal(mean["a"], [0, 0, 0])
-    np.testing.assert_array_equal(mean["b"], np.full((2, 2), 1.75))
-    assert mean["n"] == 2
 
 
 @pytest.mark.parametrize(("models", "settings", "expected"), [
@@ -131,18 +96,6 @@ def test_divergence_coefficients_by_hand(models, settings, expected):
     np.testing.assert_allclose(coefficients["w"], expected, atol=1e-12)
     mean = np.tensordot(expected, np.array(models, float), 1)
     np.testing.assert_allclose(tensorwise_mean(vectors(*models), coefficients)["w"], np.atleast_1d(mean), atol=1e-9)
-
-
-def test_module_granularity_concatenates_the_tensors_of_a_group():
-    whole = [RNG.normal(size=6) for _ in range(3)]
-    split = [{"m.weight": w[:4].reshape(2, 2), "m.bias": w[4:], "m.count": np.array(k)} for k, w in enumerate(whole)]
-    groups = {"m.weight": "m", "m.bias": "m"}
-    for metric in ("l2", "l1", "cosine"):
-        expected = divergence_coefficients([{"w": w} for w in whole], metric)["w"]
-        got = divergence_coefficients(split, metric, groups=groups)
-        assert set(got) == set(groups)
-        np.testing.assert_allclose(got["m.weight"], expected)
-        np.testing.assert_allclose(got["m.bias"], expected)
 
 
 @pytest.mark.parametrize(("vector", "expected"), [

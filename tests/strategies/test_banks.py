@@ -1,7 +1,4 @@
-"""Banks in whole runs: partial participation, failures, and a simple bank in every round."""
-
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+"""Banks in whole runs: partial participation, failures, and rows that are collected anew."""
 
 import numpy as np
 import pytest
@@ -9,54 +6,11 @@ from flwr.app import Error, Message
 from support import numbers, run_small, small_experiment
 from tampering import rows_of, short, tamper
 
-from clients.parts import LocalRound, StepFunction, Term
 from fedsim.common.errors import ClientFailedError
-from fedsim.methods import table as methods
-from fedsim.methods.assembly import build_recipe, find_recipe
-from fedsim.methods.recipe import Recipe
-from fedsim.run.workspace import close_workspaces
-from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from strategies.parts import Arrays, Bank, Entries, ServerRound
+from fedsim.methods.assembly import build_recipe
+from fedsim.tensors.arrays import record_to_arrays
 
 CLIENTS = ["rot0", "rot15", "rot30"]
-noted: list[tuple[str, int, dict]] = []
-
-
-@dataclass(frozen=True)
-class Tally(Bank):
-    """The newest number of every client."""
-
-    name: ClassVar[str] = "tally"
-    when: ClassVar[Literal["once", "round"]] = "round"
-
-    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        return "" if arrays.keys() == {"value"} else f"it holds {sorted(arrays)}"
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        return {owner: arrays["value"] for owner, arrays in bank.items()}
-
-
-@dataclass(frozen=True)
-class Counting(Term):
-    """A term that contributes the number of the round, and does not change the loss."""
-
-    bank: ClassVar[str] = "tally"
-    requires: ClassVar[dict[str, str]] = {"banks": "tally"}
-    discloses: ClassVar[str] = "the round number"
-
-    def begin(self, round: LocalRound) -> StepFunction | None:
-        record = round.record("tally", "counting")
-        noted.append((round.client, round.round, {owner: float(value) for owner, value in record.items()}))
-        round.outbox["tally"] = {"value": np.array(float(round.round))}
-        return None
-
-
-@pytest.fixture
-def toy_method(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(methods.METHODS, "toy", Recipe(terms=(Counting(),), banks=(Tally(),)))
-    noted.clear()
-    close_workspaces()
-    return "toy"
 
 
 def cells(folder, column, round) -> list:
@@ -75,27 +29,7 @@ def failing(words, phase, rounds):
     return replaced
 
 
-def test_a_bank_of_every_round_is_merged_and_handed_out_and_a_refused_reply_adds_nothing(toy_method, tmp_path):
-    """In round 2 the record of one client is wrong: its reply is refused as a whole, and its old number stays."""
-    wrong = tamper(lambda content: content.update(tally=state_to_record({"wrong": np.zeros(1)})))
-    folder, _ = run_small(short(tmp_path, 3, toy_method), tamper=wrong)
-    records = {1: {}, 2: dict.fromkeys(CLIENTS, 1.0), 3: {"rot0": 2.0, "rot15": 1.0, "rot30": 2.0}}
-    assert noted == [(client, number, records[number]) for number in records for client in CLIENTS]
-    assert (cells(folder, "bytes_up_tally", 1), cells(folder, "bytes_down_tally", 3)) == ([8] * 3, [24] * 3)
-    assert "tally: it holds ['wrong']" in cells(folder, "status", 2)[1]
-    assert find_recipe("toy").disclosure() == "model updates; the round number"
-
-
 DRAWN = {"rounds": 5, "iterations": 1, "clients_per_round": 1}
-
-
-def test_partial_participation_keeps_the_absent_client_s_entry(toy_method, tmp_path):
-    run_small(small_experiment(tmp_path, toy_method, train=DRAWN))
-    newest: dict[str, float] = {}
-    for client, number, record in noted:
-        assert record == newest
-        newest[client] = float(number)
-    assert len(newest) > 1
 
 
 def handed(grid) -> dict[str, set[str]]:
@@ -133,15 +67,6 @@ def test_a_client_that_failed_in_training_gets_the_bank_again(tmp_path):
     assert np.isnan([*cells(folder, "bytes_down_style", 2)[::2], *cells(folder, "bytes_down_style", 3)[::2]]).all()
 
 
-@pytest.mark.parametrize("method", ["ccst", "elcfs"])
-def test_a_single_client_has_an_empty_foreign_bank(method, tmp_path):
-    """Without foreign styles it is FedAvg; the episode without foreign amplitudes still takes L(theta) + L(theta^)."""
-    data, train = {"domains": ["rot0", "rot45"]}, {"rounds": 1, "iterations": 2}
-    folders = [run_small(small_experiment(tmp_path, name, data=data, train=train))[0] for name in (method, "fedavg")]
-    ours, plain = (numbers(folder / "rounds.csv")["train_loss"] for folder in folders)
-    assert ours.equals(plain) == (method == "ccst")
-
-
 # --- FedCCRL's rows ---------------------------------------------------------------------------------------------------
 
 SMALL = {"name": "fedccrl", "aligned_views": {"width": 1}}
@@ -173,7 +98,6 @@ def test_rows_anew_in_every_round_and_those_of_a_client_that_fails_stay(tmp_path
 
 @pytest.mark.parametrize(("method", "data", "said"), [
     ({"name": "fedccrl", "aligned_views": {"p": 0.0, "variant": "official"}}, {}, False),
-    (SMALL, {"domains": ["rot0", "rot45"]}, True),
     (SMALL, {"fraction": 0.01}, True),  # too few images for one row
 ])  # fmt: skip
 def test_a_federation_without_rows_of_others_trains(method, data, said, tmp_path, caplog):
@@ -187,9 +111,3 @@ def test_a_federation_without_rows_of_others_trains(method, data, said, tmp_path
     assert set(numbers(folder / "clients.csv")["status"]) == {"ok"}
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
     assert ("no statistics of other clients' images" in caplog.text) == said
-
-
-def test_no_views_are_fedavg(tmp_path):
-    methods = ("fedavg", {"name": "fedccrl", "aligned_views": {"views": 0}})
-    folders = [run_small(short(tmp_path / str(place), 1, method))[0] for place, method in enumerate(methods)]
-    assert len({(folder / "last.safetensors").read_bytes() for folder in folders}) == 1

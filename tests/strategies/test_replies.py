@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from support import numbers, run_small, small_experiment
+from support import numbers, run_small
 from tampering import VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
 
-from clients.base import DomainClient
-from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
 from strategies.wire.reply_checks import (
@@ -133,22 +131,6 @@ def test_bad_reply_is_left_out_when_asked(tmp_path):
     assert (numbers(folder / "rounds.csv")["failed"].iloc[1:] == 1).all()
     reduced, _ = run_small(short(tmp_path / "reduced", data={"domains": ["rot0", "rot30", "rot45"]}))
     assert len({(each / "last.safetensors").read_bytes() for each in (folder, reduced)}) == 1
-
-
-@pytest.mark.parametrize(("error", "kind", "words"), [
-    (ZeroDivisionError("no such luck"), ClientFailedError,
-     r"client 'rot0' failed in round 1[^$]*in broken[^$]*ZeroDivisionError: no such luck"),
-    (UserError("the folder is empty"), UserError, "^client rot0: the folder is empty$"),
-])  # fmt: skip
-def test_a_clients_own_error_is_shown(tmp_path, monkeypatch, error, kind, words):
-    """With its traceback, and the domain's name; an error that its user can correct is one line."""
-
-    def broken(self, round):
-        raise error
-
-    monkeypatch.setattr(DomainClient, "_train", broken)
-    with pytest.raises(kind, match=words):
-        run_small(small_experiment(tmp_path))
 
 
 def multiplied(bank):

@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 from secure_federation import PREVIOUS, Federation, models, plain
 
 from fedsim.common.errors import UserError
+from fedsim.deploy.certificates import write_site_key
 from fedsim.settings import TrainSettings
 from fedsim.tensors.kinds import Kind
 from strategies.banks.secure_exchange import KEY, KEYS, OPENED, SELF, SHARES
@@ -90,12 +91,6 @@ def test_a_variance_does_not_fall_below_zero():
     assert SecureMean()._moved("a.running_var", total, 1.0, server)[0] == 0
 
 
-def test_a_mask_is_never_added_to_a_copy():
-    update = {"w": np.arange(12, dtype=np.uint32).reshape(3, 4).T}
-    with pytest.raises(ValueError, match="'w' is not in C order"):
-        masking.add_mask(update, bytes(32), 1)
-
-
 # --- clients that are lost --------------------------------------------------------------------------------------------
 
 
@@ -106,14 +101,6 @@ def test_clients_that_fail_after_the_shares(lost):
     updates, trained = whole_round(federation)
     updates = [update for update in updates if update.client not in lost]
     near(federation.end(updates), plain(updates, trained, federation.weights))
-
-
-def test_clients_that_fail_between_keys_and_shares_are_in_no_mask():
-    federation, trained = Federation([30, 50, 20]), models("ac")
-    federation.ask(KEYS, "abc")
-    federation.ask(SHARES, "ac")
-    updates = [federation.reply(name, trained[name]) for name in "ac"]
-    near(federation.end(updates), plain(updates, trained, ByExamples()))
 
 
 def test_a_client_that_fails_after_its_update():
@@ -270,3 +257,43 @@ def test_the_bank_refuses_what_is_not_of_its_form():
     assert shares.accept("a", {"commitment": line[:32]}, server)
     assert shares.accept("a", {"commitment": line[:32], "to:b": line}, server)
     assert federation.banks[OPENED].accept("a", {}, dataclasses.replace(server, banks={SHARES: {"a": {}}}))
+
+
+# --- sites that have each other's public keys sign the keys of secure aggregation ----------------------------------
+
+
+@pytest.fixture
+def signing(tmp_path):
+    """Three clients whose kits have the public keys of all, with their keys exchanged."""
+    federation = Federation([1, 1, 1])
+    for name in federation.names:
+        (tmp_path / name).mkdir()
+        write_site_key(name, tmp_path / name / "key", tmp_path / f"{name}.pub")
+        federation.stores[name].peers = tmp_path / name / "peers"
+    for name in federation.names:  # the key's comment stands where the domain does
+        (tmp_path / name / "peers").write_text("".join((tmp_path / f"{each}.pub").read_text() for each in "abc"))
+    federation.ask(KEYS, federation.names)
+    return federation
+
+
+def test_signed_keys_give_fedavgs_model(signing):
+    signing.ask(SHARES, signing.names)
+    trained = models(signing.names)
+    updates = [signing.reply(name, trained[name]) for name in signing.names]
+    near(signing.end(updates), plain(updates, trained, ByExamples()))
+
+
+def test_a_server_that_replaces_a_sites_keys_is_noticed(signing):
+    """Keys of its own with the site's, another site's or no signature, keys of another round, and a site of its own."""
+    lines = signing.banks[KEYS].hand_out(signing.entries[KEYS], "a", signing.server())
+    own = np.frombuffer(masking.entry(masking.new_key(), masking.new_key(), 1), np.uint8)
+    late = signing.part.collect(dataclasses.replace(signing.local("b", KEYS), round=2))["line"]
+    cases = [own, late, *(np.concatenate([own, lines[name][masking.ENTRY :]]) for name in "bc")]
+    (signing.stores["c"].peers).write_text("".join(signing.stores["c"].peers.read_text().splitlines(True)[1:]))
+    for asked, wrong, named in (*(("a", {**lines, "b": line}, "b") for line in cases), ("c", lines, "a")):
+        with pytest.raises(UserError, match=f"client '{named}' are not signed by its site"):
+            signing.part.collect(signing.local(asked, SHARES, records={KEYS: wrong}))
+    signing.part.collect(signing.local("a", SHARES, records={KEYS: lines}))
+    signing.stores["a"].peers.with_name("key").unlink()
+    with pytest.raises(UserError, match="so that secure_mean signs its keys, and cannot read"):
+        signing.part.collect(signing.local("a", KEYS))

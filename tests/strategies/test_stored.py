@@ -97,7 +97,7 @@ def test_parts_that_compare_clients_see_no_difference(pair, fuse):
     same(*(fused(fuse, arrays, start, {"wide", "exact"}) for arrays in pair))
 
 
-@pytest.mark.parametrize("fuse", [None, *COMPARING])
+@pytest.mark.parametrize("fuse", [None, CoordinateMedian(), Krum(2, 5)])
 def test_what_a_rule_holds_in_memory(tmp_path, fuse):
     """Parts that compare clients: one tensor of each (Krum and Bulyan took 240 times one model, with all of forty in
     memory). The average: the result and the blocks, two threads with 16 rows of a block in float64 each."""
@@ -116,7 +116,9 @@ def test_what_a_rule_holds_in_memory(tmp_path, fuse):
 STATE = {"w": np.ones(1000, np.float32)}
 
 
-def test_memory_is_used_first_and_given_back(tmp_path):
+def test_memory_is_used_first_and_given_back(tmp_path, monkeypatch):
+    """Five replies that fit together are not written; of thirty only what always has room is kept."""
+    monkeypatch.setattr("strategies.stored.WHOLE_BYTES", 20_000)
     with closing(Storage(tmp_path, memory=9000)) as storage:
         kept = [storage.put(STATE) for _ in range(4)]
         assert [isinstance(one, StoredArrays) for one in kept] == [False, False, True, True]
@@ -124,6 +126,10 @@ def test_memory_is_used_first_and_given_back(tmp_path):
         storage.clear()
         assert storage.put(STATE) is STATE
         assert storage.put({}) == {}
+        for clients, held in ((5, 5), (30, 2), (5, 5), (1, 1)):
+            storage.clear()
+            storage.expect(clients * 4000)
+            assert sum(storage.put(STATE) is STATE for _ in range(clients)) == held
 
 
 def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors(tmp_path, monkeypatch):
@@ -139,16 +145,6 @@ def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors
     for one in (old[0], new):
         with pytest.raises(RuntimeError, match="earlier round"):
             one["w"]
-
-
-def test_a_small_round_stays_in_memory_as_a_whole(tmp_path, monkeypatch):
-    """Five replies that fit together are not written; of thirty only what always has room is kept."""
-    monkeypatch.setattr("strategies.stored.WHOLE_BYTES", 20_000)
-    with closing(Storage(tmp_path, memory=9000)) as storage:
-        for clients, held in ((5, 5), (30, 2), (5, 5), (1, 1)):
-            storage.expect(clients * 4000)
-            assert sum(storage.put(STATE) is STATE for _ in range(clients)) == held
-            storage.clear()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -1,9 +1,9 @@
-"""FedDrop: what is sent, what a client trains, and how the server averages."""
+"""FedDrop: what is sent, what a client trains, and how the server averages; SiloBN without statistics."""
 
 import numpy as np
 import pytest
 import torch
-from support import numbers, run_small, small_experiment
+from support import run_small, small_experiment
 from torch import nn
 
 from fedsim.common.errors import UserError
@@ -99,31 +99,6 @@ def test_silent_units_stay_silent_and_train_as_a_smaller_network():
         assert torch.allclose(whole(x), logits, atol=1e-6)
 
 
-def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
-    """On digits every client receives and returns its part of fc and head; at rate 0 all numbers are FedAvg's."""
-
-    def run(method):
-        folder, grid = run_small(small_experiment(tmp_path / str(method), method, train={"rounds": 2, "iterations": 1}))
-        return folder, numbers(folder / "clients.csv").query("round > 0")["bytes_up"].to_numpy(), grid
-
-    none, plain = run({"name": "feddrop", "random_subnet": {"rate": 0.0}}), run("fedavg")
-    assert len({(each[0] / "last.safetensors").read_bytes() for each in (none, plain)}) == 1
-    _, up, grid = run("feddrop")
-    units, rest = np.divmod(plain[1] - up, 4 * (320 + 1 + 10))  # a unit: its 320 weights, bias and 10 columns
-    assert not rest.any()
-    assert ((units >= 8) & (units <= 42)).all()
-    sent = [m.content.array_records["arrays"] for m, _ in grid.seen if m.metadata.message_type == "train"]
-    kept = [{record["backbone.fc.weight"].shape[0], record["head.weight"].shape[1]} for record in sent]
-    assert {len(each) for each in kept} == {1}
-    assert len(set.union(*kept)) > 1
-
-
-@pytest.mark.parametrize("method", ["feddrop+scaffold", "feddrop+ditto", "feddrop+feddg-ga", "feddrop+afl"])
-def test_parts_that_need_the_whole_model_are_refused(tmp_path, method):
-    with pytest.raises(UserError, match="trains the whole model"):
-        build_recipe(small_experiment(tmp_path, method))
-
-
 @pytest.mark.parametrize("train", [{"momentum": 0.9}, {"momentum": 0.0, "optimizer": "adam"}])
 def test_kept_buffers_are_refused(tmp_path, train):
     """Momentum of the round before would move units that are left out in this one away from 0."""
@@ -134,3 +109,12 @@ def test_kept_buffers_are_refused(tmp_path, train):
     build_recipe(experiment, recorded=True)
     build_recipe(experiment.replace(method={"random_subnet": {"rate": 0.0}}))
     build_recipe(experiment.replace(train={"momentum": 0.0, "optimizer": "sgd"}))  # SGD then has no buffers
+
+
+def test_silobn_without_the_upload_sends_no_statistics(tmp_path):
+    method = {"name": "silobn", "infer": "recompute", "without_statistics": {"upload": False}}
+    sections = {"model": {"bottleneck": 16}, "train": {"rounds": 1, "iterations": 1}}
+    _, grid = run_small(small_experiment(tmp_path, method, **sections))
+    sent = [set(reply.content["arrays"]) for message, reply in grid.seen if message.metadata.message_type == "train"]
+    assert len(sent) == 3
+    assert not [name for name in set.union(*sent) if "running" in name or "num_batches" in name]
