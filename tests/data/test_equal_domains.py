@@ -1,9 +1,7 @@
 """The images of one domain must not come again in another one, where they would be tested after training on them."""
 
-import json
 import shutil
 
-import pandas as pd
 import pytest
 from PIL import Image
 
@@ -41,29 +39,16 @@ def test_a_copied_linked_or_renamed_domain_is_refused(copied):
         fingerprints(data)
 
 
-def as_table(root):
-    rows = [{"path": str(path.relative_to(root)), "domain": path.parts[-3], "label": path.parent.name}
-            for path in sorted(root.rglob("*.png"))]  # fmt: skip
-    pd.DataFrame(rows).to_csv(root / "mine.csv", index=False)
-    return {"dataset": "table", "root": str(root / "mine.csv")}
-
-
-def as_hugging_face(root):
-    datasets = pytest.importorskip("datasets")
+@pytest.mark.parametrize("decoded", [False, True])
+def test_a_copy_is_found_where_images_have_no_names(copied, decoded):
+    datasets, (data, copy) = pytest.importorskip("datasets"), copied
+    root = copy.parent
     files = sorted(root.rglob("*.png"), reverse=True)
     rows = {"image": [{"path": None, "bytes": file.read_bytes()} for file in files],
             "domain": [file.parts[-3] for file in files], "label": [file.parent.name for file in files]}  # fmt: skip
     saved = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
     saved.save_to_disk(root / "saved")
-    return {"dataset": "hugging-face", "root": str(root / "saved")}
-
-
-@pytest.mark.parametrize("decoded", [False, True])
-@pytest.mark.parametrize("make", [as_table, as_hugging_face])
-def test_a_copy_is_found_under_any_names(copied, make, decoded):
-    """The rows of a table name the domain's folder; those of a Hugging Face set have no names at all."""
-    data, copy = copied
-    data = data.model_copy(update=make(copy.parent))
+    data = data.model_copy(update={"dataset": "hugging-face", "root": str(root / "saved")})
     for domain in ("art", "copy", "photo") if decoded else ():
         load_target(data, domain)
     with pytest.raises(UserError, match=SAID):
@@ -89,15 +74,6 @@ def test_a_renamed_copy_with_its_masks_is_refused(tmp_path):
         fingerprints(data)
     Image.new("L", (12, 12), 40).save(tmp_path / "site3" / "mask" / "a.png")  # another mask
     assert len(fingerprints(data)) == 3
-
-
-def test_what_an_earlier_version_has_decoded_is_compared_by_its_files(copied, tmp_path):
-    load_target(copied[0], "art")
-    [manifest] = (tmp_path / "cache").rglob("manifest.json")
-    table = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({key: value for key, value in table.items() if key != "nameless"}))
-    with pytest.raises(UserError, match=SAID):
-        fingerprints(copied[0])
 
 
 def test_the_sites_of_a_deployment_are_compared(tree_settings):

@@ -1,11 +1,9 @@
 """The partitions of Flower Datasets as domains, on images that the test makes, without a network."""
 
-import json
 import sys
 
 import pytest
 from PIL import Image
-from support import run_small, small_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_client, load_target
@@ -72,19 +70,6 @@ def test_partitions_are_domains(settings):
     assert sorted(images[tested, 0, 0, 0].tolist()) == [5, 15]
     prints = [reader(one, found).fingerprint("north") for one in (data, settings("again"), asked)]
     assert prints[0] == prints[1] != prints[2]
-
-
-def test_a_run_on_partitions(settings, tmp_path):
-    """The module is named in the settings as it is, and its version or hash is recorded."""
-    data = {"dataset": "my_partitions:hospitals", "columns": {"path": "image"}, "cache": str(tmp_path), "domains": []}
-    experiment = small_experiment(
-        tmp_path, data={**data, "fraction": 1.0}, train={"rounds": 1}, run={"target": "north"}
-    )
-    folder, _ = run_small(experiment)
-    record = json.loads((folder / "environment.json").read_text())
-    assert record["domains"] == ["Süd", "north"]
-    assert "are joined" in record["data_remarks"][0]
-    assert record["packages"]["my_partitions"].startswith("sha256:")
 
 
 def test_partitions_without_names_have_numbers(settings):

@@ -1,15 +1,21 @@
 """Image trees on disk: order, labels, counts and messages."""
 
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.folders import dataset_folder, list_domain
-from fedsim.settings import DataSettings
+from fedsim.data.inspect import inspect
+from fedsim.data.pixels import read_bytes
+from fedsim.settings import DataSettings, data_root
+from fedsim.settings.experiment import parse_experiment
 
 PACS, OFFICE = BENCHMARKS["pacs"], BENCHMARKS["office-home"]
 
@@ -60,14 +66,6 @@ def test_root_may_hold_the_domains_or_the_data_set(photo):
         assert np.bincount(labels).tolist() == [count + 1 for count in PACS.class_counts["photo"]]
 
 
-def test_real_pacs_counts(real_data):
-    data = DataSettings(dataset="pacs", root=str(real_data))
-    for domain in PACS.domains:
-        listing = list_domain(data, PACS, domain)
-        assert tuple(np.bincount(listing.labels)) == PACS.class_counts[domain]
-        assert {file.split("/")[0] for file, label in zip(listing.files, listing.labels) if label == 3} == {"guitar"}
-
-
 def test_folders_of_programs_and_loops_of_links_are_no_images(tree):
     """Thumbnails would be copies of training images in the validation part; side files and hidden files are ignored."""
     data, folder = tree
@@ -116,3 +114,37 @@ def test_what_is_missing_is_named_in_one_line(tmp_path, domains, found, asked, m
     with pytest.raises(UserError, match=message) as error:
         list_domain(DataSettings(dataset=found.name, root=str(root)), found, asked)
     assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_read_to_an_end_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, said in (("pipe.png", "a pipe"), ("a\0b.png", "null byte"), ("no.png", "No such file")):
+        with pytest.raises(UserError, match=f"cannot read the image .*{said}"):
+            read_bytes(tmp_path / name)
+
+
+@pytest.mark.parametrize(("files", "said"), [
+    (["Train/0.png", "val/0.png", "test/0.png"], "Train, test, val, which are parts of a split"),
+    (["train/0.png", "car/0.png", "__background__/0.png"], ""),
+    (["a/0.png", "b/0.png", "__MACOSX/0.png"], ""),
+])  # fmt: skip
+def test_folders_of_a_split_are_no_classes_and_a_background_is_one(tmp_path, files, said):
+    """Without a word a network would learn to tell training images from test images."""
+    for file in (tmp_path / domain / file for domain in ("x", "y") for file in files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(file)
+    data = DataSettings(dataset="folder", root=str(tmp_path))
+    if said:
+        for read in (lambda: benchmark(data), lambda: inspect(tmp_path)):
+            with pytest.raises(UserError, match=said):
+                read()
+    else:
+        assert benchmark(data).classes == tuple(sorted(Path(file).parent.name for file in files if "MAC" not in file))
+
+
+def test_home_folders(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_experiment("", ["run.output=~/out"]).run.output == "/home/me/out"
+    assert str(data_root(DataSettings(root="~/images"))) == "/home/me/images"
+    with pytest.raises(UserError, match="~nobody-here/x: no home folder is known"):
+        data_root(DataSettings(root="~nobody-here/x"))

@@ -118,19 +118,6 @@ def test_files_with_equal_names_sizes_and_times_are_told_apart(tree_settings, tm
     assert [seen[0][1][domain] == seen[1][1][domain] for domain in ("photo", "art")] == [False, True]
 
 
-def test_rebuilt_when_source_or_size_changes(load, photo, tree_settings, write_image, tmp_path):
-    first, _ = load()
-    write_image(photo / "cat" / "000.png", 999)
-    os.utime(photo / "cat" / "000.png", ns=(1, 1))
-    changed, _ = load()
-    assert (first[0] != changed[0]).any()
-    assert (first[1:] == changed[1:]).all()
-    assert load(tree_settings(image_size=9))[0].shape[-1] == 9
-    write_image(photo / "cat" / "100.png", 5)
-    assert len(load()[0]) == 9
-    assert len(entries(tmp_path)) == 4
-
-
 def test_the_loser_of_a_race_discards_its_own(load, tmp_path, monkeypatch):
     write = cache_module._write_images
 

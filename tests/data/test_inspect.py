@@ -86,19 +86,6 @@ def test_settings_without_effect_on_the_inspection_are_refused(tree, path, overr
     assert said in str(result.exception)
 
 
-@pytest.mark.parametrize(("files", "said"), [
-    ([], "no domain folders"),
-    (["a/image/1.png", "a/mask/1.png", "b/samples.csv"], "looks like data for data.dataset = 'masks'"),
-    (["dataset_info.json"], "looks like data for data.dataset = 'hugging-face'"),
-])  # fmt: skip
-def test_other_forms_are_not_inspected_and_named(files, said, tmp_path):
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(UserError, match=said):
-        inspect(tmp_path)
-
-
 def test_what_is_done_with_unusual_files(tmp_path):
     """16 bits, CMYK, palette, EXIF, transparency and frames: the table mentions each, and none is a problem."""
     folders = [tmp_path / "data" / "camera 1 é" / name for name in ("cat", "dog")]

@@ -61,16 +61,6 @@ def test_stratified_split_and_fraction():
     assert np.bincount(labels[indices]).tolist() == np.round(0.2 * rest).astype(int).tolist()
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-def test_clients_of_a_domain_share_it_without_overlap(partition):
-    data = digits(clients_per_domain=5, partition=partition)
-    parts = [load_client(data, client) for client in client_names(data, "rot75")[:5]]
-    every = np.concatenate([np.concatenate([part.train, part.validation]) for part in parts])
-    assert sorted(every) == list(range(1000))
-    assert min(part.examples for part in parts) >= 2
-    assert min(len(part.validation) for part in parts) >= 1
-
-
 @pytest.mark.parametrize(("call", "said"), [
     (lambda: client_names(DataSettings(dataset="pacs"), "phto"), "did you mean 'photo'"),
     (lambda: client_names(DataSettings(dataset="pacs", domains=["photo"]), "photo"), "only domain"),

@@ -44,8 +44,7 @@ def test_one_gives_all_clients_the_same_mixture_and_nought_the_domain_itself():
         assert sorted(map(bytes, kept)) == sorted(map(bytes, pure.images[getattr(pure, part)]))
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-@pytest.mark.parametrize("mix", [0.3, 1.0])
+@pytest.mark.parametrize(("mix", "partition"), [(0.3, "dirichlet"), (1.0, "iid")])
 def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, mix, partition):
     make_tree(per_class=40)
     data = tree_settings(mix=mix, clients_per_domain=2, partition=partition, split_seed=0, holdout=0.2)

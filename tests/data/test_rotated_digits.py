@@ -49,7 +49,11 @@ def test_rotated_mnist_csac(real_data):
     assert np.bincount(labels).tolist() == [100] * 10
     assert (labels == turned_labels).all()
     assert (turned == rotate(np.array(upright), 60)).all()
-    assert load_client(data, "M15").examples == 900
+    held_out = [load_client(data, name).validation for name in ("M0", "M15")]
+    assert held_out[0].tolist() == held_out[1].tolist()
+    assert len(held_out[0]) == 100
+    disjoint = data.model_copy(update={"variant": "domainbed"})
+    assert len({tuple(load_client(disjoint, name).validation) for name in ("M0", "M15")}) == 2
     other = load_target(data.model_copy(update={"split_seed": 1, "root": str(real_data)}), "M0")[0]
     assert (other != upright).any()
 

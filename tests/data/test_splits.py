@@ -31,16 +31,6 @@ def test_seeds_shuffle_and_validation_are_domainbeds():
     assert train.dtype == validation.dtype == np.int64
 
 
-@pytest.mark.parametrize(("count", "tenth", "fifth"), [
-    (2048, 204, 409), (2344, 234, 468), (1670, 167, 334), (3929, 392, 785),  # PACS
-    (1415, 141, 283), (2656, 265, 531), (3282, 328, 656), (3376, 337, 675),  # VLCS
-    (2427, 242, 485), (4365, 436, 873), (4439, 443, 887), (4357, 435, 871),  # Office-Home
-])  # fmt: skip
-def test_validation_of_a_tenth_and_a_fifth(count, tenth, fifth):
-    for holdout, expected in ((0.1, tenth), (0.2, fifth)):
-        assert [len(part) for part in random_split(count, holdout, 7)] == [count - expected, expected]
-
-
 @quick
 @given(st.integers(2, 300), st.floats(0.01, 0.9), st.integers(0, 2**31 - 1))
 def test_random_split_is_a_partition_and_a_prefix(count, holdout, seed):

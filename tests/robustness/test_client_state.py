@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Error, Message
 from support import Interrupt, numbers, run_small, tiny_experiment
 
 from clients.store import ClientStore
@@ -108,16 +107,6 @@ def interrupted(experiment, after_round: int) -> Path:
     return run_folder(experiment) / "state" / VICTIM
 
 
-def test_a_run_that_is_moved_resumes_with_the_right_state(tmp_path):
-    """Also with rare checkpoints and a longer timeout: rounds are repeated from the state that the clients had then."""
-    whole, _ = run_small(fedbn(tmp_path / "whole"))
-    interrupted(fedbn(tmp_path / "rare", checkpoint_every=2), 3)
-    (tmp_path / "rare").rename(tmp_path / "moved")
-    resumed, _ = run_small(fedbn(tmp_path / "moved", checkpoint_every=2, timeout=7200.0))
-    for file in ("clients.csv", "rounds.csv"):
-        assert numbers(resumed / file).equals(numbers(whole / file))
-
-
 def test_another_state_stops_the_run_in_one_line_or_loses_one_client_when_asked(tmp_path):
     """A restored backup; then an emptied folder, without which the other clients go on."""
     state = interrupted(fedbn(tmp_path), 2)
@@ -135,15 +124,3 @@ def test_another_state_stops_the_run_in_one_line_or_loses_one_client_when_asked(
 
 def statuses(folder):
     return numbers(folder / "clients.csv").query("client == @VICTIM").set_index("round")["status"]
-
-
-def test_what_a_refused_reply_left_behind_is_no_obstacle(tmp_path):
-    """The client has trained and stored its state, but the server refused the reply: the run continues to its end."""
-
-    def lose(message, reply):
-        config = message.content["config"]
-        hit = message.metadata.message_type == "train" and (config["client"], config["round"]) == (VICTIM, 2)
-        return Message(Error(2, "lost on the way"), reply_to=message) if hit else reply
-
-    folder, _ = run_small(fedbn(tmp_path, on_client_failure="continue"), tamper=lose)
-    assert list(statuses(folder)) == ["ok", "error 2: lost on the way", "ok"]

@@ -4,8 +4,7 @@ import random
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from malformed import broken
-from malformed_records import extra_record, missing_record, wrong_echo, wrong_kind
+from malformed import broken, extra_record, missing_record, wrong_echo, wrong_kind
 from scene import TOKEN
 
 from fedsim.common.errors import ClientFailedError, UserError

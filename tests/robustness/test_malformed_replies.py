@@ -8,7 +8,6 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
-import malformed_records  # noqa: F401  registers its mutations
 import numpy as np
 import pytest
 from flwr.app import Message

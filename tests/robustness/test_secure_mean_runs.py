@@ -7,7 +7,6 @@ from safetensors.numpy import load_file
 from support import Interrupt, numbers, run_small, tiny_experiment
 
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import build_recipe
 
 OPEN = {"update_limit": 0.0}
 SECURE = {"name": "fedavg", "fuse": "secure_mean"}
@@ -69,16 +68,6 @@ def test_a_killed_run_goes_on_with_new_keys_and_the_same_numbers(secure, tmp_pat
         run(tmp_path, SECURE, callbacks=[Interrupt(1)])
     folder, _ = run(tmp_path, SECURE)
     assert numbers(folder / "rounds.csv").equals(numbers(secure[0] / "rounds.csv"))
-
-
-def test_a_method_that_sends_nothing_beside_its_model_is_accepted(tmp_path):
-    """StableFDG without sharing has a bank that takes nothing; both rules refuse it with sharing (see below)."""
-    method = {"name": "stablefdg", "enlarged_batch": {"sharing": 0.0}}
-    folder, _ = run(tmp_path, {**method, "fuse": "secure_mean"}, 1)
-    assert set(numbers(folder / "clients.csv")["status"]) == {"ok"}
-    build_recipe(tiny_experiment(tmp_path, {**method, "fuse": "private_mean"}))
-    with pytest.raises(UserError, match="which does not hold with private_mean"):
-        build_recipe(tiny_experiment(tmp_path, {"name": "stablefdg", "fuse": "private_mean"}))
 
 
 @pytest.mark.parametrize(("method", "sections", "said"), [

@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MetricRecord
-from safetensors.numpy import load_file
 from scene import Scene, build
-from support import run_small, tiny_experiment
 
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedsim.run.workspace import close_workspaces
-from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.arrays import state_to_record
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.parts import SERVER, Bank, Fuse, RefusedUpdateError, ServerRound, Update
-from strategies.share.everything import Everything
+from strategies.parts import SERVER, Bank, Fuse, RefusedUpdateError, ServerRound
 from strategies.state import ServerState
 
 VICTIM = "rot15"
@@ -119,26 +115,6 @@ def test_even_a_single_contribution_keeps_to_the_layout_of_earlier_rounds(scene)
     assert outcome.state["parts"]["banks.vectors"] == {"rounds": 1}
 
 
-def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
-    """With `uniform = False` the bank alone decides about layouts; here its `merge` refuses one."""
-
-    class Ragged(Vectors):
-        uniform: ClassVar[bool] = False
-
-        def merge(self, bank, entries, server):
-            for client, arrays in entries.items():
-                if arrays["v"].size > 2:
-                    raise RefusedUpdateError(client, "too long")
-            return dict(entries)
-
-    monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, banks=(Ragged(),)))
-    short = scene.play("train", with_vector(scene, np.ones(1, np.float32)).values())
-    assert all(row["status"] == "ok" for row in short.rows.values())
-    assert short.state["banks"]["vectors"][VICTIM]["v"].shape == (1,)
-    long = scene.play("train", with_vector(scene, np.ones(3, np.float32)).values())
-    assert "too long" in long.rows[VICTIM]["status"]
-
-
 def test_streams_depend_on_seed_purpose_and_round_alone():
     first = ServerRound(1, 3, [], {}, seed=4)
     assert torch.equal(*(torch.rand(3, generator=first.generator("a")) for _ in range(2)))
@@ -146,14 +122,6 @@ def test_streams_depend_on_seed_purpose_and_round_alone():
     same, *drawn = (replace(first, round=round, seed=seed).rng(words).random() for round, seed, words in asked)
     assert same == drawn[0]
     assert len(set(drawn)) == 4
-
-
-def test_a_reply_that_lacks_what_is_read_names_its_client():
-    update = Update("photo", 3, {}, {"gap": 1.0})
-    assert update.metrics["gap"] == 1.0
-    for read in (lambda: update.metrics["steps"], lambda: update.records["style"]):
-        with pytest.raises(RefusedUpdateError, match="photo: its reply lacks the"):
-            read()
 
 
 def test_all_that_the_server_remembers_is_saved(tmp_path):
@@ -171,20 +139,3 @@ def test_all_that_the_server_remembers_is_saved(tmp_path):
     found = load_checkpoint(tmp_path).state
     np.testing.assert_equal(vars(found), vars(state))
     assert found.tensors["refine.0.X"]["count"].dtype == np.int64
-
-
-def test_a_frozen_tensor_is_neither_sent_nor_stored_nor_saved(tmp_path, monkeypatch):
-    """It follows from the seed, so it is not in messages, replies, checkpoints or models; the rest is FedAvg."""
-    frozen = {"backbone.conv1.weight"}
-
-    def place(part, net):
-        return {name: "frozen" if name in frozen else "shared" for name in net.state_dict()}
-
-    monkeypatch.setattr(Everything, "place", place)
-    close_workspaces()
-    folder, grid = run_small(tiny_experiment(tmp_path))
-    close_workspaces()
-    for content in [each.content for pair in grid.seen for each in pair]:
-        assert not [record for record in content.array_records.values() if frozen & record_to_arrays(record).keys()]
-    assert not frozen & load_file(folder / "last.safetensors").keys()
-    assert not list(folder.glob("state/**/*.safetensors"))

@@ -8,6 +8,7 @@ import pytest
 from support import Interrupt, run_small, tiny_experiment
 
 from clients.step.calibration import SemanticCalibration
+from fedsim.commands.runs import headline
 from fedsim.methods.recipe import Recipe
 from fedsim.run import privacy_account
 from fedsim.run.privacy_account import delta_of, repeated_rounds, sampled_epsilon, statement, total_epsilon
@@ -34,6 +35,7 @@ def test_rounds_compose():
     assert total_epsilon(1.0, 21, 1e-5) > epsilon
     assert total_epsilon(0.0, 1, 1e-5) == math.inf
     assert total_epsilon(1.0, 0, 1e-5) == total_epsilon(1e6, 1, 1e-5) == 0.0
+    assert 1e20 < total_epsilon(1e-14, 1, 1e-5) < math.inf  # with very little noise, without an overflow
 
 
 def test_numbers_by_hand():
@@ -102,3 +104,4 @@ def test_a_resumed_run_states_the_repeated_rounds(tmp_path):
     assert models == 7
     assert f"epsilon {epsilon:.4g} " in said
     assert "7 rounds, of which 4 were repeated after an interruption" in said
+    assert said in headline(folder)

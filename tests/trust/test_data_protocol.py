@@ -7,23 +7,18 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, client_names, load_client, load_pooled, load_target
-from fedsim.data.augment import make_transforms
-from fedsim.data.catalog import ANGLES
-from fedsim.data.digits import digits_domain, digits_file, rotate
+from fedsim.data import benchmark, client_names, load_client, load_pooled
+from fedsim.data.digits import digits_domain, digits_file
 from fedsim.data.fingerprint import difference, fingerprints
 from fedsim.methods.assembly import build_recipe
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import complete
 from fedsim.settings import DataSettings
-from fedsim.settings.experiment import Experiment, read_experiment
-
-ALL_DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # images of each class in the file
+from fedsim.settings.experiment import Experiment
 
 
 def upright(data: DataSettings, client, indices: np.ndarray) -> set[bytes]:
@@ -50,24 +45,6 @@ def test_no_validation_image_of_a_client_trains_another(choices):
     assert not (training | validation) & {image.tobytes() for image in tested}
 
 
-def test_digits_are_tested_on_the_797_images_that_no_client_has():
-    data = DataSettings(dataset="digits", image_size=8, split_seed=3)
-    images, labels, indices = load_target(data, "rot30")
-    assert len(indices) == len(images) == 797
-    assert (images == rotate(digits_domain(0, 8, 3, apart=True)[0], 30)).all()
-    assert (np.bincount(labels) + np.bincount(load_client(data, "rot30").labels)).tolist() == ALL_DIGITS
-
-
-def test_rotated_mnist_of_csac_holds_out_the_same_images_everywhere(real_data):
-    """Domains of their own images split by themselves."""
-    data = DataSettings(dataset="rotated-mnist", root=str(real_data), split="stratified")
-    loaded = [load_client(data, f"M{angle}").validation for angle in ANGLES]
-    assert all((validation == loaded[0]).all() for validation in loaded)
-    assert len(loaded[0]) == 100
-    disjoint = data.model_copy(update={"variant": "domainbed"})
-    assert len({tuple(load_client(disjoint, name).validation) for name in ("M0", "M15")}) == 2
-
-
 def test_pooled_data_holds_out_the_same_images_too(tree_settings):
     pooled = load_pooled(DataSettings(dataset="digits", image_size=8), "rot75")
     assert len(set(pooled.validation % 1000)) == 100
@@ -88,17 +65,6 @@ def test_the_seed_of_splits_is_the_runs_unless_it_is_fixed():
         again, moved = Experiment.model_validate(experiment.model_dump()), experiment.replace(run={"seed": 6})
         assert tuple(each.data.seed_of_splits for each in (experiment, again, moved)) == expected
         assert shared.seed_of_splits == max(split_seed, 0)  # an experiment does not reach into settings it was given
-
-
-def test_mnist_statistics():
-    """(0 - .1307) / .3081 and (1 - .1307) / .3081."""
-    data = DataSettings(dataset="rotated-mnist", normalize="mnist")
-    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)
-    normal = make_transforms(data, 1).evaluate(pixels).flatten().tolist()
-    assert normal == pytest.approx([-0.424213, 2.821487], abs=1e-5)
-    with pytest.raises(UserError, match="'mnist' needs grey images, but pacs has 3"):
-        make_transforms(data.model_copy(update={"dataset": "pacs"}), 3)
-    assert read_experiment("rotated-mnist").data.normalize == "mnist"
 
 
 def test_a_fingerprint_knows_the_content_and_not_the_place(tree_settings, tmp_path):

@@ -1,6 +1,8 @@
 """Unusual image files are in the cache as a screen shows them, or are refused by name."""
 
 import io
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
 
 from fedsim.common.errors import UserError
+from fedsim.data.mask_folders import decode_mask
 from fedsim.data.pixels import decode, decode_picture
 
 RAMP = np.linspace(0, 1, 16).reshape(4, 4)  # brightness of the test picture
@@ -133,3 +136,27 @@ def test_palettes_two_colours_and_ink():
     ink = Image.new("CMYK", (4, 4), (0, 255, 255, 0))  # magenta and yellow make red
     for format, options in (("TIFF", {}), ("JPEG", {"quality": 100})):
         assert np.abs(decoded(ink, format, **options) - [255, 0, 0]).max() <= 3
+
+
+def tiff(value: float, photometric: int, type: str) -> bytes:
+    """A grey TIFF of 8 x 8 pixels of one value; `type` is NumPy's, e.g. ">u2"."""
+    end, bits = type[0], 8 * int(type[2])
+    pixels = np.full(64, value, type).tobytes()
+    tags = {256: 8, 257: 8, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 8, 279: len(pixels),
+            339: 3 if type[1] == "f" else 1}  # fmt: skip
+    entries = b"".join(struct.pack(f"{end}HHII", tag, 4, 1, number) for tag, number in tags.items())
+    magic = b"II*\0" if end == "<" else b"MM\0*"
+    head = magic + struct.pack(f"{end}I", 8 + len(pixels))
+    return head + pixels + struct.pack(f"{end}H", len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize(("value", "type"), [(230, "<u1"), (230 * 257, "<u2"), (230 / 255, "<f4")])
+def test_where_white_is_zero_the_image_is_no_negative(value, type):
+    shades = [int(decode(Path("x.tif"), 8, tiff(value, photometric, type)).max()) for photometric in (1, 0)]
+    assert shades == [230, 25]
+
+
+def test_masks_of_16_bits_in_either_order_of_bytes():
+    for type in ("<u2", ">u2"):
+        planes, _ = decode_mask(Path("x.tif"), 4, tiff(300, 1, type), {"disc": [300], "cup": [44]})
+        assert planes.mean((1, 2)).tolist() == [1, 0]
