@@ -1,25 +1,20 @@
 """What the client's contract promises to parts: the order of a round, hooks, tallies, scratch, frozen tensors."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from small_round import CONFIG, changed, client_of, fit, small_round, snapshot
+from small_round import CONFIG, changed, client_of, digits_net, fit, small_round, snapshot
 from torch import nn
 
-from clients.batches.shuffled import Shuffled
 from clients.companions.ditto import Ditto
 from clients.parts import Report, Term
-from clients.step.supervised import SupervisedStep
 from clients.terms.moon import ModelContrast
 from clients.tools.networks import apart, descend, statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
-from fedsim.models import build_model
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
-from fedsim.settings import ModelSettings
 from strategies.parts import Share
 
 EVENTS: list[tuple] = []
@@ -82,6 +77,7 @@ def test_order_of_a_round(tmp_path):
         assert EVENTS[-3] == ("end", metrics["images"]) == ("end", 2 * examples)
         assert 0.1 < metrics["confidence"] < 1  # a mean over the steps
         assert changed(client.net.head, before) == {"weight"}
+    assert Recipe(reports=(Ending(), Ending())).client_parts().count(Ending()) == 1  # what has two slots ends once
 
 
 def test_a_phase_before_training_has_its_own_scratch():
@@ -97,13 +93,18 @@ def test_a_phase_before_training_has_its_own_scratch():
     assert round.outbox == {"bank": {}}  # what goes to the server belongs to the round
 
 
-def test_tallies():
-    """A mean divides by the steps in which the value was there, a sum does not."""
+def test_tallies_and_remembered_values():
+    """A mean divides by the steps with a value, a sum does not. A remembered value is renewed when its key changes."""
     round = small_round(steps=4)
     for value in (1.0, 2.0, 5.0):
         round.tally("loss", torch.tensor(value, requires_grad=True))
         round.tally("count", 2, "sum")
     assert round.tallied() == {"loss": 2.0, "count": 6.0}
+    round, made = small_round(), []
+    for key in (1, 1, 2, 1):
+        round.remembered("style", key, lambda key=key: made.append(key) or key)
+    assert made == [1, 2, 1]
+    assert round.for_phase("other").remembered("style", 1, lambda: 0) == 1
 
 
 def test_records_as_tensors_and_back():
@@ -119,22 +120,11 @@ def test_records_as_tensors_and_back():
         round.tensors("other", "part")
 
 
-def test_remembered_values_follow_their_key():
-    """There is one value per name. It is computed again when its key changes; the rounds of a process share it."""
-    round, made = small_round(), []
-    for key in (1, 1, 2, 1):
-        round.remembered("style", key, lambda key=key: made.append(key) or key)
-    assert made == [1, 2, 1]
-    assert round.for_phase("other").remembered("style", 1, lambda: 0) == 1
-
-
-@pytest.mark.parametrize(
-    "norm", [BatchNorm(), XAN(), IBN(), DSON(), BIN(), MixIG()], ids=lambda part: type(part).__name__
-)
+@pytest.mark.parametrize("norm", [BatchNorm(), XAN(), IBN(), DSON(), BIN(), MixIG()], ids=str)
 def test_statistics_frozen(norm):
     """A pass inside the block normalizes like a training pass, but no norm layer changes its running statistics."""
-    net = build_model(ModelSettings(backbone="resnet18", bottleneck=8), 3, 3, 32, norm, 0).train()
-    images, before = torch.rand(4, 3, 32, 32), snapshot(net)
+    net = digits_net(norm=norm).train()
+    images, before = torch.rand(4, 3, 16, 16), snapshot(net)
     with statistics_frozen(net):
         inside = net(images)
         inside.sum().backward()
@@ -206,21 +196,3 @@ def test_a_part_may_change_what_leaves_in_place(tmp_path):
     assert not all(client.state[name].is_contiguous() for name in sent)  # channels-last
     for name, array in sent.items():
         np.testing.assert_array_equal(array, 2 * client.state[name].numpy())
-
-
-@dataclass(frozen=True)
-class TwoSlots(Term, Report):
-    """One part in two slots."""
-
-    bank: ClassVar[str] = "both"
-
-    def begin(self, round):
-        return None
-
-
-def test_every_part_ends_and_counts_once():
-    for part in (SupervisedStep(), Shuffled(), Ending(), Recipe().client):
-        assert part.end(small_round()) is None
-        assert part.bank == part.personal == ""
-    part = TwoSlots()
-    assert Recipe(terms=(part,), reports=(part,)).client_parts().count(part) == 1

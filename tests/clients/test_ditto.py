@@ -14,7 +14,7 @@ from clients.tools.networks import descend
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
-from fedsim.run.workspace import Workspace, close_workspaces, workspace
+from fedsim.run.workspace import close_workspaces, workspace
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import config_of
@@ -122,52 +122,6 @@ def test_a_refused_reply_leaves_no_trace_in_the_personal_model(tmp_path):
         a, b = (load_file(folder / f"personal-{client}.safetensors") for folder in (one, two))
         own = [name for name in a if "norm" in name and "running" in name]
         assert all((a[name] == b[name]).all() for name in own) == same
-
-
-def perada(folder, rounds=1, **changes):
-    """(the last model, a client's personal one if there is one, the experiment)."""
-    method = {"name": "perada", **changes}
-    experiment = tiny_experiment(folder, method, rounds, run={} if "companions" in changes else KEEP)
-    run, file = run_small(experiment)[0], "personal-rot0.safetensors"
-    return load_file(run / "last.safetensors"), load_file(run / file) if (run / file).is_file() else None, experiment
-
-
-def test_perada_keeps_frozen_tensors_and_personal_models_apart(tmp_path):
-    """Saved models hold the whole exchanged set alone; without personal models the global one is the same; and other
-    training of the local adapter (by a term of its loss) does not change v of that round."""
-    last, personal, experiment = perada(tmp_path / "a")
-    net = Workspace(resolve(experiment)).net
-    assert {"adapters.0.conv.weight", "head.bias", "backbone.norm1.running_var"} <= last.keys()
-    assert last.keys() == personal.keys() == net.state_dict().keys() - net.frozen
-    assert any((personal[name] != last[name]).any() for name in last)
-    alone, none, _ = perada(tmp_path / "b", companions="none")
-    assert none is None
-    assert all((alone[name] == last[name]).all() for name in last)
-    moved, other, _ = perada(tmp_path / "c", add=["label_smoothing"], label_smoothing={"eps": 0.5})
-    assert all((personal[name] == other[name]).all() for name in personal)
-    assert any((last[name] != moved[name]).any() for name in last)
-
-
-def test_a_client_that_is_not_drawn_keeps_its_model(tmp_path):
-    """Its stored model is that of the last round in which it trained."""
-    stored = []
-
-    class Look:
-        def on_start(self, experiment, folder):
-            self.folder = folder
-
-        def on_round(self, row, clients):
-            files = sorted((self.folder / "state").rglob("ditto-*.safetensors"))
-            stored.append({path.parent.name: path.read_bytes() for path in files})
-            drawn = {row["client"] for row in clients if "train_loss" in row}
-            if row["round"] > 1:
-                assert all(stored[-2][name] == stored[-1][name] for name in stored[-2].keys() - drawn)
-
-        def on_end(self, summary):
-            assert len(stored) == 4
-
-    run_small(tiny_experiment(tmp_path, "perada", 3, train={"clients_per_round": 1}), Look())
-    assert stored[3]
 
 
 def test_bytes_of_a_round_on_resnet18():

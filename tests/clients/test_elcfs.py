@@ -5,15 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_round import colour_images, small_data, small_net, small_round
-from support import small_experiment
 from torch import nn
 
 from clients.local_round import Batch
 from clients.step.episodic import EpisodicStep
 from clients.tools.contours import boundary_contrast, boundary_loss, contour_and_ring, region_means
-from fedsim.common.errors import UserError
 from fedsim.data.augment import AUGMENTATIONS
-from fedsim.methods.assembly import build_recipe
 from fedsim.models.net import Net
 from fedsim.models.tasks import Segmentation
 from strategies.banks.amplitude import AmplitudeBank
@@ -141,12 +138,6 @@ def test_window_and_full_spectrum_train_alike_and_disclose_different_things():
         assert torch.allclose(change, results[1][name], atol=1e-6)
 
 
-@pytest.mark.parametrize("fields", [{"L_w": 2}, {"lam": [0.2, 1.5]}, {"clip": 0}, {"m_test": "some"}, {"rho": 0}])
-def test_settings_are_checked(fields, tmp_path):
-    with pytest.raises(UserError, match=r"method\.episodic_step"):
-        build_recipe(small_experiment(tmp_path, {"name": "elcfs", "episodic_step": fields}))
-
-
 SAME = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
 APART = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
 GROUND = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
@@ -223,10 +214,3 @@ def test_boundary_term_reaches_both_embeddings(gamma, second_order):
     loss = 2 * Segmentation().loss(net.head(features), masks) + gamma * boundary_loss(features, features, masks, 0.5)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
     assert torch.allclose(found, expected, atol=1e-6)
-
-
-def test_orders_differ_with_an_inner_step():
-    """The second order has the factor I - beta H, the first has not."""
-    first, second = (loss_and_gradient(EpisodicStep(beta=5.0, second_order=order))[0] for order in (False, True))
-    assert not torch.allclose(first, second, atol=1e-4)
-    assert torch.isfinite(torch.cat([first, second])).all()

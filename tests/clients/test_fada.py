@@ -152,14 +152,6 @@ def test_without_target_features_there_is_no_adversary(made):
     assert not changed(made.scratch[NETWORKS]["domain"], before)
 
 
-def test_a_batch_of_one_image(made):
-    """All numbers are finite, and there is no mutual information."""
-    step = DisentanglingAdversary().begin(made)
-    assert torch.isfinite(step(made.data.batch(np.arange(1))))
-    assert all(torch.isfinite(value).all() for value in made.net.state_dict().values())
-    assert "mutual_information" not in made.sums
-
-
 def test_own_networks_are_kept_with_their_moments(made):
     """A second round continues where the first has ended."""
     part = DisentanglingAdversary()

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
+from support import numbers, run_small, small_experiment, tiny_experiment
 
 import fedsim.data.loading as loading
 from clients.unlabelled.adversarial_target import AdversarialTarget
@@ -80,17 +80,6 @@ def test_labels_of_the_target_change_nothing(run, tmp_path, monkeypatch):
     assert numbers(folder / "clients.csv").equals(numbers(other / "clients.csv"))
     losses = [numbers(each / "rounds.csv")["target_loss"] for each in (folder, other)]
     assert not losses[0].equals(losses[1])
-
-
-def test_resumed_run_is_the_same(run, tmp_path):
-    """Banks, alpha, the sources' networks and their moments are restored."""
-    folder, _, experiment = run
-    again = experiment.replace(run={"output": str(tmp_path)})
-    with pytest.raises(KeyboardInterrupt):
-        run_small(again, Interrupt(after_round=2))
-    close_workspaces()
-    resumed, _ = run_small(again)
-    assert numbers(resumed / "clients.csv").equals(numbers(folder / "clients.csv"))
 
 
 def test_a_target_that_fails(tmp_path, monkeypatch):

@@ -12,9 +12,8 @@ from clients.augment.aug_mix import mixed
 from clients.objective.aligned_views import AlignedViews, contrast_of, drawn_rows, eight_bit, rows_of
 from clients.step.supervised import SupervisedStep
 from clients.tools.losses import js_divergence
-from fedsim.common.errors import UserError
 from fedsim.data.augment import to_float
-from fedsim.methods.assembly import assemble, find_recipe
+from fedsim.methods.assembly import assemble
 
 ROWS = {"mean": np.full((4, 3), 0.7, np.float32), "std": np.full((4, 3), 0.2, np.float32)}
 
@@ -136,12 +135,6 @@ def test_the_official_variant_reaches_the_views_the_contrast_and_the_bank(unmixe
     assert assemble({**official, "pixel_statistics": {"refresh": "once"}}, {}).banks[0].refresh == "once"
 
 
-def test_only_the_official_variant_wraps_around(alternating):
-    above, black = (torch.full((1, 3, 1, 1), 1.04), torch.full((1, 3, 1, 1), 1e-3)), torch.zeros(2, 3, 4, 4)
-    assert AlignedViews().changed(black, above)[0].unique().tolist() == [1.0]
-    assert AlignedViews(variant="official").changed(black, above)[0].unique().tolist() == [pytest.approx(9 / 255)]
-
-
 def test_without_rows_views_are_augmixs_alone(caplog):
     round = small_round(small_data(colour_images(6)), {"pixel_stats": {}}, small_net())
     with caplog.at_level(logging.WARNING):
@@ -199,13 +192,3 @@ def test_rows_are_the_statistics_of_single_training_images():
     np.testing.assert_allclose(found["std"], stds[places], atol=1e-6)
     assert np.array_equal(found["mean"], again["mean"])
     assert not np.array_equal(found["mean"], later["mean"])
-
-
-@pytest.mark.parametrize(("method", "reason"), [
-    ("fedccrl+ccst", "aligned_views and cross_client_style both give images the styles of other clients"),
-    ("fedccrl+csac", "aligned_views assumes that .* the objective, which does not hold with semantic_calibration"),
-    ("fedccrl+deepall", "all data pooled"), ("fedccrl+augmix", "cannot be combined"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(method, reason):
-    with pytest.raises(UserError, match=reason):
-        find_recipe(method)

@@ -1,19 +1,14 @@
 """FPL's client: its losses, and the prototypes that it sends."""
 
-import logging
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from small_round import digits_net, ready_round, step_of
-from support import run_small, tiny_experiment
+from small_round import digits_net, ready_round
 
 from clients.budget import fedavg_amount
 from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
-from clients.terms.prototype_contrast import SEEN, PrototypeContrast, cpcl, upcr
-from clients.update.sharpness_aware import SharpnessAware
+from clients.terms.prototype_contrast import PrototypeContrast, cpcl, upcr
 from fedsim.settings import TrainSettings
 
 
@@ -101,19 +96,6 @@ def test_local_prototypes(source):
         assert sent["protos"][label] == pytest.approx(features[labels == label].mean(0).numpy(), abs=1e-5)
 
 
-def test_sharpness_aware_steps_count_the_first_pass():
-    """The second pass sees the same images with weights that are nobody's."""
-    round = small(images=4)
-    batch = round.data.batch(np.arange(4))
-    features = round.net.features(batch.images).detach()
-    round.terms = [PrototypeContrast().begin(round)]
-    step_of(SharpnessAware(0.5), round)(batch)
-    means = round.scratch[SEEN]
-    assert means.counts.sum() == 4
-    assert means.sums.sum(0) == pytest.approx(features.sum(0).numpy(), abs=1e-5)
-    assert (batch.features.detach().sum(0) - features.sum(0)).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize(("source", "least", "expected"), [
     ("final_pass", 1, [0, 2]), ("final_pass", 2, [0]), ("final_pass", 5, []), ("last_epoch", 2, [0]),
 ])  # fmt: skip
@@ -129,14 +111,3 @@ def test_small_and_missing_classes_send_nothing(source, least, expected):
     assert round.outbox["prototypes"]["protos"].shape == (len(expected), 50)
     words = "that image's own feature" if least == 1 else f"at least {least} images"
     assert words in part.discloses
-
-
-@pytest.mark.parametrize("clients", [1, 2])
-def test_clusters_of_a_run(clients, tmp_path, caplog):
-    """With three clients a class never has two clusters, which the log says; with six it may."""
-    experiment = tiny_experiment(tmp_path, "fpl", 1, data={"clients_per_domain": clients, "fraction": 0.1})
-    with caplog.at_level(logging.WARNING, logger="fedsim"):
-        folder, _ = run_small(experiment)
-    clusters = pd.read_csv(folder / "details.csv").query("quantity == 'prototype_clusters'")["value"]
-    assert (clusters.min() >= 1, clusters.max() > 1) == (True, clients == 2)
-    assert sum("never make two clusters" in text for text in caplog.messages) == (clients == 1)

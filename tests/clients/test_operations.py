@@ -43,16 +43,6 @@ def test_operations_are_torchvisions(name, channels):
     assert moved[2].equal(x[2])
 
 
-def test_a_mixed_batch_is_each_image_alone():
-    """This holds with different operations in one batch."""
-    x, order = images(14), torch.randperm(14)
-    values = torch.tensor(list(magnitude_table(9, 31, 24, 24).values()), dtype=torch.float64)
-    moved = apply_operations(x, list(NAMES), order, values[order])
-    for index in range(14):
-        alone = apply_operations(x[index : index + 1], list(NAMES), order[index : index + 1], values[order[[index]]])
-        assert torch.allclose(moved[index], alone[0], atol=1e-6)
-
-
 def test_magnitudes():
     """RandAugment's numbers at M = 9 and 224 pixels; torchvision's whole tables, AugMix's without colours too."""
     table = magnitude_table(9, 31, 224, 224)

@@ -18,7 +18,6 @@ from clients.reports.received_loss import ReceivedLoss
 from clients.step.supervised import SupervisedStep
 from clients.terms.drift_correction import DriftCorrection
 from clients.terms.moon import ModelContrast
-from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.settings import TrainSettings
@@ -43,11 +42,6 @@ def test_a_constant_gradient_is_recovered(momentum, mu):
         (3 * w + mu / 2 * w.square()).sum().backward()
         optimizer.step()
     assert -w.item() / (0.1 * 3) == pytest.approx(gradient_count(4, momentum, 0.1 * mu))
-
-
-def test_reported_with_the_round():
-    round = small_round(train=TrainSettings(momentum=0.9), steps=3, lr=0.1, pull=0.5)
-    assert GradientCount().after(round) == {"gradient_count": gradient_count(3, 0.9, 0.05), "learning_rate": 0.1}
 
 
 def test_fednova_with_a_proximal_term_counts_it(tmp_path):
@@ -196,7 +190,7 @@ class Rate(Report):
 
 def test_a_method_brings_a_schedule_of_its_own(tmp_path):
     """As on the page about own methods."""
-    parts = ['method.client="test_optimizers:Halving"', 'method.reports=["test_optimizers:Rate"]']
-    clients = run_watched(small_plan("fedavg", tmp_path, [*parts, "data.fraction=0.05"])).clients.query("round > 0")
-    for column in ("rate", "of_optimizer"):
-        assert clients.groupby("round")[column].unique().str[0].tolist() == pytest.approx([0.05, 0.025, 0.0125])
+    client = client_of(tmp_path, Recipe(client=Halving(), reports=(Rate(),)))
+    for number, rate in ((1, 0.05), (2, 0.025), (3, 0.0125)):
+        metrics = fit(client, {**CONFIG, "round": number})[2]
+        assert metrics["rate"] == metrics["of_optimizer"] == pytest.approx(rate)

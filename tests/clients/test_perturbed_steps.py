@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from small_round import colour_images, ready_round, small_data, small_net, small_round, step_of
-from support import run_small, small_experiment, tiny_experiment
+from support import run_small, small_experiment
 from torch import nn
 
-from clients.optimizers import gradient_count, zero_momentum
+from clients.optimizers import zero_momentum
 from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
@@ -98,14 +98,6 @@ def test_the_pull_of_a_proximal_term_is_multiplied_like_the_gradient(settings, p
     round.pull = 0.5
     after_one_step(round, None, ClientMomentum(**settings))
     assert round.pull == pytest.approx(pull)
-
-
-def test_count_of_fedcm_beside_fedprox(tmp_path):
-    """alpha mu = .1 * 10 at rate .05: the count is that of a pull of .05 in every step."""
-    method = {"name": "fedcm+fedprox", "proximal": {"mu": 10.0}}
-    _, grid = run_small(tiny_experiment(tmp_path, method, 1, train={"momentum": 0.0, "iterations": 3}))
-    found = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
-    assert [record["gradient_count"] for record in found] == pytest.approx([gradient_count(3, 0.0, 0.05)] * 3)
 
 
 def test_direction_of_a_parameter_with_a_rate_of_its_own():

@@ -65,14 +65,6 @@ def test_loss_of_one_sample(frozen):
     assert (net.scale.item() == 1) == frozen
 
 
-def test_only_the_most_changed_samples_are_muted():
-    """The probability falls by .5, .1 and .3: the percentile 2/3 is .3667, so one sample of three is muted."""
-    before, after = torch.tensor([[0.9, 0.1]] * 3).log(), torch.tensor([[0.4, 0.6], [0.8, 0.2], [0.6, 0.4]]).log()
-    labels = torch.zeros(3, dtype=torch.int64)
-    assert rsc.most_changed(before, after, labels, 1 / 3).tolist() == [True, False, False]
-    assert rsc.most_changed(before, after, labels, 1.0).tolist() == [True, True, True]
-
-
 def test_the_gradient_is_that_of_the_masked_features():
     """One step of the whole part equals the step on CE(h(z * M)), M worked out by hand for a linear head."""
     torch.manual_seed(0)
@@ -113,7 +105,7 @@ def test_batch_share_counts_the_epochs_of_the_run():
 
 
 @pytest.mark.parametrize(("backbone", "size"), [
-    ("digits-cnn-bn", 16), ("resnet18", 32), ("densenet121", 32),
+    ("digits-cnn-bn", 16), ("densenet121", 32),
     pytest.param("alexnet", 64, marks=pytest.mark.slow),  # 57 million weights
 ])  # fmt: skip
 def test_cut_network(backbone, size):
