@@ -1,14 +1,15 @@
 """Budgets: images and steps of a client's round; batches with as many examples of every domain."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_round import colour_images, small_data, small_round
-from support import numbers, run_small, small_experiment
+from support import small_experiment
 
 from clients.batches.balanced_budget import BalancedBudget
 from clients.batches.equal_domains import EqualDomains
@@ -16,7 +17,6 @@ from clients.batches.shuffled import Shuffled
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.local_data import LocalData
 from clients.step.calibration import SemanticCalibration
-from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
@@ -37,8 +37,8 @@ class Copies:
 
 
 def plan_of(budget="paper", round=1, phase="train", counts=(20, 40), clients=2, train=None, **parts):
-    settings = TrainSettings(batch_size=8, budget=budget, **(train or {}))
-    seen = small_round(DATA, train=settings, round=round, rounds=4, phase=phase)
+    train = TrainSettings(batch_size=8, budget=budget, **(train or {}))
+    seen = small_round(DATA, train=train, round=round, rounds=4, phase=phase)
     return local_plan(Recipe(**parts), seen, counts, clients)[1]
 
 
@@ -55,6 +55,7 @@ def test_fedavg_by_hand(examples, train, amount):
     assert fedavg_amount(examples, TrainSettings(batch_size=8, **train)) == amount
 
 
+@settings(max_examples=40)
 @given(st.integers(2, 200), st.integers(2, 32), st.integers(1, 3), st.integers(0, 20))
 def test_fedavg_amount_is_what_shuffled_batches_come_to(examples, size, epochs, iterations):
     train = TrainSettings(batch_size=size, epochs=epochs, iterations=iterations)
@@ -66,6 +67,7 @@ def test_fedavg_amount_is_what_shuffled_batches_come_to(examples, size, epochs, 
 def test_every_budget_leaves_fedavg_as_it_is(budget, train):
     plain = list(Shuffled().indices(20, small_round(DATA), TrainSettings(batch_size=8, **train)))
     assert as_lists(plan_of(budget, train=train)) == as_lists(plain)
+    assert "iterations" in train or sorted(np.concatenate(plain)) == sorted([*range(20)] * 2)
 
 
 @pytest.mark.parametrize(("train", "budget", "amount"), [
@@ -117,13 +119,7 @@ def test_a_prelude_is_paid_from_the_same_budget(budget, run, epochs):
     assert Amount.of(plan_of("paper", 0, "acquire", client=step)) == (20 * epochs, 3 * epochs)
 
 
-@BUDGETS
-def test_a_prelude_without_work_leaves_the_budget_to_the_rounds(budget):
-    step = SemanticCalibration(acquire_iterations=0, acquire_epochs=0)
-    assert plan_of(budget, 0, "acquire", client=step) == []
-    assert as_lists(plan_of(budget, 2, client=step)) == as_lists(plan_of(budget, 2, client=SupervisedStep()))
-
-
+@settings(max_examples=40)
 @given(st.integers(3, 60), st.integers(1, 100), st.sampled_from(["images", "steps"]), st.integers(1, 6))
 def test_no_plan_exceeds_its_budget(budget, iterations, unit, round):
     plan = plan_of(unit, round, train={"iterations": iterations}, batches=BalancedBudget(budget))
@@ -150,27 +146,18 @@ def pooled_data(sizes=SIZES, held_out=3):
     """The images of so many domains of such sizes on one client, mixed; the last ones are held out."""
     count = sum(sizes) + held_out
     order = np.random.default_rng(0).permutation(count)
-    domain_index = np.repeat(np.arange(len(sizes) + 1), (*sizes, held_out))  # the held-out ones are another domain's
-    data = ClientData(
-        "pooled",
-        colour_images(count),
-        np.arange(count) % 3,
-        order[order < sum(sizes)],
-        order[order >= sum(sizes)],
-        ("x", "y", "z"),
-        ("a",),
-        domain_index,
-        pooled=True,
-        held=sizes,
-    )
+    domains = np.repeat(np.arange(len(sizes) + 1), (*sizes, held_out))  # the held-out ones are another domain's
+    parts = order[order < sum(sizes)], order[order >= sum(sizes)]
+    labels, images = np.arange(count) % 3, colour_images(count)
+    data = ClientData("pooled", images, labels, *parts, tuple("xyz"), ("a",), domains, pooled=True, held=sizes)
     return LocalData(data, Transforms(lambda x: x, Normalization()), torch.device("cpu"))
 
 
-def pooled_plan_of(data, per_domain=3, clients=3, augment=None, **train):
-    """The batches of a round of deepall."""
+def pooled_plan_of(data, per_domain=3, augment=None, **train):
+    """The batches of a round of deepall, which stands for three clients."""
     recipe = Recipe(batches=EqualDomains(per_domain), augment=augment, pooled=True)
     round = small_round(data, train=TrainSettings(batch_size=8, **train))
-    return local_plan(recipe, round, (data.examples,), clients)[1]
+    return local_plan(recipe, round, (data.examples,), 3)[1]
 
 
 @pytest.mark.parametrize("train", [{"epochs": 3}, {"iterations": 5}])
@@ -205,18 +192,42 @@ def test_a_batch_is_never_cut():
 @pytest.mark.parametrize("data", [pooled_data((20,)), small_data(colour_images(20))])
 @pytest.mark.parametrize("train", [{"epochs": 2}, {"iterations": 7}])
 def test_one_domain_is_shuffled(data, train):
-    settings = TrainSettings(batch_size=8, **train)
-    plans = [list(part.indices(20, small_round(data), settings)) for part in (EqualDomains(), Shuffled())]
+    train = TrainSettings(batch_size=8, **train)
+    plans = [list(part.indices(20, small_round(data), train)) for part in (EqualDomains(), Shuffled())]
     assert [batch.tolist() for batch in plans[0]] == [batch.tolist() for batch in plans[1]]
 
 
-def test_deepall_trains_on_them(tmp_path):
-    """Three domains of 80 training images each: two batches of 96. Clients of a federation have one domain each."""
-    folder, _ = run_small(
-        small_experiment(tmp_path, {"name": "deepall", "batches": "equal_domains"}, train={"rounds": 1})
-    )
-    row = numbers(folder / "clients.csv").iloc[-1]
-    assert (row["steps"], row["client"]) == (2, "pooled")
-    assert "equal_domains" in numbers(folder / "summary.csv")["label"][0]
+def test_clients_of_a_federation_have_one_domain_each(tmp_path):
     with pytest.raises(UserError, match="use deepall"):
         build_recipe(small_experiment(tmp_path, {"name": "fedavg", "batches": "equal_domains"}))
+
+
+BY_64 = TrainSettings(batch_size=64)
+
+
+@pytest.mark.parametrize(("part", "examples", "images"), [
+    (BalancedBudget(2880), 1000, 2880), (BalancedBudget(2880), 100, 2880), (BalancedBudget(2880), 5000, 2880),
+    (BalancedBudget(45, "batches"), 100, 2880),
+])  # fmt: skip
+def test_budget_is_the_same_number_of_steps_everywhere(part, examples, images):
+    batches = list(part.indices(examples, small_round(), BY_64))
+    assert (len(batches), sum(map(len, batches))) == (45, images)
+
+
+def test_the_budget_is_that_of_a_round_or_off():
+    """CSAC's acquisition keeps its own amount beside FedSB's batches; budget 0 gives back the standard batches."""
+    prelude, train = dataclasses.replace(small_round(), phase="acquire"), BY_64.model_copy(update={"iterations": 300})
+    assert len(list(BalancedBudget(2880).indices(1500, prelude, train))) == 300
+    assert len(list(BalancedBudget(2880).indices(1500, small_round(), train))) == 45
+    plans = [list(part.indices(100, small_round(), BY_64)) for part in (BalancedBudget(0), Shuffled())]
+    assert [batch.tolist() for batch in plans[0]] == [batch.tolist() for batch in plans[1]]
+
+
+def test_budget_draws():
+    """Every index 2 or 3 times, exactly 880 3 times; a large client sees new images each round."""
+    counts = np.bincount(BalancedBudget.draw(1000, 2880, np.random.default_rng(0)))
+    assert np.bincount(counts).tolist() == [0, 0, 120, 880]
+    part = BalancedBudget(2880)
+    rounds = [np.concatenate(list(part.indices(5000, small_round(round=number), BY_64))) for number in (1, 2)]
+    assert all(len(np.unique(drawn)) == 2880 for drawn in rounds)
+    assert set(rounds[0]) != set(rounds[1])

@@ -1,4 +1,4 @@
-"""What the client's contract promises to parts: the order of a round, hooks, tallies, scratch, frozen tensors."""
+"""What the client's contract promises to parts: the order of a round, hooks, tallies, scratch, the store."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from clients.companions.ditto import Ditto
 from clients.parts import Report, Term
+from clients.store import ClientStore
 from clients.terms.moon import ModelContrast
 from clients.tools.networks import apart, descend, statistics_frozen
 from fedsim.common.errors import UserError
@@ -196,3 +197,25 @@ def test_a_part_may_change_what_leaves_in_place(tmp_path):
     assert not all(client.state[name].is_contiguous() for name in sent)  # channels-last
     for name, array in sent.items():
         np.testing.assert_array_equal(array, 2 * client.state[name].numpy())
+
+
+def test_store_versions_survive_an_interrupted_round(tmp_path):
+    """State at the start of round t is what was committed before t, also after a restart in the middle of a round."""
+    store = ClientStore(tmp_path / "a")
+    for number in (1, 2):
+        store.open_round(number)
+        store.put_number("risk", number * 1.0)
+        store.commit()
+    reopened = ClientStore(tmp_path / "a")
+    reopened.open_round(2)  # round 2 is repeated
+    assert reopened.get_number("risk") == 1.0
+    reopened.put_number("risk", 5.0)
+    assert reopened.get_number("risk") == 5.0
+    reopened.open_round(2)  # nothing was committed
+    assert reopened.get_number("risk") == 1.0
+    reopened.put_number("risk", 5.0)
+    reopened.commit()
+    reopened.open_round(3)
+    assert ClientStore(tmp_path / "a").get("risk")["value"] == 5.0
+    assert reopened.get("unknown") is None
+    assert len(list((tmp_path / "a").glob("*.safetensors"))) == 2

@@ -1,11 +1,17 @@
-"""Label smoothing, the proximal penalty, MMD and the supervised contrast: numbers by hand, and formulas."""
+"""Label smoothing, the guiding head, the proximal penalty, MMD and the supervised contrast: numbers and formulas."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from small_round import small_round
+from torch import nn
 
 from clients.parts import Batch
+from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
+from clients.terms.proximal import Proximal
 from clients.tools.losses import MMD_SCALES, kernel_sum, mk_mmd, proximal, supervised_contrast
 
 X = torch.tensor([[0.0], [1.0]])
@@ -134,3 +140,38 @@ def test_own_positives_shift_the_value_and_weaken_the_attraction():
     shift = ((z[:3] * z[3:]).sum(1).mean() / t - 1 / t) / 2
     difference = supervised_contrast(z, labels, t, own=True) - supervised_contrast(z, labels, t)
     assert difference.item() == pytest.approx(shift.item(), abs=1e-6)
+
+
+def test_guiding_head_numbers():
+    """f = [1, 0], identity head, y = 0: CE .313262, half of it is added; the guide is a copy without gradient."""
+    head = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(head.weight)
+    features, label = torch.tensor([[1.0, 0.0]], requires_grad=True), torch.tensor([0])
+    term, loss = (
+        GuidingHead(0.5).begin(small_round(net=SimpleNamespace(head=head))),
+        F.cross_entropy(head(features), label),
+    )
+    batch = Batch(images=None, labels=label, features=features, logits=head(features), loss=loss)
+    total = loss + term(batch)
+    total.backward()
+    assert (loss.item(), total.item()) == pytest.approx((0.313262, 0.469893), abs=1e-6)
+    torch.testing.assert_close(features.grad, torch.tensor([[-0.403412, 0.403412]]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(head.weight.grad[0], torch.tensor([-0.268941, 0.0]), atol=1e-6, rtol=0)
+    with torch.no_grad():
+        head.weight += 5.0
+    assert term(batch).item() == pytest.approx(0.5 * 0.313262, abs=1e-6)
+
+
+@pytest.mark.parametrize("part", [GuidingHead(0.0), LabelSmoothing(0.0), Proximal(0.0)])
+def test_a_term_without_weight_is_none(part):
+    assert part.begin(small_round(net=nn.Linear(2, 2))) is None
+
+
+def test_proximal_term_pulls_to_the_received_model():
+    net = nn.Linear(1, 1, bias=False)
+    term = Proximal(1.0).begin(small_round(net=net))
+    with torch.no_grad():
+        net.weight += 1.0
+    penalty = term(None)
+    penalty.backward()
+    assert (penalty.item(), net.weight.grad.item()) == pytest.approx((0.5, 1.0))

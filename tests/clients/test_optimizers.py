@@ -1,4 +1,4 @@
-"""The local optimizer, what a client reports of its steps, and which of its iterates counts."""
+"""The local optimizer and its schedules, what a client reports of its steps, and which of its iterates counts."""
 
 import copy
 from dataclasses import dataclass
@@ -10,7 +10,14 @@ from small_round import CONFIG, client_of, colour_images, fit, small_data, small
 from support import run_small, tiny_experiment
 from torch import nn
 
-from clients.optimizers import eager, gradient_count, make_optimizer, optimizer_tensors, restore_optimizer
+from clients.optimizers import (
+    eager,
+    gradient_count,
+    learning_rate,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from clients.parts import Report
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
@@ -194,3 +201,14 @@ def test_a_method_brings_a_schedule_of_its_own(tmp_path):
     for number, rate in ((1, 0.05), (2, 0.025), (3, 0.0125)):
         metrics = fit(client, {**CONFIG, "round": number})[2]
         assert metrics["rate"] == metrics["of_optimizer"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("schedule", "lr", "rounds", "rates"), [
+    ("cosine-official", 0.002, 100, {1: 0.00199951, 50: 0.001, 100: 0.0}),
+    ("cosine", 0.002, 100, {1: 0.002, 100: 4.93e-7}), ("step", 0.1, 10, {8: 0.1, 9: 0.01}),
+    ("constant", 0.3, 10, {7: 0.3}),
+])  # fmt: skip
+def test_schedules(schedule, lr, rounds, rates):
+    settings = TrainSettings(lr=lr, schedule=schedule)
+    found = [learning_rate(settings, number, rounds) for number in rates]
+    assert found == pytest.approx(list(rates.values()), abs=1e-8)

@@ -37,10 +37,7 @@ CLOSE = 1e-5
 
 @pytest.fixture
 def double(monkeypatch):
-    """Use double precision for networks and images, so that rounding does not move a maximum to another pixel.
-
-    In single precision that happens about once in a thousand steps, and changes a few weights by 1e-4.
-    """
+    """Double precision for networks and images: in single, rounding may move a maximum to another pixel."""
     build, pooled = Plan.build_net, Net.pooled
     monkeypatch.setattr(Plan, "build_net", lambda plan: build(plan).double())
     monkeypatch.setattr(Net, "pooled", lambda net, images: pooled(net, images.double()))
@@ -108,22 +105,17 @@ def test_the_methods_that_are_left_out_are_known():
     assert "classifier_alignment" in apart["fediir"]
 
 
-def clients_of_one_round(method, folder, *overrides, grid=TogetherGrid):
+def clients_of_one_round(method, folder, *overrides):
     plan = small_plan(method, folder, [*SHORT, "train.rounds=1", *overrides])
-    return pd.read_csv(serve(grid(app, plan), plan) / "clients.csv").query("round == 1").set_index("client")
+    return pd.read_csv(serve(TogetherGrid(app, plan), plan) / "clients.csv").query("round == 1").set_index("client")
 
 
-def test_a_method_that_needs_its_own_steps_falls_back_by_name(tmp_path, caplog):
-    assert "side_by_side" not in clients_of_one_round("mixstyle", tmp_path)
-    assert [record.message for record in caplog.records if "mix_style" in record.message] == [
-        "train.side_by_side: mix_style: not a function of one client's tensors and batch alone; clients train one "
-        "after the other"
-    ]
-
-
-def test_bf16_on_a_cpu_falls_back_by_name(tmp_path, caplog):
-    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.precision=bf16"])
-    assert TogetherGrid(app, plan).reason.startswith("train.precision = bf16 does not reach the convolutions")
+@pytest.mark.parametrize(("method", "change", "reason"), [
+    ("mixstyle", [], "mix_style: not a function of one client's tensors and batch alone"),
+    ("fedavg", ["train.precision=bf16"], "train.precision = bf16 does not reach the convolutions"),
+])  # fmt: skip
+def test_what_needs_its_own_steps_falls_back_by_name(method, change, reason, tmp_path, caplog):
+    assert TogetherGrid(app, small_plan(method, tmp_path, [*SHORT, *change])).reason.startswith(reason)
     assert "clients train one after the other" in caplog.text
 
 
@@ -209,9 +201,9 @@ def test_an_error_of_the_common_pass_is_that_of_each_client(tmp_path, monkeypatc
     ("adamw", {"weight_decay": 0.1}),
 ])  # fmt: skip
 def test_each_row_moves_as_by_its_own_optimizer(kind, options):
-    """Of three clients, the second takes every other step, and the third starts with buffers of earlier steps.
+    """The second of three clients takes every other step, the third starts with buffers of earlier steps.
 
-    In double precision, because 1 - 0.999^t has an error of 1e-5 where it is computed in single precision.
+    In double precision, because 1 - 0.999^t has an error of 1e-5 in single precision.
     """
     torch.manual_seed(0)
     train = TrainSettings(optimizer=kind, lr=0.1, **options)

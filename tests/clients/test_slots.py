@@ -16,25 +16,15 @@ from clients.update.sharpness_aware import SharpnessAware
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble, find_recipe
 from fedsim.methods.compatibility import check_recipe
-from fedsim.methods.recipe import Recipe, values_of
-from fedsim.results.differences import differing_parts
+from fedsim.methods.recipe import Recipe
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder
 from strategies.weights.by_examples import ByExamples
 
-VARIANTS = [
-    {"name": "rsc+fisc", "self_challenging": {"variant": "official"}},
-    {"name": "elcfs+gperxan", "episodic_step": {"second_order": True, "m_test": "all"}},
-    {"name": "stablefdg", "style_exploration": {"official": True}, "enlarged_batch": {"balanced": "step"}},
-    {"name": "fedadg", "adversarial_reference": {
-        "d_noise": 4, "width": 8, "r": 6, "hidden": 5, "gen": "frozen", "d_loss": "max", "projection": "trained",
-        "label_first": True, "smooth": 0.2, "s": 0.6,
-    }, "weights": "uniform"},
-]  # fmt: skip
 OFFICIAL = {"name": "rsc", "self_challenging": {"variant": "official"}}
 FAR = {"name": "fisc", "style_contrast": {"margin": 2.0}}  # with less, few draws matter
-DRAWING = ["augmix", "randconv", "jigen", "rsc", OFFICIAL, "l2d", "fedccrl", "stablefdg", "fedig", "mixup", "cutmix",
-           FAR, "sfa-s", "sfa-a", "selfreg"]  # fmt: skip
+DRAWING = ["augmix", "randconv", "jigen", "rsc", OFFICIAL, "l2d", "fedccrl", "stablefdg", "fedig", "cutmix",
+           FAR, "sfa-s", "selfreg"]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", DRAWING, ids=str)
@@ -57,12 +47,11 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
 
 
 @pytest.mark.parametrize("method", [
-    "cutmix+fedsam", "jigen+fedsam", "augmix+fedlesam", "randconv+ditto", "mixup+fedlesam-d", "l2d+elcfs",
-    "csac+fedsam", "stablefdg+mofedsam", "elcfs+ditto", "fisc+ccst", "stablefdg+gperxan", "stablefdg+scaffold",
-    "stablefdg+fedsr", {"name": "fedsam", "add": ["feature_highlighter"]}, *VARIANTS,
+    "jigen+fedsam", "csac+fedsam", "randconv+ditto", "elcfs+ditto", "l2d+elcfs", "stablefdg+mofedsam",
+    {"name": "stablefdg", "style_exploration": {"official": True}, "enlarged_batch": {"balanced": "step"}},
 ], ids=str)  # fmt: skip
 def test_an_objective_an_update_and_a_companion_combine(method, tmp_path):
-    folder, _ = run_small(tiny_experiment(tmp_path, method, train={"momentum": 0.0}))
+    folder, _ = run_small(tiny_experiment(tmp_path, method, 1, train={"momentum": 0.0}))
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[1:]).all()
 
 
@@ -100,24 +89,6 @@ def test_parts_that_were_steps_are_found_in_client():
     assert assemble({"name": "perada", "client": "supervised_step"}, {}).companions == ()
     both = assemble({"name": "fedavg", "update": "sharpness_aware", "client": "jigsaw", "jigsaw": {"alpha": 0.5}}, {})
     assert (both.objective, both.update) == (Jigsaw(alpha=0.5), SharpnessAware())
-
-
-def test_a_run_of_an_earlier_version_goes_on(tmp_path):
-    """Its record has the part in `client`."""
-    experiment = tiny_experiment(tmp_path / "a", "augmix")
-    whole, _ = run_small(experiment.replace(run={"output": str(tmp_path / "b")}))
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(after_round=1))
-    (file,) = (tmp_path / "a").rglob("environment.json")
-    table = json.loads(file.read_text())
-    recipe = table["recipe"]
-    recipe["client.consistent_views"] = recipe.pop("objective.consistent_views")
-    del recipe["client.supervised_step"], recipe["update.one_gradient"]
-    file.write_text(json.dumps(table))
-    resumed, _ = run_small(experiment)
-    assert numbers(resumed / "rounds.csv").equals(numbers(whole / "rounds.csv"))
-    recipe["client.consistent_views"]["weight"] = 3.0
-    assert differing_parts(recipe, values_of(find_recipe("augmix"))) == ["client.consistent_views.weight (3.0 | 12.0)"]
 
 
 SKEWED = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 0.1, "split": "random"}

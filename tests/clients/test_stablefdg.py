@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from small_round import CONFIG, changed, client_of, digits_net, fit, ready_round, snapshot, step_of
-from support import numbers, run_small, small_experiment, tiny_experiment
+from support import small_experiment
 
 from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.step.supervised import SupervisedStep
@@ -111,14 +111,6 @@ def test_the_class_balanced_batch_changes_nothing():
     assert balanced.images is not images
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_a_class_with_one_sample_finds_another(p):
-    """Positions 0, 3, 6 are of class 0 and position 1 is alone."""
-    batch, loss, _ = taken(EnlargedBatch(), network(p=p), [0, 3, 6, 1])
-    assert math.isfinite(loss)
-    assert batch.labels.bincount().tolist() == ([4, 4] if p else [3, 1])
-
-
 def test_partners_in_the_highlighter():
     """Two samples of one class get each other's query; alone in its class a sample gets that of the balanced batch."""
     net, seen = network(p=0.0), []
@@ -158,22 +150,10 @@ def test_predictions_do_not_depend_on_the_bank_or_the_seed(tmp_path):
     assert client.net.eval()(x).equal(fresh.eval()(x))
 
 
-def test_a_client_alone_in_its_rounds_trains_without_sharing(tmp_path):
-    """Its own style is sent (4 * 20 floats) and none comes."""
-    folder, _ = run_small(tiny_experiment(tmp_path, "stablefdg", train={"clients_per_round": 1}))
-    clients = numbers(folder / "clients.csv").query("round > 0").dropna(subset=["bytes_up_feature_style"])
-    assert (clients["bytes_up_feature_style"] == 4 * 4 * 20).all()
-    assert (clients["bytes_down_feature_style"] == 0).all()
-    assert np.isfinite(clients["train_loss"]).all()
-
-
 @pytest.mark.parametrize(("words", "reason"), [
-    ({"name": "stablefdg+moon"}, "model_contrast assumes that the rows .* not hold with enlarged_batch"),
     ({"name": "fisc+stablefdg"}, "style_contrast assumes that the rows of features"),
     ({"name": "stablefdg+jigen"}, "objective is enlarged_batch in one and jigsaw in the other"),
     ({"name": "fedavg", "add": ["style_exploration"]}, "style_exploration acts only beside enlarged_batch"),
-    ({"name": "stablefdg+deepall"}, "pooled on one client"),
-    ({"name": "stablefdg", "feature_styles": {"shared": False}}, "leaves enlarged_batch without its bank"),
     ({"name": "stablefdg+feddrop"}, "kept_scale .* not hold with feature_highlighter"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(words, reason):

@@ -21,9 +21,7 @@ def test_small_classes_catch_up(labels, count, total):
     assert np.unique([*labels, *drawn], return_counts=True)[1].tolist() == total
     if count == 4:  # first the smaller class, then both in any order
         assert drawn[:2].tolist() == [1, 1]
-
-
-def test_where_not_all_of_the_smallest_classes_fit_they_are_drawn_at_random():
+    # where not all of the smallest classes fit, they are drawn at random
     drawn = {tuple(sorted(drawn_classes(np.array([0, 1, 2, 3, 3]), 2, RNG(seed)))) for seed in range(40)}
     assert drawn == {(0, 1), (0, 2), (1, 2)}
 
