@@ -116,9 +116,6 @@ def test_single_styles_leave_constant_images_out():
     assert len(epoch(part)[0].images) == 15
     assert "single images" in part.discloses
     assert part.tag == "pixel, single"
-
-
-def test_styles_come_from_the_training_split_alone():
     images = colour_images(8)
     images[6:] = 255
     rounds = small_round(small_data(images, validation=2)), small_round(small_data(images[:6]))

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 from small_round import CONFIG, changed, client_of, digits_net, fit, small_round, snapshot
-from torch import nn
 
 from clients.companions.ditto import Ditto
 from clients.parts import Report, Term
-from clients.store import ClientStore
 from clients.terms.moon import ModelContrast
-from clients.tools.networks import apart, descend, statistics_frozen
+from clients.tools.networks import apart, statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
@@ -81,19 +79,6 @@ def test_order_of_a_round(tmp_path):
     assert Recipe(reports=(Ending(), Ending())).client_parts().count(Ending()) == 1  # what has two slots ends once
 
 
-def test_a_phase_before_training_has_its_own_scratch():
-    """Scratch, terms, hooks and tallies of a prelude are not seen by the training that follows in the same round."""
-    round = small_round(steps=3)
-    round.scratch["x"], round.terms, round.steps = 1, [abs], 4
-    round.tally("loss", 1.0)
-    round.before_step.append(print)
-    other = round.for_phase("acquire")
-    assert (other.phase, other.scratch, other.terms, other.before_step, other.steps) == ("acquire", {}, [], [], 0)
-    assert other.tallied() == {}
-    other.outbox["bank"] = {}
-    assert round.outbox == {"bank": {}}  # what goes to the server belongs to the round
-
-
 def test_tallies_and_remembered_values():
     """A mean divides by the steps with a value, a sum does not. A remembered value is renewed when its key changes."""
     round = small_round(steps=4)
@@ -132,16 +117,6 @@ def test_statistics_frozen(norm):
     assert not changed(net, before)
     torch.testing.assert_close(net(images), inside)
     assert {name.rpartition(".")[2] for name in changed(net, before)} >= {"running_var", "num_batches_tracked"}
-
-
-def test_a_step_of_a_second_optimizer_leaves_nothing_behind():
-    """`descend` changes only its own parameters and leaves no gradients, although the loss depends on others too."""
-    main, second = nn.Linear(2, 2), nn.Linear(2, 1)
-    weight, hidden = second.weight.detach().clone(), main(torch.ones(3, 2))
-    loss = descend(torch.optim.SGD(second.parameters(), 0.1), second(hidden).sum())
-    assert not loss.requires_grad
-    torch.testing.assert_close(second.weight, weight - 0.1 * hidden.detach().sum(0))
-    assert all(parameter.grad is None for parameter in (*main.parameters(), *second.parameters()))
 
 
 def test_draws_apart():
@@ -197,25 +172,3 @@ def test_a_part_may_change_what_leaves_in_place(tmp_path):
     assert not all(client.state[name].is_contiguous() for name in sent)  # channels-last
     for name, array in sent.items():
         np.testing.assert_array_equal(array, 2 * client.state[name].numpy())
-
-
-def test_store_versions_survive_an_interrupted_round(tmp_path):
-    """State at the start of round t is what was committed before t, also after a restart in the middle of a round."""
-    store = ClientStore(tmp_path / "a")
-    for number in (1, 2):
-        store.open_round(number)
-        store.put_number("risk", number * 1.0)
-        store.commit()
-    reopened = ClientStore(tmp_path / "a")
-    reopened.open_round(2)  # round 2 is repeated
-    assert reopened.get_number("risk") == 1.0
-    reopened.put_number("risk", 5.0)
-    assert reopened.get_number("risk") == 5.0
-    reopened.open_round(2)  # nothing was committed
-    assert reopened.get_number("risk") == 1.0
-    reopened.put_number("risk", 5.0)
-    reopened.commit()
-    reopened.open_round(3)
-    assert ClientStore(tmp_path / "a").get("risk")["value"] == 5.0
-    assert reopened.get("unknown") is None
-    assert len(list((tmp_path / "a").glob("*.safetensors"))) == 2

@@ -37,25 +37,20 @@ def explicit_scores(A, B, channel):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("proj", ["conv", "pool1x1"])
-@pytest.mark.parametrize(("shapes", "target", "size"), [
-    (RESNET18, None, (7, 7)), (ALEXNET, (4, 4), (4, 4)),
-    ([(8, 5, 5), (8, 5, 5)], None, (5, 5)), ([(8, 9, 12), (8, 3, 6)], None, (3, 6)),
+@pytest.mark.parametrize(("shapes", "target", "size", "kernels", "sizes"), [
+    (RESNET18, None, (7, 7), [(22, 22), (3, 3), (1, 1)], [1_982_496, 73_760, 16_416]),
+    (ALEXNET, (4, 4), (4, 4), [(10, 10), (10, 10), (3, 3)], [1_228_832, 819_232, 73_760]),
+    ([(8, 5, 5), (8, 5, 5)], None, (5, 5), [(1, 1)] * 2, [288] * 2),
+    ([(8, 9, 12), (8, 3, 6)], None, (3, 6), [(7, 7), (1, 1)], [12_576, 288]),
 ])  # fmt: skip
-def test_projections_bring_every_level_to_one_shape(shapes, target, size, proj):
-    outputs = Projections(shapes, target, proj)([torch.randn(2, *shape) for shape in shapes])
-    assert [tuple(output.shape) for output in outputs] == [(2, 32, *size)] * len(shapes)
-
-
-@pytest.mark.parametrize(("shapes", "target", "kernels", "sizes"), [
-    (RESNET18, None, [22, 3, 1], [1_982_496, 73_760, 16_416]),
-    (ALEXNET, (4, 4), [10, 10, 3], [1_228_832, 819_232, 73_760]),
-])  # fmt: skip
-def test_projections_have_the_published_kernels_and_sizes(shapes, target, kernels, sizes):
-    """4,145,344 parameters of both sides for ResNet-18, 4,243,648 for AlexNet."""
-    project = Projections(shapes, target)
-    assert [level.kernel_size for level in project.levels] == [(size, size) for size in kernels]
-    assert [sum(p.numel() for p in level.parameters()) for level in project.levels] == sizes
+def test_projections(shapes, target, size, kernels, sizes):
+    """Every level gets one shape; 4,145,344 published parameters of both sides for ResNet-18, 4,243,648 for AlexNet."""
+    projections = [Projections(shapes, target, proj) for proj in ("conv", "pool1x1")]
+    for project in projections:
+        outputs = project([torch.randn(2, *shape) for shape in shapes])
+        assert [tuple(output.shape) for output in outputs] == [(2, 32, *size)] * len(shapes)
+    assert [level.kernel_size for level in projections[0].levels] == kernels
+    assert [sum(p.numel() for p in level.parameters()) for level in projections[0].levels] == sizes
 
 
 def test_projections_refuse_what_they_cannot_do():

@@ -10,7 +10,6 @@ from torch import nn
 from clients.local_round import Batch
 from clients.step.episodic import EpisodicStep
 from clients.tools.contours import boundary_contrast, boundary_loss, contour_and_ring, region_means
-from fedsim.data.augment import AUGMENTATIONS
 from fedsim.models.net import Net
 from fedsim.models.tasks import Segmentation
 from strategies.banks.amplitude import AmplitudeBank
@@ -117,15 +116,6 @@ def test_versions_lean_towards_the_foreign_brightness():
     assert len({f"{share:.3f}" for share in shares}) > 3  # lambda is drawn per image
 
 
-def test_transformed_images_get_the_batch_s_own_augmentation():
-    data = small_data(colour_images(8), augment=AUGMENTATIONS["domainbed"])
-    torch.manual_seed(1)
-    batch, state = data.batch(np.arange(8)), torch.get_rng_state()
-    assert not torch.equal(batch.images, batch.raw)
-    assert torch.equal(batch.prepare(batch.raw), batch.images)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_window_and_full_spectrum_train_alike_and_disclose_different_things():
     results = []
     for spectrum, shape in (("window", (3, 3, 7, 4)), ("full", (3, 3, 16, 9))):
@@ -161,26 +151,18 @@ def test_contrast_needs_two_vectors_of_each_label():
     assert loss.item() == one.grad.abs().sum() == 0
 
 
-def test_masks_of_a_square():
-    """3x3 in 15x15 has a contour of 8 pixels and a ring of 100; an empty mask has neither."""
+def test_contours():
+    """A square has a contour of 8 pixels and a ring of 100; structures add up; empty ones give 0."""
     masks = torch.zeros(1, 2, 15, 15)
     masks[0, 0, 6:9, 6:9] = 1
     contour, ring = contour_and_ring(masks)
     assert (contour.sum((2, 3)).tolist(), ring.sum((2, 3)).tolist()) == ([[8, 0]], [[100, 0]])
     assert not (ring * masks).any()
-
-
-def test_region_means_are_means_over_pixels():
-    """A region of two pixels, and an empty region, whose means are zeros and which is marked as empty."""
     regions = torch.zeros(1, 2, 2, 2)
     regions[0, 0, 0] = 1
     means, found = region_means(torch.arange(8.0).view(1, 2, 2, 2), regions)
     assert means.tolist() == [[[0.5, 4.5], [0.0, 0.0]]]
     assert found.tolist() == [[True, False]]
-
-
-def test_structures_add_up_and_empty_ones_give_nothing():
-    """Two equal structures double the loss; an empty mask is 0 and never NaN."""
     torch.manual_seed(0)
     masks = torch.zeros(2, 1, 15, 15)
     masks[:, 0, 6:9, 6:9] = 1

@@ -131,27 +131,6 @@ def test_coefficients_are_those_of_the_shared_network(made, field, others, metho
     assert moves[1].numpy() == pytest.approx(0.1 * moves[0].numpy(), rel=2e-2, abs=1e-7)
 
 
-def test_the_statistic_descends_with_the_branches_where_its_step_is_joint(made):
-    """Its first step of Adam is the opposite of the one by which it ascends the same bound (DAL's code)."""
-    start, moves = copy.deepcopy(made.net.state_dict()), {}
-    for mine in ("alternate", "joint"):
-        made.net.load_state_dict(start)
-        made.store = ClientStore(None)
-        part = DisentanglingAdversary(mine=mine, lambda_mi=1.0, lambda_rec=0.0, weight_decay=0.0)
-        moves[mine] = watch(made, part, "_disentangle")["M"]
-        assert made.sums.pop("mutual_information") != 0
-    assert moves["joint"].abs().max() > 0
-    assert moves["joint"].numpy() == pytest.approx(-moves["alternate"].numpy(), abs=2e-5)
-
-
-def test_without_target_features_there_is_no_adversary(made):
-    made.records = {}
-    step = DisentanglingAdversary().begin(made)
-    before = snapshot(made.scratch[NETWORKS]["domain"])
-    step(made.data.batch(np.arange(6)))
-    assert not changed(made.scratch[NETWORKS]["domain"], before)
-
-
 def test_own_networks_are_kept_with_their_moments(made):
     """A second round continues where the first has ended."""
     part = DisentanglingAdversary()

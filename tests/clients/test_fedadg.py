@@ -29,17 +29,13 @@ def scores(*values):
 
 
 def test_losses():
-    """D(h) = (.3, .4), D(h') = (.8, .6)."""
+    """D(h) = (.3, .4), D(h') = (.8, .6). `pull` lowers the score of a generated sample, the paper's form raises it."""
     extracted, generated = scores(0.3, 0.4), scores(0.8, 0.6)
     assert discriminator_loss(extracted, generated).item() == pytest.approx(0.225)
     assert discriminator_loss(extracted, generated, "max").item() == pytest.approx(-0.925)
     assert feature_loss(extracted).item() == pytest.approx(0.425)
     assert generator_loss(generated, "pull").item() == pytest.approx(0.5)
     assert generator_loss(generated, "paper").item() == pytest.approx(0.1)
-
-
-def test_directions():
-    """`pull` lowers the score of a generated sample, the paper's form raises it; only squares teach a wrong D."""
     for kind, slope in (("pull", 0.287470), ("paper", -0.105754)):
         u = scores(1.0).requires_grad_()
         generator_loss(torch.sigmoid(u), kind).backward()

@@ -8,10 +8,8 @@ from small_round import changed, digits_net, small_round, snapshot, step_of
 from clients.objective.client_agnostic import ClientAgnostic, cafl
 from clients.optimizers import make_optimizer
 from clients.parts import Batch
-from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
-from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import mixig_layers
 from fedsim.settings.experiment import Experiment
@@ -97,19 +95,6 @@ def test_adapter_momentum_is_kept_when_asked_for(batch):
             assert any(value.abs().sum() > 0 for value in kept.values())
             round.store.open_round(3)
             step_of(step, round)(batch)
-
-
-def test_mixstyle_inside_the_losses(batch):
-    plain, net = make_net(), make_net()
-    MixStyle(p=1.0, stages=(1,)).apply(net)
-    round = local_round(net)
-    step = step_of(ClientAgnostic(lambda1=0.1, lambda2=1.0), round)
-    assert not net.inserts[0].second_view
-    step(batch)
-    assert float(round.sums["cafl_loss"]) > 0
-    SupervisedStep().begin(local_round(plain))(batch)
-    assert net.backbone.norm1.num_batches_tracked == plain.backbone.norm1.num_batches_tracked
-    torch.testing.assert_close(net.backbone.norm1.running_mean, plain.backbone.norm1.running_mean)
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [

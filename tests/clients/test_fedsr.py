@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from small_round import digits_net, ready_round
 
 from clients.optimizers import make_optimizer
-from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.conditional_information import MOMENTUM, ClassReference, ConditionalInformation, kl_normal
 from clients.terms.representation_norm import RepresentationNorm, l2r
@@ -137,19 +136,6 @@ def test_probabilities_are_averaged():
         wanted = torch.stack([torch.softmax(net.head(mean + std * eps), 1) for eps in noise]).mean(0)
         assert torch.allclose(found.exp(), wanted, atol=1e-6)
         assert torch.allclose(found[3:], predict(images[3:]), atol=1e-6)
-
-
-@pytest.mark.parametrize("part", [RepresentationNorm(), ConditionalInformation()], ids=lambda part: type(part).__name__)
-def test_gradients_reach_what_they_should(part):
-    """Neither term has a gradient in the classifier; CMI has one in r."""
-    round = ready_round(net_of(4), {"class_reference": {}}, 4)
-    term, batch = part.begin(round), Batch(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0]))
-    round.forward(batch)
-    term(batch).backward()
-    assert round.net.head.weight.grad is None
-    assert round.net.backbone.conv1.weight.grad.abs().sum() > 0
-    if isinstance(part, ConditionalInformation):
-        assert all(value.grad.abs().sum() > 0 for value in round.scratch["class-reference"].parameters())
 
 
 def test_weight_zero_leaves_the_reference_alone():

@@ -12,7 +12,7 @@ from clients.parts import Batch
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.proximal import Proximal
-from clients.tools.losses import MMD_SCALES, kernel_sum, mk_mmd, proximal, supervised_contrast
+from clients.tools.losses import MMD_SCALES, mk_mmd, proximal
 
 X = torch.tensor([[0.0], [1.0]])
 Y = torch.tensor([[2.0], [3.0]])
@@ -124,22 +124,6 @@ def test_degenerate_mmd_is_zero_and_keeps_the_graph(value, rows):
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(x.grad, torch.zeros_like(x))
-
-
-@pytest.mark.parametrize("scales", [MMD_SCALES, (0.5, 1.0, 3.0), (2.0,)])
-def test_cubed_kernels_equal_exponentials(scales):
-    distance = torch.linspace(0, 20, 50, dtype=torch.float64)
-    expected = sum(torch.exp(-distance / (2 * a * 1.7)) for a in scales)
-    torch.testing.assert_close(kernel_sum(distance, torch.tensor(1.7), scales), expected)
-
-
-def test_own_positives_shift_the_value_and_weaken_the_attraction():
-    """value + (mean_P s - 1/T) / (n + 1) with n = 1 other positive, because s_ii = 1/T and the sum over j is equal."""
-    z = F.normalize(torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), dim=1)
-    labels, t = torch.arange(3).repeat(2), 0.5
-    shift = ((z[:3] * z[3:]).sum(1).mean() / t - 1 / t) / 2
-    difference = supervised_contrast(z, labels, t, own=True) - supervised_contrast(z, labels, t)
-    assert difference.item() == pytest.approx(shift.item(), abs=1e-6)
 
 
 def test_guiding_head_numbers():

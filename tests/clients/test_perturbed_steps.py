@@ -7,7 +7,6 @@ from small_round import colour_images, ready_round, small_data, small_net, small
 from support import run_small, small_experiment
 from torch import nn
 
-from clients.optimizers import zero_momentum
 from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
@@ -181,23 +180,6 @@ def test_gradients_that_disagree_wait(move, settings, optimizer, w):
     assert round.tallied().get("dropped_tensors", 0.0) == (w == 1)
     if optimizer:
         assert not round.optimizer.state[round.net.w]["momentum_buffer"].any()
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_tensors_that_wait_at_first_step_later(momentum):
-    """Fused SGD whose second tensor has no gradient in the first step gives the numbers of SGD that is not fused."""
-    results = []
-    for fused in (True, False):
-        pair = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
-        optimizer = torch.optim.SGD(pair, 0.1, momentum=momentum, weight_decay=0.1, fused=fused)
-        if fused:
-            zero_momentum(optimizer)
-        for number in range(3):
-            optimizer.zero_grad()
-            (2 * pair[0].sum() + (pair[1].sum() if number else 0)).backward()
-            optimizer.step()
-        results.append(pair)
-    torch.testing.assert_close(results[0], results[1])
 
 
 def test_cosines_of_tensors():

@@ -12,7 +12,6 @@ from torch import nn
 
 from clients.store import newest_entry
 from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
-from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import load_client
 from fedsim.run.checkpoint import load_checkpoint
@@ -130,11 +129,3 @@ def test_a_refused_reply_leaves_the_variate_as_it_was(tmp_path):
     for name, array in server.items():
         mean = sum(each[name].numpy().astype(np.float64) for each in own.values()) / 3
         np.testing.assert_allclose(array, mean, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize(("train", "words"), [
-    ({"optimizer": "adam", "momentum": 0.0}, "optimizer = 'sgd'"), ({"persist_optimizer": True}, "persist_optimizer"),
-])  # fmt: skip
-def test_what_breaks_the_identity_is_refused(tmp_path, train, words):
-    with pytest.raises(UserError, match=words):
-        run_small(tiny_experiment(tmp_path, "scaffold", train=train))

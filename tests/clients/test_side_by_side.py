@@ -11,9 +11,7 @@ from small_round import small_data
 from torch import nn
 
 from clients.base import DomainClient
-from clients.optimizers import make_optimizer
-from clients.stacked.net import Rows, StackedNet
-from clients.stacked.optimizer import StackedOptimizer
+from clients.stacked.net import StackedNet
 from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import app
 from fedsim.commands.contract import small_plan
@@ -26,7 +24,6 @@ from fedsim.run.plan import Plan
 from fedsim.run.serve import serve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.together import TogetherGrid
-from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays
 
 SHORT = ["train.iterations=3", "train.rounds=2", "train.side_by_side=3", "data.fraction=0.05", "train.momentum=0.9"]
@@ -89,8 +86,9 @@ def test_methods_train_alike(method, double, tmp_path):
     train_both_ways(method, tmp_path)
 
 
-def test_adam_whose_moments_are_kept_and_the_best_of_three_iterates(double, tmp_path):
-    changes = ["train.optimizer=adam", "train.persist_optimizer=true", "train.local_checks=3", "train.lr=0.001"]
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_whose_moments_are_kept_and_the_best_of_three_iterates(optimizer, double, tmp_path):
+    changes = [f"train.optimizer={optimizer}", "train.persist_optimizer=true", "train.local_checks=3", "train.lr=0.001"]
     train_both_ways("fedavg", tmp_path, *changes, "train.weight_decay=0.01")
 
 
@@ -196,66 +194,8 @@ def test_an_error_of_the_common_pass_is_that_of_each_client(tmp_path, monkeypatc
         clients_of_one_round("fedavg", tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "options"), [
-    ("sgd", {"momentum": 0.9, "weight_decay": 0.1}), ("sgd", {}), ("adam", {"weight_decay": 0.1}),
-    ("adamw", {"weight_decay": 0.1}),
-])  # fmt: skip
-def test_each_row_moves_as_by_its_own_optimizer(kind, options):
-    """The second of three clients takes every other step, the third starts with buffers of earlier steps.
-
-    In double precision, because 1 - 0.999^t has an error of 1e-5 in single precision.
-    """
-    torch.manual_seed(0)
-    train = TrainSettings(optimizer=kind, lr=0.1, **options)
-    own = [nn.Linear(3, 2).double() for _ in range(3)]
-    optimizers = [make_optimizer(net, train, 0.1) for net in own]
-    own[2](torch.ones(1, 3).double()).sum().backward()
-    optimizers[2].step()
-    optimizers[2].zero_grad()
-    stacks = {name: torch.stack([net.get_parameter(name).detach() for net in own]) for name in ("weight", "bias")}
-    ours = StackedOptimizer(stacks, dict.fromkeys(stacks, 0.1), train, optimizers[0].defaults)
-    for row, optimizer in enumerate(optimizers):
-        ours.load(row, optimizer.state, dict(own[row].named_parameters()))
-    for step in range(4):
-        chosen = [0, 2] if step % 2 else [0, 1, 2]
-        rows = Rows(chosen, torch.device("cpu"))
-        leaves = {name: rows.of(stack).detach().requires_grad_() for name, stack in stacks.items()}
-        for leaf in leaves.values():
-            leaf.grad = torch.zeros_like(leaf)
-        for place, row in enumerate(chosen):
-            own[row](torch.randn(5, 3).double()).square().sum().backward()
-            for name, leaf in leaves.items():
-                leaf.grad[place] = own[row].get_parameter(name).grad
-            optimizers[row].step()
-            optimizers[row].zero_grad()
-        ours.step(rows, leaves)
-        for name, leaf in leaves.items():
-            rows.put(stacks[name], leaf.detach())
-    for row, net in enumerate(own):
-        for name, stack in stacks.items():
-            torch.testing.assert_close(stack[row], net.get_parameter(name).detach())
-        state: dict = {}
-        ours.save(row, state, dict(net.named_parameters()))
-        for parameter, entry in state.items():
-            for key, value in entry.items():
-                torch.testing.assert_close(value, optimizers[row].state[parameter][key])
-
-
 def flat_net(*layers):
     return Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 3).train()
-
-
-def test_running_statistics_of_clients_that_are_no_neighbours():
-    net = flat_net(nn.BatchNorm1d(6))
-    stack = StackedNet(net, {}, 3, CLASSIFIES)
-    images, labels = torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.int64)
-    stack.forward(stack.rows([0, 2]), images, labels)
-    for row, seen in ((0, images[0]), (2, images[1]), (1, None)):
-        alone = copy.deepcopy(net)
-        if seen is not None:
-            alone(seen)
-        for name, value in alone.state_dict().items():
-            torch.testing.assert_close(stack.nets[row].state_dict()[name], value)
 
 
 def test_dropout_leaves_out_other_units_for_every_client():

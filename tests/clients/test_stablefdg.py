@@ -11,7 +11,6 @@ from support import small_experiment
 
 from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.step.supervised import SupervisedStep
-from clients.terms.representation_norm import RepresentationNorm
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.methods.table import METHODS
@@ -71,13 +70,6 @@ def test_a_step_trains_on_the_enlarged_batch(precision):
     assert not gradient[60:].any()
     assert round.outbox["feature_style"]["style"].shape == (4, 20)
     assert net.backbone.norm2.num_batches_tracked == 1
-
-
-def test_terms_act_on_the_enlarged_batch():
-    round = round_of(network(p=1.0))
-    round.terms = [RepresentationNorm().begin(round)]
-    batch = round.data.batch(np.arange(6))
-    assert step_of(EnlargedBatch(), round)(batch).item() > batch.loss.item()
 
 
 @pytest.mark.parametrize(("sharing", "record", "shared"), [(1.0, FOREIGN, True), (1.0, {}, False), (0.0, {}, False)])

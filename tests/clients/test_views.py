@@ -85,14 +85,6 @@ def test_no_change_has_no_divergence(monkeypatch):
     assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
 
 
-@pytest.mark.parametrize(("part", "passes"), [(RandomConvolution(), 3), (ConsistentViews(), 1)])
-def test_a_step_moves_the_network(part, passes):
-    loss, net, round = one_step(part)
-    assert math.isfinite(loss.item())
-    assert round.tallied()["js_loss"] > 0
-    assert int(net.state_dict()["backbone.norm1.num_batches_tracked"]) == passes
-
-
 class Drawn:
     """Draws that are given: lam, the batch in reverse order, and the centre of the box."""
 
