@@ -42,10 +42,8 @@ def records(folder, column, **changes):
         "No one trained on photo, which selected the round.", "# lung: fedavg\n",
         "Any folder domain/class/image (your own images)",
     ]),
-    ({"target": "tv", "select_on": "local"}, "mean_local_validation_accuracy", [
-        "| mean validation accuracy of the local models |",
-        "| best validation of the local models (`best`) | 1 | 41.6 % | 87.5 % |",
-    ]),
+    ({"target": "tv", "select_on": "local"}, "mean_local_validation_accuracy",
+     ["| best validation of the local models (`best`) | 1 | 41.6 % | 87.5 % |"]),
 ])  # fmt: skip
 def test_what_selected_the_round(tmp_path, folder, run, column, said):
     root = write_tree(tmp_path / "data", ("art", "photo", "sketch", "tv"), ("cat", "dog"), 1)

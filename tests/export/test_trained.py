@@ -17,15 +17,13 @@ import fedsim
 from fedsim.commands.cli import app
 from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, load_target
-from fedsim.data.reader import reader
+from fedsim.data import load_target
 from fedsim.export.card import card
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.run.checkpoint import write_arrays
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces
-from fedsim.settings import DataSettings
 
 FEW = {"data": {"domains": ["rot0", "rot15", "rot45"]}, "train": {"rounds": 2}}
 METHODS = {
@@ -209,23 +207,6 @@ def test_a_wrong_export_is_not_written(runs, tmp_path, monkeypatch):
 def test_bad_input_is_one_line(runs, make, message):
     with pytest.raises(UserError, match=rf"\A.*{message}.*\Z"):
         make(runs("fedavg"))
-
-
-def test_evaluation_lists_the_images_that_training_reads(tmp_path, runs, pictures):
-    """Thumbnails and hidden files are no images; a linked folder is a part of its class."""
-    own, root, model = pictures / "scan", tmp_path / "away", fedsim.load(runs("fedavg"))
-    first = sorted(path.parent.name for path in own.rglob("*.png"))[0]
-    for place in ("@eaDir/0.png", "__MACOSX/1.png", "._a.png", ".hidden/2.png"):
-        (own / first / place).parent.mkdir(exist_ok=True)
-        (own / first / place).write_bytes(b"a thumbnail or a resource fork")
-    root.mkdir()
-    Image.new("L", (28, 28)).save(root / "linked.png")
-    (own / first / "more").symlink_to(root)
-    data = DataSettings(dataset="folder", root=str(pictures), domains=["scan"], classes=list(model.classes))
-    listing = reader(data, benchmark(data)).listing("scan")
-    [found] = labelled_images(pictures, model.classes)
-    assert [str(file.relative_to(own)) for file in found.files] == list(listing.files)
-    assert evaluate(model, [found])[0]["images"].tolist() == [13]
 
 
 OTHER = "B has images, but no folder that is called like a class of the model; its classes are cat"

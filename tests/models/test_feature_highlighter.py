@@ -52,14 +52,6 @@ def test_the_attended_map_is_the_one_that_is_pooled(backbone):
     torch.testing.assert_close(*net.features(torch.rand(2, 3, 64, 64)).chunk(2, dim=1), atol=1e-5, rtol=1e-5)
 
 
-def test_predictions_do_not_depend_on_the_batch():
-    """T6: one image gives what it gives among eight; a bottleneck stays before the head."""
-    net = build("digits-cnn-bn", insert=PART, size=28, channels=1, bottleneck=8).eval()
-    assert net.feature_dim == 28
-    x = torch.rand(8, 1, 28, 28)
-    torch.testing.assert_close(net(x)[:1], net(x[:1]))
-
-
 def test_a_network_is_copied_after_a_pass_that_never_ended():
     """The kept map has a graph, which cannot be copied; a copy keeps its own maps."""
     net, x = build("digits-cnn-bn", insert=PART, size=28, channels=1), torch.rand(2, 1, 28, 28)

@@ -134,22 +134,10 @@ def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
     is_close(MixNorm(m=0.5, views=1).begin(net, [])(single), torch.ones(1, 1, 1, 1))
 
 
-def test_an_ensemble_says_that_others_see_the_sets():
+def test_ensemble_of_sets_that_others_see(net, digits):
+    """Probabilities are averaged over the clients' sets: statistics of two layers, or all tensors of their norms."""
     recipe = build_recipe(Experiment(method={"name": "fedavg", "infer": "ensemble_of_local_bn"}))
     assert "third parties" in recipe.disclosure()
-
-
-def test_accuracy_and_loss():
-    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
-    batches = [(logits[:2], torch.tensor([0, 0])), (logits[2:], torch.tensor([0]))]
-    accuracy, loss, count = accuracy_and_loss(lambda images: images, batches)
-    assert (accuracy, count) == (pytest.approx(2 / 3), 3)
-    assert loss == pytest.approx((2 * math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3)
-    assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])
-
-
-def test_ensemble_of_sets(net, digits):
-    """Probabilities are averaged over the clients' sets: statistics of two layers, or all tensors of their norms."""
     is_close(mean_probabilities([torch.tensor([row]).log() for row in ([0.9, 0.1], [0.3, 0.7])]).exp(),
              torch.tensor([[0.6, 0.4]]))  # by logits the first one would be 0.662614  # fmt: skip
     state = {name: value.numpy() for name, value in net.state_dict().items()}
@@ -170,6 +158,15 @@ def test_ensemble_of_sets(net, digits):
     is_close(none.log_softmax(1), plain)
     is_close(mixed.exp(), (plain.exp() + alone.exp()) / 2)
     assert not torch.allclose(mixed, plain, atol=1e-3)
+
+
+def test_accuracy_and_loss():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
+    batches = [(logits[:2], torch.tensor([0, 0])), (logits[2:], torch.tensor([0]))]
+    accuracy, loss, count = accuracy_and_loss(lambda images: images, batches)
+    assert (accuracy, count) == (pytest.approx(2 / 3), 3)
+    assert loss == pytest.approx((2 * math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3)
+    assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])
 
 
 @pytest.mark.parametrize(("backbone", "size", "channels"), [("digits-cnn-bn", 28, 1), ("densenet121", 32, 3)])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_texts import NAMES, build, fitted, simple_texts
+from small_texts import fitted, simple_texts
 
 from clients.parts import Batch
 from clients.terms.query_loss import QueryLoss
 from fedsim.commands.contract import small_plan
 from fedsim.models.inserts import keyed_prompts
-from fedsim.models.inserts.keyed_prompts import KeyedPromptHead, KeyedPrompts, key_weights
+from fedsim.models.inserts.keyed_prompts import KeyedPromptHead, key_weights
 from fedsim.run.workspace import Workspace
 
 ONE_THIRD = 2**0.5 / np.log(3)  # the temperature at which two different scores give the weights 1/4 and 3/4
@@ -67,15 +67,6 @@ def test_the_loss_of_the_query_on_numbers():
         assert head.key is None
     assert QueryLoss(0.0).begin(round) is None
     assert torch.equal(head.key, head.keys[1])
-
-
-def test_shapes_keys_and_what_is_frozen():
-    net, again = (build(KeyedPrompts(L=3), clients=5) for _ in range(2))
-    head = net.head
-    assert (head.context.shape, head.keys.shape, head.query.weight.shape) == ((len(NAMES), 3, 32), (5, 3, 32), (5, 16))
-    assert net.state_dict().keys() - net.frozen == {"head.context", "head.query.weight"}
-    assert 0 <= head.keys.min() < 0.05 < 0.95 < head.keys.max() < 1
-    assert torch.equal(again.head.keys, head.keys)
 
 
 def test_a_round_of_a_client_is_cross_entropy_with_its_own_key(tmp_path):

@@ -13,11 +13,17 @@ from fedsim.models.tiny_clip import FIRST, TOKENS, tokens_of
 from fedsim.run.workspace import Workspace
 
 
-def test_tokens_on_numbers():
-    """al = 10 * 36 + 21, m = 22, ff = 15 * 36 + 15, zz = 35 * 36 + 35; the bytes of é are 195 and 169, that of . 46."""
+def test_tokens_and_names_of_several_lengths():
+    """al = 10 * 36 + 21, m = 22, ff = 15 * 36 + 15, zz = 35 * 36 + 35; the bytes of é are 195 and 169, that of
+    . 46. The class 3 4 has the mean of (1, 0), (0, 1), (2, 0), (0, 2) and the end; the other's padding has no
+    effect."""
     found = tokens_of("Alm ff1 é zz.")
     assert [number - FIRST for number in found] == [381, 22, 555, 1, 36 + 195, 36 + 169, 1295, 36 + 46]
     assert tokens_of("zz") == [TOKENS - 1]
+    head, expected = PromptHead(simple_texts(((3,), (3, 4))), torch.tensor([[0.0, 1]])), [9.486833, 7.071068]
+    assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
+    head.tails[0, 2:] = 100.0
+    assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
 
 
 @pytest.mark.parametrize(("context", "expected"), [
@@ -28,14 +34,6 @@ def test_logits_on_numbers(context, expected):
     """[start, V, name, end] with V = (0, 1): means along (3, 1), (1, 3), or (0, 5): (3, 5), (1, 7). f gives 10 cos."""
     head = PromptHead(simple_texts(), torch.tensor([[0.0, 1]]))
     head.context.data = torch.tensor(context)
-    assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
-
-
-def test_names_of_several_lengths_end_at_their_own_ends():
-    """The class 3 4 has the mean of (1, 0), (0, 1), (2, 0), (0, 2) and the end; the other's padding has no effect."""
-    head, expected = PromptHead(simple_texts(((3,), (3, 4))), torch.tensor([[0.0, 1]])), [9.486833, 7.071068]
-    assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
-    head.tails[0, 2:] = 100.0
     assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
 
 

@@ -1,12 +1,14 @@
-"""MixIG layers and their adapters: numbers worked out by hand, and properties."""
+"""MixIG layers, their adapters and the zero-shot adapter: numbers worked out by hand, and properties."""
 
 import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import build, outline
 from torch import nn
 
+from fedsim.models.infer import ZeroShotAdapter
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.instance import affine_map, instance_moments
 from fedsim.models.norms.mixig import Adapter, MixIGLayer, install_global, mixig_layers, switched
@@ -49,14 +51,11 @@ def layer(trained_bn):
 POINTS = torch.tensor([1.0, 3.0]).view(1, 1, 1, 2)  # mean 2, biased standard deviation 1
 
 
-def test_mixed_statistics():
-    """mu_D = 0.25 * 2 = 0.5 and sigma_D = 0.25 * 1 + 0.75 * 3 = 2.5."""
+def test_mixed_and_adapted_statistics_by_hand():
+    """mu_D = 0.25 * 2 = 0.5 and sigma_D = 0.25 * 1 + 0.75 * 3 = 2.5. mu_t = 0.8 and sigma_t = 2.2; in training
+    by the installed statistics, in eval mode by the running ones."""
     found = passed(one_channel(0.0, 3.0), "mixed", POINTS, u=torch.tensor([0.25]))
     close(found.flatten(), torch.tensor([0.2, 1.0]))
-
-
-def test_adapted_statistics():
-    """mu_t = 0.8 and sigma_t = 2.2; in training by the installed statistics, in eval mode by the running ones."""
     layer = one_channel(0.0, 3.0)
     layer.adapter.fc2.weight.data.zero_()
     layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, 0.4]))
@@ -65,6 +64,10 @@ def test_adapted_statistics():
     layer.norm.running_mean.fill_(0.0)
     layer.norm.running_var.fill_(9.0)
     close(passed(layer.eval(), "adapted", POINTS).flatten(), expected)
+    x = torch.full((1, 1, 2, 2), 1.0)
+    x[0, 0, 0, 0] = 1.002  # sigma_i 0.0009, so 1.1 sigma_i - 0.1 < 0
+    found = passed(one_channel(0.0, 1.0), "mixed", x, u=torch.tensor([1.1]))
+    close(found, (x - 1.1 * x.mean()) / 1e-3, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("z", "alpha"), [(-2.0, 0.0), (1.0, 0.8), (2.0, 1.0), (None, 0.3)])
@@ -88,13 +91,6 @@ def test_mixed_and_adapted_passes_leave_no_trace_and_keep_samples_apart(layer, i
             close(layer(images[2:3]), together[2:3], atol=1e-6, rtol=1e-5)
     assert layer.mode == "local"
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-def test_extrapolation_keeps_sigma_positive():
-    x = torch.full((1, 1, 2, 2), 1.0)
-    x[0, 0, 0, 0] = 1.002  # sigma_i 0.0009, so 1.1 sigma_i - 0.1 < 0
-    found = passed(one_channel(0.0, 1.0), "mixed", x, u=torch.tensor([1.1]))
-    close(found, (x - 1.1 * x.mean()) / 1e-3, rtol=1e-3, atol=1e-3)
 
 
 def test_new_layers_use_the_batch_in_round_1(trained_bn, images):
@@ -164,3 +160,50 @@ def test_fast_moments_and_affine(images):
     expected = a[:, :, None, None] * (images - 1.5) + b[:, :, None, None]
     for x in (images, images.contiguous(memory_format=torch.channels_last)):
         close(affine_map(x, torch.full((6, 4), 1.5), a, b), expected, atol=1e-5, rtol=1e-5)
+
+
+def small_net():
+    """(the small CNN with adapters, its layers that have one)."""
+    net = build("digits-cnn-bn", ADAPTER, channels=1, size=28).eval()
+    return net, {path: layer for path, layer in mixig_layers(net).items() if layer.adapter is not None}
+
+
+def test_spread_of_alpha_and_an_adapter_at_its_bound(caplog):
+    """Mean, standard deviation and range are over all images of an evaluation, which come in batches. There the
+    clamp has no gradient, so the first evaluation that finds it warns once and names the layer."""
+    (net, layers), rule, images = small_net(), ZeroShotAdapter(), torch.rand(12, 1, 28, 28)
+    predict = rule.begin(net, tuple)
+    apart = torch.cat([predict(part) for part in images.split(5)])
+    with torch.no_grad(), switched(layers, "adapted"):
+        torch.testing.assert_close(net(images), apart)  # each image is predicted by itself
+    found = {(quantity, path): value for quantity, path, value in rule.details(net)}
+    for path, layer in layers.items():
+        alphas = layer.alpha.double()
+        expected = [float(each) for each in (alphas.mean(), alphas.std(correction=0), alphas.min(), alphas.max())]
+        names = ("alpha", "alpha_std", "alpha_min", "alpha_max")
+        assert [found[name, path] for name in names] == pytest.approx(expected, abs=1e-6)
+        assert 0 < found["alpha_min", path] < found["alpha_max", path] < 1
+    net, layers = small_net()
+    path, layer = next(iter(layers.items()))
+    layer.adapter.fc2.bias.data[1] = 5.0
+    for rule in (ZeroShotAdapter(), ZeroShotAdapter()):
+        rule.begin(net, tuple)(torch.rand(4, 1, 28, 28))
+        rule.details(net)
+    (record,) = caplog.records
+    assert f"{path} (1)" in record.getMessage()
+
+
+def test_no_hidden_unit_starts_dead(monkeypatch):
+    """Every unit of every adapter is positive for some image; every alpha depends on the image."""
+    (net, layers), images, hidden, own = small_net(), torch.rand(64, 1, 28, 28), [], Adapter.alpha
+    for layer in mixig_layers(net).values():
+        layer.norm.momentum = 1.0
+    watched = lambda shift, z, fc1, fc2: hidden.append(F.linear(shift, *fc1)) or own(shift, z, fc1, fc2)  # noqa: E731
+    monkeypatch.setattr(Adapter, "alpha", staticmethod(watched))
+    with torch.no_grad():
+        net.train()(images)
+        with switched(layers, "adapted"):
+            net.eval()(images)
+    assert len(hidden) == len(layers)
+    assert all((units.amax(0) > 0).all() for units in hidden)
+    assert all(0 < layer.alpha.min() < layer.alpha.max() < 1 for layer in layers.values())

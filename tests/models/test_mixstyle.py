@@ -9,7 +9,7 @@ from networks import build
 from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles, moved_style, style_of
 
 
-def test_numbers_also_of_t1_of_fedccrl():
+def test_numbers_and_gradients():
     """Two images with half of each other's style, and one with colours of another."""
     x = torch.tensor([[1.0, 3.0], [10.0, 14.0]]).view(2, 1, 1, 2)
     swapped = mix_styles(x, torch.tensor([1, 0]), torch.full((2,), 0.5))
@@ -19,9 +19,6 @@ def test_numbers_also_of_t1_of_fedccrl():
     for lam, wanted in ((0.25, [6.007158, 7.419053, 8.830947, 10.242842]), (1.0, [1.0, 2.0, 3.0, 4.0])):
         moved = moved_style(x, style_of(x), other, torch.tensor([lam]))
         assert moved.flatten().tolist() == pytest.approx(wanted, abs=2e-6)
-
-
-def test_gradient_flows_through_x_alone():
     x = torch.randn(4, 3, 5, 5, requires_grad=True)
     permutation = torch.tensor([1, 2, 3, 0])
     mix_styles(x, permutation, torch.zeros(4)).sum().backward()
@@ -30,7 +27,7 @@ def test_gradient_flows_through_x_alone():
     torch.testing.assert_close(x.grad, expected)
 
 
-def test_when_the_layer_acts():
+def test_when_the_layer_acts_also_in_a_network():
     x = torch.randn(8, 3, 5, 5)
     layer = MixStyleLayer(p=1.0, alpha=0.1, eps=1e-6).train()
     assert not torch.equal(layer(x), x)
@@ -41,9 +38,6 @@ def test_when_the_layer_acts():
     assert layer(x) is x
     acted = [not torch.equal(MixStyleLayer(0.5, 0.1, 1e-6).train()(x), x) for _ in range(200)]
     assert 70 < sum(acted) < 130
-
-
-def test_in_a_network():
     plain, net = build("resnet18"), build("resnet18")
     MixStyle(p=1.0, stages=(1, 2)).apply(net)
     assert (list(net.state_dict()), len(net.inserts)) == (list(plain.state_dict()), 2)

@@ -54,14 +54,11 @@ def test_aggregator_with_its_ffn_on_numbers():
     assert torch.allclose(made(rows), torch.tensor([[[-1.0, 1]]]), atol=1e-4)
 
 
-def test_the_released_aggregators_have_as_many_values():
+def test_numbers_of_released_aggregators_and_divergence():
+    """p = (3/4, 1/4), q = (1/2, 1/2): 3/4 log 3/2 + 1/4 log 1/2."""
     with torch.device("meta"):
         found = [sum(p.numel() for p in Aggregator(d, 12, 8).parameters()) for d in (512, 768)]
     assert found == [25_210_880, 56_690_688]
-
-
-def test_divergence_on_numbers():
-    """p = (3/4, 1/4), q = (1/2, 1/2): 3/4 log 3/2 + 1/4 log 1/2."""
     p = torch.tensor([[0.75, 0.25]]).log()
     assert divergence(p, torch.zeros(1, 2)).item() == pytest.approx(0.130812, abs=1e-6)
     assert divergence(p, p + 5).item() == pytest.approx(0, abs=1e-6)

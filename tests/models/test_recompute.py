@@ -29,13 +29,18 @@ def statistics(net):
     return {name: value.clone() for name, value in net.state_dict().items() if "running" in name}
 
 
-def test_statistics_are_pooled_over_groups_of_images():
+def test_statistics_are_pooled_over_groups_of_images_and_known_kinds(digits):
     """Groups of 2 and 3 vectors: the mean and the second moment count every vector once."""
     new = begun(nn.Sequential(nn.BatchNorm1d(1)), torch.tensor([[0.0], [2.0], [10.0], [11.0], [12.0]]), batch=2)[0]
     assert new.running_mean.item() == pytest.approx(7.0)
     within = (2 * 2.0 + 3 * 1.0) / 5  # the unbiased variances of the groups, as batch norm itself keeps them
     assert new.running_var.item() == pytest.approx(within + (2 * 6.0**2 + 3 * 4.0**2) / 5)
     assert [len(group) for group in groups([torch.zeros(9, 1), torch.zeros(4, 1)], 4)] == [4, 4, 5]
+    odd = nn.Identity()
+    odd.tensor_kinds = {"seen": Kind.BN_STATISTICS}
+    odd.register_buffer("seen", torch.zeros(1))
+    with pytest.raises(UserError, match=r"recompute does not know how to compute 0\.seen again"):
+        begun(nn.Sequential(odd), digits)
 
 
 NORMS = [None, MixIG(), MixIG(local="bin"), XAN(), BIN(), DSON()]
@@ -61,14 +66,6 @@ def test_every_norm_with_running_statistics_is_recomputed(digits, norm):
 def test_without_two_images_there_are_no_statistics(digits, count):
     with pytest.raises(UserError, match="recompute needs at least two images of the unseen domain"):
         begun(build("digits-cnn-bn", channels=1, size=28), digits[:count], 8)
-
-
-def test_statistics_of_an_unknown_kind_of_layer_are_refused(digits):
-    odd = nn.Identity()
-    odd.tensor_kinds = {"seen": Kind.BN_STATISTICS}
-    odd.register_buffer("seen", torch.zeros(1))
-    with pytest.raises(UserError, match=r"recompute does not know how to compute 0\.seen again"):
-        begun(nn.Sequential(odd), digits)
 
 
 def test_the_clients_of_a_frozen_backbone_never_see_the_targets_statistics(tmp_path):

@@ -25,18 +25,20 @@ def column(*values):
     return torch.tensor(values).reshape(-1, 1, 1, 1)
 
 
-def test_moments_of_a_map():
+def test_moments_styles_and_mixtures():
+    """Means and deviations of the two samples' means 1, 3 and deviations .5, 1.5; 1e-3 for one sample. Lambda 1
+    keeps every style (T5); one half is the mean of two: 1 (1 + 3)/2 + (0 + 4)/2 = 4."""
     mean, std = moments(torch.tensor([[[[1.0, 3.0]], [[2.0, 2.0]]]]))
     assert mean.flatten().tolist() == [2, 2]
     assert std.flatten().tolist() == pytest.approx([math.sqrt(2 + 1e-6), 1e-3])
-
-
-def test_style_of_a_client():
-    """Means and deviations of the two samples' means 1, 3 and deviations .5, 1.5; 1e-3 for one sample."""
     style = style_of(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [1.5]]))
     assert style.shape == (4, 1)
     assert style.flatten().tolist() == pytest.approx([2, 1, math.sqrt(2), math.sqrt(0.5)], rel=1e-5)
     assert style_of(torch.ones(1, 3), torch.ones(1, 3))[2:].flatten().tolist() == pytest.approx([1e-3] * 6)
+    content, mean, std = column(1.0, -1.0), column(0.0, 4.0), column(1.0, 3.0)
+    swap = torch.tensor([1, 0])
+    assert mixed(content, mean, std, column(1.0, 1.0), swap).flatten().tolist() == [1, 1]
+    assert mixed(content, mean, std, column(0.5, 0.5), swap).flatten().tolist() == [4, 0]
 
 
 @pytest.mark.parametrize(("clamp", "lowest"), [(True, 0.0), (False, -1.0)])
@@ -47,14 +49,6 @@ def test_extrapolated_styles(clamp, lowest):
     assert std.flatten().tolist() == [0.5, 1.5, 3, lowest]
     mean, std = explored_styles(column(1.0, 3.0), column(0.5, 1.5), torch.tensor([1]), 0.0, clamp)
     assert (mean.flatten().tolist(), std.flatten().tolist()) == ([1, 3, 3], [0.5, 1.5, 1.5])
-
-
-def test_mixed_styles():
-    """Lambda 1 keeps every style (T5); one half is the mean of two: 1 (1 + 3)/2 + (0 + 4)/2 = 4."""
-    content, mean, std = column(1.0, -1.0), column(0.0, 4.0), column(1.0, 3.0)
-    swap = torch.tensor([1, 0])
-    assert mixed(content, mean, std, column(1.0, 1.0), swap).flatten().tolist() == [1, 1]
-    assert mixed(content, mean, std, column(0.5, 0.5), swap).flatten().tolist() == [4, 0]
 
 
 def test_a_map_in_its_own_style_is_itself():

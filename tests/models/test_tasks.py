@@ -17,24 +17,18 @@ def maps(*values):
     return torch.tensor(values)[:, None, None, :]
 
 
-def test_soft_dice_is_over_the_whole_batch():
-    """All pixels of the batch are summed before the quotient; an empty mask and an empty prediction have loss 0."""
+def test_dice_by_hand():
+    """All pixels of the batch are summed before the quotient; an empty mask and an empty prediction have loss
+    0. The measures are Dice of the thresholded masks, and the soft Dice loss of single images, .2 and .6. It is
+    2 * 1 / (2 + 1), and 1 when both masks are empty."""
     assert soft_dice_loss(maps([0.8, 0.2]), maps([1, 0])).item() == pytest.approx(0.2, abs=1e-5)
     s, y = maps([0.8, 0.2], [0.6, 0.4]), maps([1, 0], [0, 1])
     assert soft_dice_loss(s, y).item() == pytest.approx(0.4, abs=1e-5)
     assert soft_dice_loss(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2)).item() == 0
-
-
-def test_measure_does_not_depend_on_batches():
-    """The measures are Dice of the thresholded masks, and the soft Dice loss of single images, .2 and .6."""
     logits, masks = torch.logit(maps([0.8, 0.2], [0.6, 0.4])), maps([1, 0], [0, 1])
     for batches in ([(logits, masks)], list(zip(logits.split(1), masks.split(1)))):
         assert Segmentation().measure(lambda x: x, batches) == pytest.approx((0.5, 0.4, 2), abs=1e-5)
     assert all(math.isnan(value) for value in Segmentation().measure(lambda x: x, [])[:2])
-
-
-def test_dice_of_masks():
-    """It is 2 * 1 / (2 + 1), and 1 when both masks are empty."""
     truth, predicted = maps([1, 1, 0], [0, 0, 0]), maps([1, 0, 0], [0, 0, 0])
     assert dice_of(predicted, truth)[:, 0].tolist() == [pytest.approx(2 / 3), 1.0]
 

@@ -8,8 +8,6 @@ from torch import nn
 from fedsim.models.norms import BIN, IBN, XAN, MixIG
 from fedsim.models.norms.placement import NormThenAct, plain_batch_norm, replace
 from fedsim.models.norms.xan import XANLayer
-from fedsim.run.plan import resolve
-from fedsim.settings.experiment import read_experiment
 
 timm = pytest.importorskip("timm")
 LITE = "timm:tf_efficientnet_lite0"
@@ -80,8 +78,3 @@ def test_ibn_b_on_timms_resnets(name):
     block(torch.randn(2, 256 if name == "resnet26" else 64, 8, 8))
     assert seen[0].mean(dim=(2, 3)).abs().max() < 1e-4
     assert isinstance(net.backbone.bn1, nn.InstanceNorm2d)
-
-
-def test_images_may_take_the_size_of_the_weights():
-    asked = read_experiment("digits", ["data.image_size=0", "model.backbone=timm:tf_efficientnet_lite2"])
-    assert resolve(asked).experiment.data.image_size == 260

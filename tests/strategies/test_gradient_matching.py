@@ -41,7 +41,8 @@ def test_matching_by_hand(moves, settings, gamma, direction, atol):
     close(matched(moves, **settings, c=0.0)[2], np.mean(moves, axis=0))
 
 
-def test_matching_keeps_order_and_scale():
+def test_matching_keeps_order_and_scale_and_has_no_nan():
+    """The mean of the inner products is 0 but for rounding; no number of the result is NaN."""
     gamma, _, _ = matched(THREE)
     close(matched([THREE[2], THREE[0], THREE[1]])[0], gamma[[2, 0, 1]], 1e-12)
     g, scaled = (matched(factor * np.array(CONFLICTING), relative_eps=True)[2] for factor in (1, 7))
@@ -49,6 +50,13 @@ def test_matching_keeps_order_and_scale():
     gamma, a, _ = matched(0.01 * np.array(CONFLICTING))
     close(gamma, (0.000788, 0.999212))
     close(a, (0.400158, 0.600189))
+    cancelling = np.array([[1.0, -1.0 - 1e-12], [-1.0 - 1e-12, 1.0]])
+    for solver in ("descent", "exact"):
+        assert np.isfinite(np.concatenate(GradientMatching(solver=solver).solve(cancelling))).all()
+    with pytest.raises(UserError, match="c is 1; solver = 'exact' needs less"):
+        GradientMatching(solver="exact", c=1.0).check(None)
+    GradientMatching(solver="exact", c=0.99).check(None)
+    GradientMatching(c=1.0).check(None)
 
 
 def test_matching_moves_parameters_and_averages_buffers():
@@ -76,17 +84,6 @@ def test_matching_leaves_what_is_only_uploaded_to_the_mean(variant, mean):
     assert fused["bn.weight"].tolist() == fused["bn.mean"].tolist() == [6.0, 6.0]
     assert fused["mean"].tolist() == [mean, mean]
     assert fused["w"].any()
-
-
-def test_matching_of_moves_that_cancel():
-    """The mean of the inner products is 0 but for rounding; no number of the result is NaN."""
-    cancelling = np.array([[1.0, -1.0 - 1e-12], [-1.0 - 1e-12, 1.0]])
-    for solver in ("descent", "exact"):
-        assert np.isfinite(np.concatenate(GradientMatching(solver=solver).solve(cancelling))).all()
-    with pytest.raises(UserError, match="c is 1; solver = 'exact' needs less"):
-        GradientMatching(solver="exact", c=1.0).check(None)
-    GradientMatching(solver="exact", c=0.99).check(None)
-    GradientMatching(c=1.0).check(None)
 
 
 def test_what_is_recorded(caplog):

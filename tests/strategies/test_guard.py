@@ -142,15 +142,9 @@ def test_records_are_limited_by_those_of_the_others(sizes, limit, refused):
     assert records_over_limit(dict(zip("abc", sizes)), {"w": f32(3, 4)}, limit).keys() == set(refused)
 
 
-def test_a_model_that_moves_much_further_than_every_update():
-    guard, updates = Guard(100.0), [Update("a", 1, {}), Update("b", 1, {})]
-    guard.sizes = {"a": 1.0, "b": 2.0, "refused": 1e9}
-    assert guard.too_far(200.0, updates) == Guard(0.0).too_far(1e30, updates) == ""
-    assert "moves 101 times as far" in guard.too_far(202.0, updates)
-
-
-def test_the_probe_sees_what_overflows():
-    """It finds finite weights whose outputs are not finite, and does not change the network."""
+def test_the_fused_model_is_probed_and_held_against_the_updates():
+    """It finds finite weights whose outputs are not finite, and does not change the network. Running variances
+    of honest models may be above 1e4."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).train()
     before = {name: value.numpy().copy() for name, value in net.state_dict().items()}
     probe = model_probe(net, 1, 2)
@@ -158,14 +152,14 @@ def test_the_probe_sees_what_overflows():
     assert not probe({**before, "1.weight": np.full((3, 4), 3e38, np.float32)})
     assert net.training
     assert all(np.array_equal(value.numpy(), before[name]) for name, value in net.state_dict().items())
-
-
-def test_a_large_value_in_the_model_before_does_not_switch_the_probe_off():
-    """Running variances of honest models may be above 1e4."""
     guard = Guard(0.0, lambda arrays: bool(np.abs(arrays["w"]).max() < 1e30))
     for previous, huge in (({"w": f32(2e4)}, {"w": f32(sign * 3e38)}) for sign in (1, -1)):
         assert "not finite" in guard.unusable(huge, previous)
         assert guard.unusable(previous, previous) == guard.unusable(huge, huge) == ""
+    guard, updates = Guard(100.0), [Update("a", 1, {}), Update("b", 1, {})]
+    guard.sizes = {"a": 1.0, "b": 2.0, "refused": 1e9}
+    assert guard.too_far(200.0, updates) == Guard(0.0).too_far(1e30, updates) == ""
+    assert "moves 101 times as far" in guard.too_far(202.0, updates)
 
 
 @pytest.mark.parametrize(("values", "fine"), [((1.0, 0.0, 0.2), True), ((0.0, 0.0, 1.0), False), ((1.0, -0.1), False)])
@@ -180,14 +174,6 @@ HUGE = floats(lambda array: np.full_like(array, 3e38))
 
 def nan_validation(clients=EVERYBODY):
     return tamper(lambda content: content["metrics"].update(loss=float("nan")), "evaluate", clients=clients)
-
-
-def test_with_stop_the_offender_is_named(tmp_path):
-    """An honest site that validates the damaged model is not named; the run can resume after the last good round."""
-    words = r"client 'rot15' failed in round 2: reply refused: its update has the norm"
-    with pytest.raises(ClientFailedError, match=words):
-        run_small(short(tmp_path, run={}), tamper=tamper(HUGE))
-    assert rows_of(run_small(short(tmp_path, run={}))[0])["status"].eq("ok").all()
 
 
 def test_without_a_limit_the_fused_model_is_checked(tmp_path):

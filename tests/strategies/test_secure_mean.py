@@ -20,7 +20,7 @@ from strategies.weights.by_examples import ByExamples
 from strategies.weights.uniform import Uniform
 
 
-def test_quantisation_by_hand():
+def test_quantisation_and_thresholds_by_hand():
     """With 32 bits and limit 16, S = (2^31 - 2^16) / 16 = 134213632; 0.5 becomes S/2, and -0.5 becomes 2^32 - S/2."""
     assert masking.scale_of(32, 16.0) == 134213632
     found = masking.quantised(np.array([0.5, -0.5, 0.0]), 1.0, 32, 16.0)
@@ -68,8 +68,9 @@ def test_the_fused_model_is_fedavgs(weights, bits):
     assert (result["n"], result["n"].dtype) == (9, np.int64)
 
 
-def test_a_tensor_that_only_goes_up():
-    """For a tensor that no client received (FedBN's batch norm) it is the mean of the values themselves."""
+def test_a_tensor_that_only_goes_up_and_a_variance():
+    """For a tensor that no client received (FedBN's batch norm) it is the mean of the values themselves. For a
+    channel that is always zero, rounding could give a negative sum."""
     federation = Federation([30, 50, 20]).begin()
     trained, received = models(federation.names), {"w": PREVIOUS["w"]}
     updates = [Update(name, count, federation.part.leave(federation.local(name), trained[name], received))
@@ -79,10 +80,6 @@ def test_a_tensor_that_only_goes_up():
     result, wanted = federation.fuse.fuse(updates, {}, server), plain(updates, trained, ByExamples())
     np.testing.assert_allclose(result["b"], wanted["b"], atol=2e-7)
     near(result, wanted)
-
-
-def test_a_variance_does_not_fall_below_zero():
-    """For a channel that is always zero, rounding could give a negative sum."""
     names = ["a.running_var", "w"]
     zeros, kinds = dict.fromkeys(names, np.zeros(2, np.float32)), dict.fromkeys(names, Kind.BN_STATISTICS)
     server = dataclasses.replace(Federation([1]).server(), previous=zeros, kinds=kinds)
@@ -103,8 +100,9 @@ def test_clients_that_fail_after_the_shares(lost):
     near(federation.end(updates), plain(updates, trained, federation.weights))
 
 
-def test_a_client_that_fails_after_its_update():
-    """Its update is used; t answers are enough to unmask the sum."""
+def test_lost_answers_and_false_shares():
+    """Its update is used; t answers are enough to unmask the sum. One of four clients (t = 3) sends shares that
+    fit no commitment. With two such clients there is no model."""
     federation = Federation([30, 50, 20])
     updates, trained = whole_round(federation)
     federation.ask(OPENED, ["a", "c"], federation.names)
@@ -112,10 +110,6 @@ def test_a_client_that_fails_after_its_update():
     federation.ask(OPENED, ["c"], federation.names)
     with pytest.raises(LostRoundError, match="only 1 clients helped to unmask the sum, 2 are needed"):
         federation.fused(updates)
-
-
-def test_false_shares_are_left_out():
-    """One of four clients (t = 3) sends shares that fit no commitment. With two such clients there is no model."""
     federation = Federation([1, 1, 1, 1])
     updates, trained = whole_round(federation)
     federation.ask(OPENED, federation.names, federation.names)
@@ -147,8 +141,9 @@ def test_replies_are_noise():
     assert len(np.unique(masking.quantised(np.full(1000, 0.25), 1 / 3, 32, 16.0))) == 1
 
 
-def test_a_second_list_of_those_that_delivered_is_refused():
-    """Another list would give the server both secrets of a client; the same list gets the same answer again."""
+def test_a_second_list_or_update_and_a_long_list_are_refused():
+    """Another list would give the server both secrets of a client; the same list gets the same answer again.
+    With two of four drawn t would be 2, and each half of a list of four could tell one of a client's secrets."""
     federation = Federation([1] * 5)
     whole_round(federation)
     first, again = (federation.part.collect(federation.local("a", OPENED, "abc")) for _ in range(2))
@@ -161,10 +156,6 @@ def test_a_second_list_of_those_that_delivered_is_refused():
     ):
         with pytest.raises(UserError, match=said):
             federation.part.collect(federation.local(name, OPENED, delivered))
-
-
-def test_a_list_of_keys_longer_than_a_round_raises_the_threshold():
-    """With two of four drawn t would be 2, and each half of a list of four could tell one of a client's secrets."""
     federation = Federation([1] * 4)
     federation.train = TrainSettings(clients_per_round=2)
     updates, trained = whole_round(federation)
@@ -172,9 +163,6 @@ def test_a_list_of_keys_longer_than_a_round_raises_the_threshold():
         with pytest.raises(UserError, match="the sum of 2 updates stays masked; 3 are needed"):
             federation.part.collect(federation.local(name, OPENED, half))
     near(federation.end(updates[:3]), plain(updates[:3], trained, ByExamples()))
-
-
-def test_a_second_update_under_the_same_masks_is_refused():
     federation = Federation([1, 1]).begin()
     trained = models("ab")
     first, again = (federation.reply("a", trained["a"]) for _ in range(2))
@@ -200,7 +188,7 @@ def test_a_list_of_keys_that_is_not_honest_is_refused():
         federation.part.collect(federation.local("a", SHARES, records={KEYS: {name: lines[name] for name in "ab"}}))
 
 
-def test_clients_that_were_told_different_lists_do_not_fit_together():
+def test_other_lists_and_changed_shares_do_not_fit():
     federation = Federation([10, 10, 10])
     federation.ask(KEYS, "abc")
     for name in "abc":
@@ -211,9 +199,6 @@ def test_clients_that_were_told_different_lists_do_not_fit_together():
         federation.entries.setdefault(SHARES, {})[name] = federation.part.collect(local)
     with pytest.raises(UserError, match="not those that 'b' sealed"):
         federation.reply("a", models("a")["a"])
-
-
-def test_shares_that_the_server_changed_are_refused():
     federation = Federation([1, 1, 1]).begin()
     sealed = federation.entries[SHARES]["b"]
     flipped = sealed["to:a"].copy()

@@ -116,8 +116,9 @@ def test_what_a_rule_holds_in_memory(tmp_path, fuse):
 STATE = {"w": np.ones(1000, np.float32)}
 
 
-def test_memory_is_used_first_and_given_back(tmp_path, monkeypatch):
-    """Five replies that fit together are not written; of thirty only what always has room is kept."""
+def test_the_file_is_used_after_memory_and_written_over(tmp_path, monkeypatch):
+    """Five replies that fit together are not written; of thirty only what always has room is kept. The file's
+    space is used again, up to a size; tensors of an earlier round are an error, not other numbers."""
     monkeypatch.setattr("strategies.stored.WHOLE_BYTES", 20_000)
     with closing(Storage(tmp_path, memory=9000)) as storage:
         kept = [storage.put(STATE) for _ in range(4)]
@@ -130,10 +131,6 @@ def test_memory_is_used_first_and_given_back(tmp_path, monkeypatch):
             storage.clear()
             storage.expect(clients * 4000)
             assert sum(storage.put(STATE) is STATE for _ in range(clients)) == held
-
-
-def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors(tmp_path, monkeypatch):
-    """The file's space is used again, up to a size; tensors of an earlier round are an error, not other numbers."""
     monkeypatch.setattr("strategies.stored.KEPT_BYTES", 6000)
     with closing(Storage(tmp_path, memory=0)) as storage:
         old = [storage.put({"w": np.full(1000, index, np.float32)}) for index in range(3)]

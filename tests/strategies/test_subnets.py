@@ -28,7 +28,7 @@ class Pool(nn.Module):
         return self.conv(x).mean((2, 3))
 
 
-def test_hidden_layers_are_found_by_their_place():
+def test_hidden_layers_and_what_is_drawn_of_them():
     (bottleneck,) = hidden_layers(Net(Pool(), 512, 7, bottleneck=256))
     assert bottleneck.units == 256
     assert bottleneck.rows == ("bottleneck.0.weight", "bottleneck.0.bias", "bottleneck.1.weight", "bottleneck.1.bias",
@@ -42,9 +42,6 @@ def test_hidden_layers_are_found_by_their_place():
     assert hidden_layers(Net(Pool(), 512, 7)) == []  # pooled features
     with pytest.raises(UserError, match="nothing to drop"):
         KeptScale(0.5).apply(Net(Pool(), 512, 7))
-
-
-def test_draws_are_those_of_client_and_round():
     net, rule = Net(Pool(), 512, 7, bottleneck=256), RandomSubnet(0.5)
     drawn = (("a", 1), ("a", 1), ("b", 1), ("a", 2))
     first, *others = (rule.cut(net, client, round, 0)["head.weight"][1] for client, round in drawn)
