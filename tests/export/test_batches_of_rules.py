@@ -1,15 +1,18 @@
-"""Inference rules that look at several images at once do not depend on `run.evaluate_batch_size`."""
+"""Inference rules of loaded models: they do not depend on batches, and move to another type with the model."""
 
 import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from untrained_run import untrained_run
 
 import fedsim
+from fedsim.common.errors import UserError
 from fedsim.data import load_target
+from fedsim.export.files import export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace
@@ -56,3 +59,35 @@ def test_files_of_a_folder_come_in_a_random_order_and_in_the_order_of_the_table(
         pd.testing.assert_series_equal(table["probability"], own["probability"].reset_index(drop=True), rtol=1e-4)
     classes = [file.parent.name for file in seen[: len(files)]]
     assert sum(one != other for one, other in itertools.pairwise(classes)) > len(files) / 2
+
+
+INDUCTIVE = ("fixed_alpha", "iabn", "mix_norm", "random_alpha")
+METHODS = {rule: {"name": "fedavg", "infer": rule} for rule in INDUCTIVE} | {"fedsr": "fedsr"}
+METHODS["mix_norm"] |= {"mix_norm": {"views": 2}}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_inductive_rule_moves_with_the_model(tmp_path, capfd, method):
+    """One that draws is not exported."""
+    model, images = fedsim.load(untrained_run(tmp_path / "seed0", METHODS[method])), torch.rand(3, 1, 28, 28)
+    if method == "random_alpha":
+        with pytest.raises(UserError, match="RandomAlpha draws numbers at every prediction, which no file holds"):
+            export(model, "torch", tmp_path / "model.pt2")
+        assert capfd.readouterr().err == ""
+    with torch.inference_mode():
+        before = fedsim.load(tmp_path / "seed0")(images)
+        moved = fedsim.load(tmp_path / "seed0").double()(images.double())
+    torch.testing.assert_close(moved.float(), before, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rule", ["tsmo_bn", "recompute"])
+@torch.inference_mode()
+def test_a_transductive_rule_adapts_again(tmp_path, rule):
+    model = fedsim.load(untrained_run(tmp_path / "seed0", {"name": "fedavg", "infer": rule}))
+    images = torch.rand(4, 1, 28, 28)
+    before = model.adapt([images])(images)
+    model.double()
+    with pytest.raises(UserError, match="uses images of the unseen domain first; call adapt"):
+        model(images.double())
+    moved = model.adapt([images.double()])(images.double())
+    torch.testing.assert_close(moved.float(), before, atol=1e-4, rtol=0)

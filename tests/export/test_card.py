@@ -1,7 +1,5 @@
 """The card of a model says how this model was trained, selected and measured."""
 
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 from image_trees import write_tree
@@ -9,9 +7,8 @@ from untrained_run import untrained_run
 
 import fedsim
 from fedsim.common.errors import UserError
-from fedsim.export.card import _weights, card
+from fedsim.export.card import card
 from fedsim.export.verbs import write_export
-from fedsim.settings.experiment import read_experiment
 
 SUMMARY = {
     "method": "fedavg", "target": "photo", "seed": 0, "best_validation_round": 1, "oracle_round": 1, "last_round": 2,
@@ -98,13 +95,3 @@ def test_nothing_is_exported_when_the_selected_round_is_lost(folder, change):
     with pytest.raises(UserError, match=r"\A.*rounds\.csv: .*; copy the file again.*\Z"):
         write_export(folder, "torch", "last", None)
     assert not list(folder.glob("last.pt2"))
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    ("imagenet", "ImageNet's images have terms"), ("mine.pth", "may have terms of their own"),
-])  # fmt: skip
-def test_the_terms_of_the_images_that_weights_come_from(words, said):
-    """Those of a local file or of CLIP are not ImageNet's."""
-    (line,) = _weights(SimpleNamespace(experiment=read_experiment("pacs", [f"model.weights={words}"])))
-    assert said in line
-    assert ("ImageNet" in line) == (words == "imagenet")

@@ -1,7 +1,6 @@
 """A model is loaded where its run's images have been changed, moved or removed since."""
 
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -69,20 +68,6 @@ def test_classes_are_those_of_the_run(tmp_path):
     pd.testing.assert_frame_equal(predict(model, [picture]), before)
     shown = CliRunner().invoke(app, ["evaluate", str(run)])
     assert "on this machine has other classes than in the run (cat" in str(shown.exception)
-
-
-def test_brackets_in_names_are_shown(tmp_path, monkeypatch):
-    (run, picture), name = run_on(tmp_path, folder), "[/x].png"
-    monkeypatch.chdir(tmp_path)  # a short path is in one line of the table, however wide that is
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    picture.rename(tmp_path / name)
-    table = Path("[red]") / "table.csv"
-    shown = CliRunner().invoke(app, ["predict", str(run), name, "--output", str(table)])
-    assert shown.exit_code == 0
-    assert name in shown.output
-    assert str(table) in shown.output
-    root = (tmp_path / "data" / "art").rename(tmp_path / "[bold]")
-    assert "[bold]" in CliRunner().invoke(app, ["evaluate", str(run), "--data", str(root)]).output
 
 
 def test_masks_keep_the_structures_of_the_settings(tmp_path):

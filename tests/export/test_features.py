@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from image_trees import write_tree
 from matplotlib.image import imread
-from safetensors.torch import save_file
 from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 from untrained_run import untrained_run
@@ -12,11 +11,9 @@ from untrained_run import untrained_run
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.export.features import domain_features, plot_features
-from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.results import read_runs
 from fedsim.results.reading import read_settings
 from fedsim.results.report import pictures
-from fedsim.settings.experiment import read_experiment
 
 
 def features_of(run, per_domain):
@@ -71,14 +68,3 @@ def test_a_new_domain_is_shown_beside_those_of_the_run(tmp_path, method):
 def test_a_folder_without_a_model_is_said(tmp_path):
     with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
         plot_features(tmp_path, tmp_path)
-
-
-def test_features_of_masks_are_drawn_by_domain(tmp_path):
-    """The features of a segmentation are maps, and an image has several structures but no class."""
-    experiment = read_experiment("digit-masks", ["run.target=noise", "data.fraction=0.1"])
-    (tmp_path / "experiment.toml").write_text(experiment.toml())
-    net = build_net(experiment, build_recipe(experiment))
-    save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, tmp_path / "best.safetensors")
-    features, _, domains = features_of(tmp_path, 6)
-    assert features.shape == (len(domains), net.feature_dim)
-    assert plot_features(tmp_path, tmp_path / "plots", 6)[0].is_file()

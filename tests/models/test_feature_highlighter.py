@@ -1,7 +1,5 @@
 """The feature highlighter: numbers worked out by hand, and properties."""
 
-import copy
-
 import pytest
 import torch
 from networks import build
@@ -50,13 +48,3 @@ def test_the_attended_map_is_the_one_that_is_pooled(backbone):
     net = build(backbone, insert=PART, size=64).eval()
     torch.nn.init.zeros_(net.bottleneck.project.weight)
     torch.testing.assert_close(*net.features(torch.rand(2, 3, 64, 64)).chunk(2, dim=1), atol=1e-5, rtol=1e-5)
-
-
-def test_a_network_is_copied_after_a_pass_that_never_ended():
-    """The kept map has a graph, which cannot be copied; a copy keeps its own maps."""
-    net, x = build("digits-cnn-bn", insert=PART, size=28, channels=1), torch.rand(2, 1, 28, 28)
-    net.pooled(x)
-    twin = copy.deepcopy(net).eval()
-    assert net.bottleneck.map is not None
-    assert twin.bottleneck.map is None
-    assert twin(x).equal(net.eval()(x))

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from small_texts import IMAGES, NAMES, build, fitted, simple_texts
+from small_texts import build, simple_texts
 
-from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.keyed_prompts import KeyedPrompts
 from fedsim.models.inserts.learned_prompts import LearnedPrompts, PromptHead
 from fedsim.models.inserts.prompt_sets import PromptSets
 from fedsim.models.tiny_clip import FIRST, TOKENS, tokens_of
-from fedsim.run.workspace import Workspace
 
 
 def test_tokens_and_names_of_several_lengths():
@@ -35,25 +33,6 @@ def test_logits_on_numbers(context, expected):
     head = PromptHead(simple_texts(), torch.tensor([[0.0, 1]]))
     head.context.data = torch.tensor(context)
     assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_start_from_the_template_is_zero_shot():
-    for part in (LearnedPrompts(init="template"), LearnedPrompts(init="template", per_class=True)):
-        assert torch.allclose(build(part)(IMAGES), build()(IMAGES), atol=1e-5)
-    drawn = build(LearnedPrompts())(IMAGES)
-    assert not torch.allclose(drawn, build()(IMAGES), atol=1e-3)
-    assert torch.allclose(build(LearnedPrompts(), NAMES[::-1])(IMAGES), drawn.flip(1), atol=1e-5)
-
-
-def test_a_client_trains_and_sends_the_vectors_alone(tmp_path):
-    space = Workspace(small_plan("promptfl", tmp_path, ["train.iterations=1"]))
-    _, _, sent = fitted(space, "rot0")
-    assert space.travelling == list(sent) == ["head.context"]
-    fresh = small_plan("promptfl", tmp_path).build_net().state_dict()
-    changed = {name for name, value in space.net.state_dict().items() if not torch.equal(value, fresh[name])}
-    assert changed == {"head.context"}
-    assert {name for name, p in space.net.named_parameters() if p.requires_grad or p.grad is not None} == changed
 
 
 @pytest.mark.parametrize(("part", "model", "message"), [

@@ -85,6 +85,9 @@ def test_missing_timm_says_what_to_install(monkeypatch):
     *((f"feddrop+{name}", [], "trains the whole model") for name in ("scaffold", "ditto", "feddg-ga", "afl", "moon")),
     *((pair, [], r"kept_scale assumes .* not hold with") for name in ("l2d", "fedsr", "fedl2r", "fedclip")
       for pair in (f"feddrop+{name}", f"{name}+feddrop")),
+    # momentum of the round before would move units that are left out in this one away from 0
+    *(("feddrop", ["train.persist_optimizer=true", *more], "persist_optimizer = false")
+      for more in (["train.momentum=0.9"], ["train.momentum=0", "train.optimizer=adam"])),
     ("fedavg", ["method.fuse=trimmed_mean", "method.trimmed_mean.beta=0.2"], "leaves out none of 3 clients"),
     ("fedavg", ["method.fuse=private_mean"], "batch-norm"),
     ("feddg-ga", ["method.fuse=coordinate_median"], "not hold with coordinate_median"),

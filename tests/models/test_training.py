@@ -1,13 +1,17 @@
-"""`model.train`: what is trained, what is frozen, and that frozen tensors are neither changed nor sent."""
+"""`model.train`: what is trained and what is frozen. Inserts of two rows, whose names stand in any order."""
+
+import itertools
 
 import pytest
 import torch
 from networks import build, outline
-from torch import nn
+from support import small_experiment
 
-from fedsim.models.net import Net
+from fedsim.common.errors import UserError
+from fedsim.methods.table import METHODS
+from fedsim.models.hidden import hidden_layers
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
-from fedsim.models.training import frozen_tensors
+from fedsim.run.plan import resolve
 
 
 def trained(net):
@@ -26,25 +30,6 @@ def test_words():
     pattern = outline("resnet18", train="backbone.layer4.1.*+head")
     block = {name for name in pattern.state_dict() if name.startswith("backbone.layer4.1.")}
     assert trained(pattern) == block | {"head.weight", "head.bias"}
-
-
-class GlobalNorm(nn.Module):
-    """A norm layer that is no layer of torch, as timm has them."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale, self.act = nn.Parameter(torch.ones(4)), nn.ReLU()
-
-
-def test_norm_layers_that_are_not_torch_s():
-    """A layer is known by its name or its base's; a block that holds other layers with parameters is no norm layer."""
-    block = type("ConvNormAct", (nn.Module,), {})()
-    block.gain, block.conv, block.norm = nn.Parameter(torch.ones(1)), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
-    own = type("Own", (type("ScaledNorm", (GlobalNorm,), {}),), {})
-    net = Net(nn.Sequential(block, GlobalNorm(), nn.RMSNorm(4), nn.Linear(4, 4), own()), 4, 2)
-    frozen = {id(tensor) for tensor in frozen_tensors(net, "norm")}
-    names = {name for name, parameter in net.named_parameters() if id(parameter) not in frozen}
-    assert names == {f"backbone.{name}" for name in ("0.norm.weight", "0.norm.bias", "1.scale", "2.weight", "4.scale")}
 
 
 @pytest.mark.parametrize(("norm", "added"), [
@@ -69,3 +54,39 @@ def test_channels_that_ibn_took_over_follow_their_layer():
     assert (len(own), own <= trained(moving), own & trained(still)) == (7, True, set())
     inorms = {f"backbone.layer{stage}.1.inorm.{name}" for stage in (1, 2) for name in ("weight", "bias")}
     assert trained(outline("resnet18", IBN("b"), train="head")) == inorms | {"head.weight", "head.bias"}
+
+
+ROWS = [name for name, recipe in METHODS.items() if recipe.inserts]
+
+
+def built(folder, method):
+    """The network of a method, or the reason why it is refused."""
+    try:
+        return resolve(small_experiment(folder, method)).build_net()
+    except UserError as error:
+        return str(error)
+
+
+def hooks(net):
+    """How many hooks every module has."""
+    return {path: (len(m._forward_pre_hooks), len(m._forward_hooks)) for path, m in net.named_modules()}
+
+
+def test_the_order_of_names_does_not_change_the_network(tmp_path):
+    for pair in itertools.combinations(ROWS, 2):
+        one, two = (built(tmp_path, "+".join(names)) for names in (pair, pair[::-1]))
+        assert isinstance(one, str) == isinstance(two, str), pair
+        if isinstance(one, str):
+            continue
+        first, second = one.state_dict(), two.state_dict()
+        assert list(first) == list(second), pair
+        assert all(torch.equal(first[name], second[name]) for name in first), pair
+        assert (one.frozen, hooks(one)) == (two.frozen, hooks(two)), pair
+
+
+@pytest.mark.parametrize("pair", ["feddrop+fada", "feddrop+jigen", "feddrop+selfreg"])
+def test_every_layer_of_dropped_units_is_scaled(tmp_path, pair):
+    """FedDrop's scale reads the finished network: every layer after dropped units has it, and no other layer."""
+    net = built(tmp_path, pair)
+    readers = {layer.reader for layer in hidden_layers(net)}
+    assert readers == {path for path, (before, _) in hooks(net).items() if before} != set()

@@ -1,7 +1,5 @@
 """The banks that merge what clients send, and FINCH, on numbers worked out by hand."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 
@@ -245,28 +243,11 @@ def test_finch_by_hand():
     assert [labels.max() + 1 for labels in eight] == [4, 2]
     assert groups(eight[-1]) == {frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})}
     assert finch(np.zeros((5, 2))).tolist() == [0] * 5
-
-
-def exact_groups(points):
-    """The first partition of points with whole coordinates, whose cosines are compared without rounding."""
-    cluster = list(range(len(points)))
-    for i, p in enumerate(points):
-        # The sign and the square of cos(p, q) |p|, which puts the other points in the order of their cosines.
-        dots = [sum(a * b for a, b in zip(p, q)) for q in points]
-        signed = [Fraction(dot * abs(dot), sum(b * b for b in q) or 1) for dot, q in zip(dots, points)]
-        nearest = max((j for j in range(len(points)) if j != i), key=lambda j: (signed[j], -j))
-        cluster = [cluster[i] if label == cluster[nearest] else label for label in cluster]
-    return groups(np.array(cluster))
-
-
-def test_the_first_of_equally_near_points_is_taken():
-    """Cosines that are equal but for rounding are ties, so that a factor on one point changes no cluster."""
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        points = rng.integers(-2, 3, (rng.integers(2, 9), 2))
-        longer = points * np.append(np.ones((len(points) - 1, 1)), [[3.5]], axis=0)
-        found = [groups(first_neighbour_clusters(np.array(each, float))) for each in (points, longer)]
-        assert found == [exact_groups(points.tolist())] * 2, points
+    # the first of equally near points is taken: cosines that are equal but for rounding are ties
+    tied = np.array([(2, 1, 3), (2, 0.9, 3.1), (1, 2, 3), (0.9, 2, 3.1), (1, 1, 2)])
+    for factor in np.arange(1, 50) / 7:
+        found = first_neighbour_clusters(tied * [[factor], [1], [1], [1], [factor]])
+        assert groups(found) == {frozenset({0, 1, 4}), frozenset({2, 3})}
 
 
 def test_finch_of_inner_products_is_finch_of_the_points():

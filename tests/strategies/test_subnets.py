@@ -7,7 +7,6 @@ from support import run_small, small_experiment
 from torch import nn
 
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import build_recipe
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.kept_scale import KeptScale
@@ -94,18 +93,6 @@ def test_silent_units_stay_silent_and_train_as_a_smaller_network():
         whole.train(scale == 2)
         logits = nn.functional.linear(scale * whole.features(x), whole.head.weight, whole.head.bias)
         assert torch.allclose(whole(x), logits, atol=1e-6)
-
-
-@pytest.mark.parametrize("train", [{"momentum": 0.9}, {"momentum": 0.0, "optimizer": "adam"}])
-def test_kept_buffers_are_refused(tmp_path, train):
-    """Momentum of the round before would move units that are left out in this one away from 0."""
-    kept = {"rounds": 2, "persist_optimizer": True, **train}
-    experiment = small_experiment(tmp_path, "feddrop", train=kept)
-    with pytest.raises(UserError, match="persist_optimizer = false"):
-        build_recipe(experiment)
-    build_recipe(experiment, recorded=True)
-    build_recipe(experiment.replace(method={"random_subnet": {"rate": 0.0}}))
-    build_recipe(experiment.replace(train={"momentum": 0.0, "optimizer": "sgd"}))  # SGD then has no buffers
 
 
 def test_silobn_without_the_upload_sends_no_statistics(tmp_path):
