@@ -64,6 +64,22 @@ def small_net(seed: int = 0) -> Net:
     return Net(layers, 4, 3)
 
 
+class Scaled(nn.Module):
+    """A network whose features are its input times a parameter, with a linear head of given weights."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.head.weight.data = weight
+
+    def features(self, x):
+        return self.scale * x
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
 def ready_round(net: nn.Module, records: dict | None = None, images: int = 6, size: int = 16, lr=0.1, **changes):
     """A round on so many images that trains this network with an optimizer of its own."""
     data = small_data(colour_images(images, size))

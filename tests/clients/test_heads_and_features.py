@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_round import ready_round, small_round, step_of
+from small_round import Scaled, ready_round, small_round, step_of
 from torch import nn
 
 from clients.parts import Batch
@@ -24,20 +24,9 @@ def head_of(*probabilities):
     return np.log(np.array(probabilities, np.float32))[:, None]
 
 
-class Features(nn.Module):
-    """A network of one parameter, which multiplies the features, and a head with given probabilities."""
-
-    def __init__(self, *probabilities):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-        self.head = nn.Linear(1, len(probabilities), bias=False)
-        self.head.weight.data = torch.tensor(head_of(*probabilities))
-
-    def features(self, x):
-        return self.scale * x
-
-    def forward(self, x):
-        return self.head(self.features(x))
+def scaled(*probabilities):
+    """A network that multiplies the features, and has a head with these probabilities."""
+    return Scaled(torch.tensor(head_of(*probabilities)))
 
 
 def test_loss_of_all_heads():
@@ -45,7 +34,7 @@ def test_loss_of_all_heads():
     record = {  # this client's own entry is not used
         "a:head.weight": head_of(0.5, 0.5), "b:head.weight": head_of(0.2, 0.8), "c:head.weight": head_of(0.1, 0.9),
     }  # fmt: skip
-    net, batch = Features(0.6, 0.4), Batch(torch.ones(1, 1), torch.tensor([0]))
+    net, batch = scaled(0.6, 0.4), Batch(torch.ones(1, 1), torch.tensor([0]))
     round = ready_round(net, {"heads": record}, clients=("a", "b", "c"))
     round.terms = [OtherHeads().begin(round)]
     assert SupervisedStep().begin(round)(batch).item() == pytest.approx(4.422849, abs=1e-5)
@@ -58,7 +47,7 @@ def test_loss_of_all_heads():
 
 def test_ensemble_of_heads():
     """The mean of (.6, .4), (.2, .8), (.1, .9) is (.3, .7); without heads the network's own."""
-    net, x = Features(0.5, 0.5), torch.ones(1, 1)
+    net, x = scaled(0.5, 0.5), torch.ones(1, 1)
     uploads = [{"head.weight": torch.tensor(head_of(*p))} for p in ((0.6, 0.4), (0.2, 0.8), (0.1, 0.9))]
     with torch.no_grad():
         assert EnsembleOfHeads().begin(net, tuple, uploads)(x).exp()[0].tolist() == pytest.approx([0.3, 0.7])

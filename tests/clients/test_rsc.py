@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, digits_net, ready_round, small_data, small_round, step_of
+from small_round import Scaled, colour_images, digits_net, ready_round, small_data, small_round, step_of
 from torch import nn
 
 from clients.objective import self_challenging as rsc
@@ -14,22 +14,6 @@ from clients.parts import Batch
 from clients.tools.cut_network import CutNetwork
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings, TrainSettings
-
-
-class Given(nn.Module):
-    """A network whose features are its input times a parameter, with a linear head of given weights."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-        self.head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        self.head.weight.data = weight
-
-    def features(self, x):
-        return self.scale * x
-
-    def forward(self, x):
-        return self.head(self.features(x))
 
 
 @pytest.mark.parametrize(("g", "f", "mask"), [
@@ -55,7 +39,7 @@ def test_a_percentile_that_is_an_entry_is_muted(size, muted):
 def test_loss_of_one_sample(frozen):
     """Full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted, also with a frozen extractor."""
     weight = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
-    net = Given(weight.clone())
+    net = Scaled(weight.clone())
     net.scale.requires_grad_(not frozen)
     batch = Batch(torch.ones(1, 3), torch.tensor([0]))
     loss = step_of(SelfChallenging(), ready_round(net, lr=0.01))(batch)
@@ -68,7 +52,7 @@ def test_loss_of_one_sample(frozen):
 def test_the_gradient_is_that_of_the_masked_features():
     """One step of the whole part equals the step on CE(h(z * M)), M worked out by hand for a linear head."""
     torch.manual_seed(0)
-    net = Given(torch.randn(3, 6))
+    net = Scaled(torch.randn(3, 6))
     images, labels = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
     start = net.head.weight.detach().clone()
     g = start[labels]  # the gradient of o_y is the row of the class

@@ -1,16 +1,26 @@
-"""Styles: channel statistics, AdaIN and its spaces, and amplitudes, on numbers worked out by hand."""
+"""Styles: channel statistics, AdaIN and its spaces on numbers by hand, and CCST's transfer between clients."""
 
+import logging
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from small_round import colour_images, small_data, small_round
+from support import small_experiment
 from torch import nn
 
-from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows
+from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.style import Haar, Pixel, adain_affine, apply_affine, deviation, move, pool, statistics
 from clients.augment.vgg_style import Vgg, decoder, encoder, load_vgg
-from clients.step.episodic import EpisodicStep
 from fedsim.common.errors import UserError
+from fedsim.data import benchmark
+from fedsim.data.augment import to_float
+from fedsim.methods.assembly import build_recipe
+from fedsim.settings.experiment import read_experiment
+from strategies.banks.style import StyleBank
+from strategies.parts import ServerRound
 
 
 def row(*values):
@@ -146,63 +156,114 @@ def test_vgg_says_in_one_line_what_is_wrong(phi, psi, message, vgg_files):
     assert "\n" not in str(caught.value)
 
 
-X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
-TWO = torch.full_like(X, 2.0)
-OTHER = torch.tensor([[0.0, 4.0], [0.0, 0.0]])[None, None]
+FIRST_ROUND = ServerRound(1, 3, [], {})
 
 
-def by_definition(x, foreign, share, b):
-    """The formula with a centred mask on the whole complex spectrum, in float64."""
-    spectrum, other = (torch.fft.fftshift(torch.fft.fft2(v.double()), dim=(-2, -1)) for v in (x, foreign))
-    height, width = x.shape[-2:]
-    mask = torch.zeros(height, width)
-    mask[max(height // 2 - b, 0) : height // 2 + b + 1, max(width // 2 - b, 0) : width // 2 + b + 1] = 1
-    own, phase = spectrum.abs(), spectrum.angle()
-    changed = own * (1 - mask) + ((1 - share) * own + share * other.abs()) * mask
-    result = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(changed, phase), dim=(-2, -1)))
-    assert result.imag.abs().max() < 1e-6
-    return result.real.float()
+def bank_of(part, clients="abc"):
+    """What client `a` receives when clients of different brightness contribute."""
+    entries = {}
+    for index, client in enumerate(clients):
+        data = small_data(colour_images(6, seed=index, offset=60 * index), client=client)
+        entries[client] = part.collect(small_round(data))
+        assert StyleBank().accept(client, entries[client], FIRST_ROUND) == ""
+    return {"style": StyleBank().hand_out(entries, "a", FIRST_ROUND)}
 
 
-@pytest.mark.parametrize(("x", "foreign", "share", "b", "wanted"), [
-    (X, TWO, 0.0, 0, [[1, 2], [3, 4]]), (X, TWO, 0.0, 1, [[1, 2], [3, 4]]),
-    (X, TWO, 0.5, 0, [[0.75, 1.75], [2.75, 3.75]]), (X, TWO, 1.0, 0, [[0.5, 1.5], [2.5, 3.5]]),  # the mean alone
-    (X, OTHER, 1.0, 1, [[0, 0], [0, 4]]), (X, OTHER, 0.5, 1, [[0.5, 1.0], [1.5, 4.0]]),  # the whole spectrum
-    (X, 0 * X, 0.0, 0, [[1, 2], [3, 4]]),  # the formula as printed gives [[-1.5, -.5], [.5, 1.5]]
-    (-X, TWO, 1.0, 0, [[-0.5, -1.5], [-2.5, -3.5]]),  # the sign is the image's own
-])  # fmt: skip
-def test_numbers_by_hand(x, foreign, share, b, wanted):
-    found = interpolate(x, amplitude(foreign, b), torch.tensor([share]), b)[0, 0]
-    assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float32), atol=1e-6)
+def epoch(part, records=None, count=5, **changes):
+    """All items of client `a` after the transfer, its original images and its round."""
+    data = small_data(colour_images(count + 2), validation=2)
+    round = small_round(data, bank_of(part) if records is None else records, **changes)
+    items = np.arange(count * part.copies(round))
+    return data.batch(items, part.begin(round)), to_float(data.images[:count]), round
 
 
-def test_products_that_are_whole_numbers():
-    """0.29 * 100 is below 29 in floating point, and 0.07 * 100 is above 7."""
-    assert half_width(0.29, 100, 100) == 29
-    found = EpisodicStep(rho=0.07).collect(small_round(small_data(colour_images(100, 4))))
-    assert len(found["amplitude"]) == 7
+@pytest.mark.parametrize("space", ["pixel", "haar", "vgg"])
+def test_every_image_l_times_and_once_untouched(space, vgg_files):
+    weights = {"encoder_weights": str(vgg_files / "vgg.pth"), "decoder_weights": str(vgg_files / "decoder.safetensors")}
+    part = CrossClientStyle(encoder=space, L=3, **(weights if space == "vgg" else {}))
+    batch, originals, round = epoch(part)
+    assert batch.labels.tolist() == round.data.labels[:5].tolist() * 3
+    same = [[torch.equal(image, original) for original in originals] for image in batch.raw]
+    assert sum(map(sum, same)) == 5
+    assert [sum(column) for column in zip(*same)] == [1] * 5
+    assert batch.raw.shape == (15, 3, 16, 16)
+    assert batch.raw.min() >= 0
+    assert batch.raw.max() <= 1
+    assert part.__class__(**{**part.__dict__, "L": 1}).copies(round) == 1
+    assert part.tag == space
 
 
-def test_windows():
-    for (size, share), b in {(384, 0.01): 3, (384, 0.003): 1, (224, 0.01): 2, (32, 0.01): 0}.items():
-        assert half_width(share, size, size) == b
-        assert amplitude(torch.zeros(1, 1, size, size), b).shape[2:] == (2 * b + 1, b + 1)
-    for height, width in ((8, 8), (7, 9), (5, 12)):
-        assert sorted(window_rows(half_width(1.0, height, width), height).tolist()) == list(range(height))
-        whole = amplitude(torch.zeros(1, 1, height, width), max(height, width))
-        assert whole.shape[2:] == (height, width // 2 + 1)
+def test_pixel_transfer_reaches_the_foreign_mean():
+    part = CrossClientStyle(L=2)
+    records = bank_of(part, "ab")
+    batch, originals, _ = epoch(part, records)
+    moved = [index for index in range(10) if not torch.equal(batch.raw[index], originals[index % 5])]
+    assert len(moved) == 5
+    reached = batch.raw[moved].mean(dim=(2, 3))
+    assert torch.allclose(reached, torch.from_numpy(records["style"]["b:mean"]).expand(5, 3), atol=1e-3)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 9), (9, 6), (16, 11)])
-def test_every_window_follows_the_definition(size):
-    """Of the other image it needs the window alone; a constant image stays constant."""
-    torch.manual_seed(0)
-    x, foreign = torch.rand(2, 3, *size), torch.rand(2, 3, *size)
-    x[1] = 0.4
-    for b in range(max(size) + 1):
-        windowed = amplitude(foreign, b)
-        assert torch.allclose(windowed, window_of(amplitude(foreign), b), atol=1e-6)
-        for share in (0.0, 0.3, 1.0):
-            ours = interpolate(x, windowed, torch.full((2,), share), b)
-            assert torch.allclose(ours[:1], by_definition(x, foreign, share, b)[:1], atol=2e-6), (b, share)
-            assert ours[1].std(dim=(1, 2)).max() < 1e-6
+def test_the_level_is_lowered_to_the_styles_there_are(caplog):
+    """A client that failed in phase 0 still gets the others' styles; without any its data stay as they are."""
+    part = CrossClientStyle(L=9)
+    assert len(epoch(part, bank_of(part, "bc"))[0].images) == 15
+    for clients in ("", "a"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            batch, originals, _ = epoch(part, bank_of(part, clients))
+        assert torch.equal(batch.raw, originals)
+        assert "no styles of other clients" in caplog.text
+
+
+def test_the_same_images_every_round_unless_resampled():
+    first, again, later = (epoch(CrossClientStyle(L=1), round=number)[0].raw for number in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first, later)
+    anew = CrossClientStyle(L=1, resample_each_round=True)
+    one, *others = (epoch(anew, round=number)[0].raw for number in (1, 2, 3, 4))
+    assert not all(torch.equal(one, other) for other in others)
+    values = epoch(CrossClientStyle(quantise=True))[0].raw * 255
+    assert torch.allclose(values, values.round(), atol=1e-4)
+
+
+def test_single_styles_leave_constant_images_out():
+    images = colour_images(10)
+    images[:4] = 200
+    part = CrossClientStyle(styles="single", J=3)
+    assert part.collect(small_round(small_data(images)))["mean"].shape == (3, 3)
+    many = CrossClientStyle(styles="single").collect(small_round(small_data(images)))
+    assert many["mean"].shape == (6, 3)
+    assert (abs(many["mean"] - 200 / 255) > 0.05).all()
+    constant = part.collect(small_round(small_data(np.full_like(images, 7))))
+    assert constant["mean"].shape == (1, 3)  # nothing but constant images: their overall style
+    assert len(epoch(part)[0].images) == 15
+    assert "single images" in part.discloses
+    assert part.tag == "pixel, single"
+    images = colour_images(8)
+    images[6:] = 255
+    rounds = small_round(small_data(images, validation=2)), small_round(small_data(images[:6]))
+    split, whole = (CrossClientStyle().collect(round)["mean"] for round in rounds)
+    assert np.array_equal(split, whole)
+
+
+@pytest.mark.parametrize("data", ["pacs", "office-home", "camelyon17"])
+def test_the_papers_level_is_the_number_of_clients(data):
+    """L = K on the data sets of the paper, of which one domain is the target."""
+    experiment = read_experiment(data, ["method.name=ccst"])
+    level = build_recipe(experiment, recorded=True).augment.L
+    assert level == len(benchmark(experiment.data).domains) - 1
+
+
+@pytest.mark.filterwarnings("ignore:var_mean")
+@pytest.mark.parametrize("size", [8, 9])
+def test_no_unbiased_variance_of_one_value(size):
+    """Images of 8 pixels have one value per Haar band of the last level, and its unbiased variance is 0 / 0."""
+    options = {"encoder": "haar", "content_variance": "unbiased"}
+    round = small_round(small_data(colour_images(4, size)))
+    finite = all(values.isfinite().all() for values in CrossClientStyle(**options).content(round, correction=1))
+    assert finite == (size == 9)
+    method, data = {"name": "ccst", "cross_client_style": options}, {"image_size": size}
+    with nullcontext() if finite else pytest.raises(UserError, match="less than 9 pixels"):
+        build_recipe(small_experiment("unused", method, data=data))
+    options["content_variance"] = "population"
+    build_recipe(small_experiment("unused", method, data=data))
