@@ -44,13 +44,9 @@ def test_losses():
         wrong = scores(0.9).requires_grad_()
         discriminator_loss(wrong, scores(0.5), kind).backward()
         assert wrong.grad.item() == pytest.approx(slope)
-
-
-def test_label_smoothing():
-    """Each other class gets smooth / (C - 1); 0 gives the usual cross-entropy."""
     logits, label = torch.tensor([[2.0, 0, 0, 0, 0]]), torch.tensor([0])
-    assert smoothed_cross_entropy(logits, label, 0.2).item() == pytest.approx(0.832653, abs=1e-6)
-    assert smoothed_cross_entropy(logits, label, 0.0).item() == pytest.approx(0.432653, abs=1e-6)
+    for smooth, loss in ((0.2, 0.832653), (0.0, 0.432653)):  # each other class gets smooth / (C - 1)
+        assert smoothed_cross_entropy(logits, label, smooth).item() == pytest.approx(loss, abs=1e-6)
 
 
 def test_players():
@@ -71,10 +67,6 @@ def test_players():
     assert sizes == [25_202_688, 10_519_040]
     assert discriminator.projection.numel() == 4_194_304
     assert sum(p.numel() for p in discriminator.parameters()) == 1_057_793
-
-
-def test_projection():
-    """Its norm is 1 and it is not a parameter; in the trained variants it is one; Kaiming's norm is not 1."""
     torch.manual_seed(0)
     kinds = {kind: Discriminator(50, 3, 64, 4, kind) for kind in ("frozen", "trained", "kaiming")}
     norms = {kind: discriminator.projection.norm().item() for kind, discriminator in kinds.items()}
@@ -118,18 +110,14 @@ def test_who_moves_in_which_step(gen, monkeypatch):
     assert set(round.outbox["generator"]) == {"hidden.weight", "hidden.bias", "out.weight", "out.bias"}
 
 
-def test_loss_of_the_network():
-    """The step returns lambda1 CE + lambda0 L_f; the tallies are means over the adversarial steps."""
+def test_loss_and_phases():
+    """The step returns lambda1 CE + lambda0 L_f of its tallies; E0 / (E0 + E1) of the steps are plain."""
     _, round, step = small(steps=2, E0=1, E1=1, lambda1=0.15, lambda0=0.85, smooth=0.0)
     first, second = (step(round.data.batch(np.arange(start, start + 4))).item() for start in (0, 4))
     found = round.tallied()
     assert second == pytest.approx(0.15 * found["ce_loss"] + 0.85 * found["feature_loss"], rel=1e-5)
     assert first != pytest.approx(second)
     assert round.scratch["generator"].d_optimizer.state != {}
-
-
-def test_phases():
-    """E0 / (E0 + E1) of the steps are plain: with 10 epochs of 2 steps these are the paper's 3 and 7 epochs."""
     _, round, step = small(steps=20, E0=3, E1=7)
     discriminator = round.scratch["generator"].discriminator
     before = snapshot(discriminator)

@@ -39,10 +39,6 @@ def test_kernels():
         assert convolved(torch.rand(2, 3, 9, 11), kernels[0]).shape == (2, 3, 9, 11)
     drawn = [random_kernel(3, (1, 3, 5, 7), generator).shape[-1] for _ in range(400)]
     assert all(drawn.count(size) > 70 for size in (1, 3, 5, 7))
-
-
-def test_views():
-    """`mix` is between the image and its convolution; img_p is about the share of unchanged images."""
     generator, x = torch.Generator().manual_seed(0), torch.rand(2, 3, 8, 8)
     drawn = [RandomConvolution("img_p", p=0.25).view(x, generator).equal(x) for _ in range(400)]
     assert sum(drawn) / 400 == pytest.approx(0.25, abs=0.06)
@@ -73,16 +69,6 @@ def test_neutral_settings_are_the_supervised_step(part):
     (loss, net, _), (wanted, plain, _) = one_step(part), one_step(SupervisedStep())
     assert loss.equal(wanted)
     assert not changed(net, plain.state_dict())
-
-
-def test_no_change_has_no_divergence(monkeypatch):
-    """Three equal views have JS = 0; with alpha = 0 `mix` is the image, and the loss that of the supervised step."""
-    assert one_step(RandomConvolution("img_p", weight=3.0, p=1.0))[2].tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
-    wanted, _, _ = one_step(SupervisedStep())
-    monkeypatch.setattr("clients.objective.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))
-    loss, _, round = one_step(RandomConvolution())
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
-    assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
 
 
 class Drawn:
@@ -147,8 +133,8 @@ def test_permutations_are_those_of_their_code():
     assert (table[:, None] != table[None]).sum(2)[np.triu_indices(31, 1)].min() == 7
 
 
-def test_tiles_are_counted_row_by_row_and_joined():
-    """Tiles 0..8 under P show P[t]; the inverse restores them; in order they are the image, bit for bit."""
+def test_tiles():
+    """Counted row by row and joined; label 0 has probability .9 + .1 / 31; grey is the luma; the border is cut off."""
     x = torch.rand(2, 3, 12, 15)
     assert joined(cut(x)).equal(x)
     assert cut(x)[:, 5].equal(x[:, :, 4:8, 10:15])
@@ -158,19 +144,11 @@ def test_tiles_are_counted_row_by_row_and_joined():
         moved = shuffled(cut(x), torch.tensor([permutation]))
         assert moved[0, :, 0, 0, 0].tolist() == list(permutation)
         assert joined(shuffled(moved, torch.tensor([permutation]).argsort(1))).equal(x)
-
-
-def test_label_frequencies():
-    """Label 0 has probability .9 + .1 / 31, the others .1 / 31 each."""
     orders = draw_orders(200_000, 0.9, 31, torch.Generator().manual_seed(0))
     share = torch.bincount(orders, minlength=31) / 200_000
     assert share[0].item() == pytest.approx(0.90323, abs=0.002)
     assert share[1:].min().item() == pytest.approx(0.1 / 31, rel=0.15)
     assert draw_orders(100, 1.0, 31, torch.Generator()).sum() == 0
-
-
-def test_grey_tiles():
-    """Only the chosen tiles are grey: all their channels are the luma."""
     tiles, chosen = torch.rand(2, 9, 3, 4, 4), torch.zeros(2, 9, dtype=torch.bool)
     chosen[1, 4] = True
     done = grey_tiles(tiles, chosen)
@@ -179,10 +157,6 @@ def test_grey_tiles():
     done[1, 4] = tiles[1, 4]
     assert done.equal(tiles)
     assert grey_tiles(tiles[:, :, :1], chosen).equal(tiles[:, :, :1])
-
-
-def test_border():
-    """By default it is cut off, so that 222 of 224 pixels remain; or it is kept."""
     x, none = torch.rand(1, 3, 32, 32), torch.zeros(1, 9, dtype=torch.bool)
     assert Jigsaw().scrambled(x, ORDERED, none).equal(x[..., 1:31, 1:31])
     kept = Jigsaw(border="keep").scrambled(x, torch.tensor(PERMUTATIONS[:1]), none)
@@ -201,25 +175,17 @@ def jigen_step(part, size):
     return step_of(part, round)(round.data.batch(round.data.training_positions())), net, round
 
 
-def test_a_network_of_one_image_size_is_refused():
-    """Without its border an image of 16 pixels has 15, which the small network (and a ViT) does not accept."""
-    with pytest.raises(UserError, match="jigsaw cuts the images to 15 x 15 pixels, which this network does not accept"):
-        jigen_step(Jigsaw(), 16)
-    jigen_step(Jigsaw(border="keep"), 16)
-
-
-def test_neutral_jigen_is_the_supervised_step():
-    """alpha = 0, beta = 1 and no grey tiles give the same numbers bit for bit, if there is no border."""
-    loss, net, _ = jigen_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
-    wanted, plain, _ = jigen_step(SupervisedStep(), 30)
-    assert loss.equal(wanted)
-    assert not changed(net, plain.state_dict())
-
-
-def test_both_losses_train_the_features():
-    """The loss is CE + alpha CE of the order; both heads are trained."""
+def test_jigen():
+    """CE + alpha CE of the order; neutral settings are the supervised step bit for bit, if there is no border."""
     loss, net, round = jigen_step(Jigsaw(alpha=2.0, beta=0.0), 28)
     plain, other, _ = jigen_step(Jigsaw(alpha=0.0, beta=0.0), 28)
     assert loss.item() == pytest.approx(plain.item() + 2 * round.tallied()["jigsaw_loss"], rel=1e-5)
     assert changed(net, other.state_dict()) >= {"jigsaw.weight", "backbone.conv1.weight"}
     assert net.jigsaw.out_features == 31
+    loss, net, _ = jigen_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
+    wanted, plain, _ = jigen_step(SupervisedStep(), 30)
+    assert loss.equal(wanted)
+    assert not changed(net, plain.state_dict())
+    with pytest.raises(UserError, match="jigsaw cuts the images to 15 x 15 pixels, which this network does not accept"):
+        jigen_step(Jigsaw(), 16)
+    jigen_step(Jigsaw(border="keep"), 16)

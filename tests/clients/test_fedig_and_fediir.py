@@ -1,42 +1,141 @@
-"""FedIIR: client, server, and the exchange before training."""
+"""FedIG's client-agnostic step, and FedIIR: client, server, and the exchange before training."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from flwr.app import Error, Message, MetricRecord, RecordDict
-from small_round import changed, ready_round, small_net, small_round, snapshot
+from small_round import changed, digits_net, ready_round, small_net, small_round, snapshot, step_of
 from support import run_small, tiny_experiment
 from torch import nn
 
+from clients.objective.client_agnostic import ClientAgnostic, cafl
+from clients.optimizers import make_optimizer
 from clients.parts import Batch
 from clients.terms.classifier_alignment import ClassifierAlignment, squared_distance
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import find_recipe
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.models.norms import MixIG
+from fedsim.models.norms.mixig import mixig_layers
 from fedsim.settings import TrainSettings
+from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.kinds import bn_scope
 from strategies.banks.classifier_gradients import ClassifierGradients
+from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.parts import SERVER, ServerRound
 
-HEAD = {"head.weight": np.zeros((2, 2), np.float32), "head.bias": np.zeros(2, np.float32)}
+HEAD = {"head.weight", "head.bias"}
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def make_net(norm=None, *, bottleneck=8):
+    net = digits_net(28, 1, bottleneck, norm, 10)
+    with torch.no_grad():
+        net.train()(torch.rand(16, 1, 28, 28, generator=torch.Generator().manual_seed(4)))
+    return net
+
+
+def arrays_of(net):
+    return {name: value.numpy().copy() for name, value in net.state_dict().items()}
+
+
+def fedig_round(net, **train):
+    settings = Experiment(train={"lr": 0.05, "momentum": 0.5, **train}).train
+    records = {GlobalBatchNorm.name: arrays_of(net)}
+    round = small_round(None, records, net, train=settings, classes=10, round=2, rounds=4, lr=settings.lr)
+    round.optimizer = make_optimizer(net, settings, settings.lr)
+    return round
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(3)
+    return Batch(torch.rand(12, 1, 28, 28, generator=generator), torch.arange(12) % 10)
+
+
+def test_cafl_numbers():
+    """The function is the paper's equation; the part asks for the mean over the dimensions."""
+    f, mixed = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 2.0], [3.0, 4.0]])
+    assert cafl(f, mixed).item() == cafl(f, mixed, "sum").item() == 13.0
+    assert cafl(f, mixed, "mean").item() == 6.5
+    assert ClientAgnostic().cafl_reduction == "mean"
+
+
+def test_cacl_reaches_the_classifier_alone(batch):
+    """Without CAFL, and with a term that removes CE, only the head changes, by lambda1 times the CE gradient on f_D."""
+    net = make_net(MixIG(u=(0.5, 0.5)))
+    before, layers = snapshot(net), mixig_layers(net).values()
+
+    def take(lambda2):
+        round = fedig_round(net, momentum=0.0)
+        round.terms = [lambda batch: -batch.loss]
+        step_of(ClientAgnostic(lambda1=0.3, lambda2=lambda2), round)(batch)
+
+    take(1e-300)  # 0 in float32, but f_D has gradients
+    affine = {name for name in bn_scope(net) if name.endswith(("weight", "bias"))}
+    assert changed(net, before) - set(bn_scope(net)) == HEAD
+    assert not changed(net, before) & affine
+    net.load_state_dict(before)
+    for layer in layers:
+        layer.mode, layer.u = "mixed", torch.full_like(layer.global_mean, 0.5)
+    loss = F.cross_entropy(net.head(net.features(batch.images).detach()), batch.labels)
+    (gradient,) = torch.autograd.grad(loss, [net.head.weight])
+    for layer in layers:
+        layer.mode = "local"
+    take(0.0)
+    torch.testing.assert_close(net.head.weight, before["head.weight"] - 0.05 * 0.3 * gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_adapter_momentum_is_kept_when_asked_for(batch):
+    net, step = make_net(MixIG(adapter=True)), ClientAgnostic()
+    for persist in (True, False):
+        round = fedig_round(net, persist_optimizer=persist)
+        step_of(step, round)(batch)
+        step.end(round)
+        round.store.commit()
+        kept = round.store.get("adapter-optimizer")
+        assert len(kept or ()) == (8 if persist else 0)  # two layers of four tensors
+        if persist:
+            assert any(value.abs().sum() > 0 for value in kept.values())
+            round.store.open_round(3)
+            step_of(step, round)(batch)
+
+
+@pytest.mark.parametrize(("method", "settings", "words"), [
+    ("fedig", {"share": "everything"}, "clients upload tensors"),
+    ("fedig", {"without_batch_norm": {"upload": False}}, "clients upload tensors"),
+    ("gperxan", {"objective": "client_agnostic"}, "track both passes"),
+    ("fedbn", {"objective": "client_agnostic"}, "needs a second view"),
+])  # fmt: skip
+def test_combinations_that_make_no_sense(method, settings, words):
+    with pytest.raises(UserError, match=words):
+        build_recipe(Experiment(method={"name": method, **settings}))
+
+
+PREVIOUS = {"head.weight": np.zeros((2, 2), np.float32), "head.bias": np.zeros(2, np.float32)}
 
 
 def sums(weight, count):
     """A contribution whose only non-zero gradient is the first row of the weight."""
-    return {**HEAD, "head.weight": np.array([weight, (0, 0)], np.float32), "batches": np.array([count], np.float32)}
+    return {**PREVIOUS, "head.weight": np.array([weight, (0, 0)], np.float32), "batches": np.array([count], np.float32)}
 
 
 def test_running_mean_by_hand():
     """Batch gradients (1, 0) and (0, 1), g = 0, ema .95: (.025, .025). Then one client with three batches: by hand."""
-    bank, server = ClassifierGradients(), ServerRound(1, 3, ["a", "b"], HEAD)
+    bank, server = ClassifierGradients(), ServerRound(1, 3, ["a", "b"], PREVIOUS)
     first = bank.merge({}, {"a": sums((1, 0), 1), "b": sums((0, 1), 1)}, server)
     np.testing.assert_allclose(first[SERVER]["head.weight"][0], (0.025, 0.025), rtol=1e-6)
-    assert bank.hand_out(first, "b", server).keys() == HEAD.keys()
+    assert bank.hand_out(first, "b", server).keys() == PREVIOUS.keys()
     second = bank.merge(first, {"a": sums((3, 0), 2), "b": sums((0, 1), 2)}, server)
     np.testing.assert_allclose(second[SERVER]["head.weight"][0], (0.06125, 0.03625), rtol=1e-6)
     assert bank.accept("a", sums((1, 0), 1), server) == ""
     assert "batches is 0" in bank.accept("a", sums((1, 0), 0), server)
-    assert "'batches'" in bank.accept("a", HEAD, server)
+    assert "'batches'" in bank.accept("a", PREVIOUS, server)
 
 
 def test_penalty_by_hand():
@@ -121,7 +220,7 @@ def test_a_round_without_a_model_leaves_the_running_mean_as_it_was(tmp_path, kin
             entries.setdefault(config["round"], {})[config["client"]] = own
         elif config["phase"] == "train":
             mean[config["round"]] = record_to_arrays(message.content.array_records["classifier_gradient"])
-    bank, server = ClassifierGradients(), ServerRound(3, 3, [], HEAD)
+    bank, server = ClassifierGradients(), ServerRound(3, 3, [], PREVIOUS)
     for number in (2, 3):
         wanted = bank.merge({SERVER: mean[1]}, entries[number], server)[SERVER]
         for name, array in wanted.items():
