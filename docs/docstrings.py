@@ -3,21 +3,39 @@
 import re
 from collections.abc import Collection
 
+from typeset import typeset
+
 from fedsim.methods.docstrings import blocks, field_of
 
 
 def to_markdown(text: str, without: Collection[str] = ()) -> str:
-    """The docstring as Markdown; what is in `backticks` stays code, all else is shown as it is written.
+    """The docstring as Markdown, with its formulas typeset.
 
     without: fields whose paragraphs are left out, because they are shown elsewhere
     """
-    special, found = "\\`*_{}[]<>#|~$", []
+    found = []
     for kind, body in blocks(text):
         if kind == "lines":
-            found.append(f"```text\n{body}\n```")
+            lines = [
+                f"{'&emsp;' * ((len(line) - len(line.lstrip())) // 4 - 1)}{inline(line.strip())}"
+                for line in body.split("\n")
+            ]
+            shown = "\\\n".join(lines)
+            found.append(f"```{{container}} formula\n{shown}\n```" if "{math}" in shown else f"```text\n{body}\n```")
         elif not set(field_of(body)[0]) & set(without):
-            found.append(_escaped(body, special))
+            found.append(inline(body))
     return "\n\n".join(found)
+
+
+def inline(text: str) -> str:
+    """Text with formulas typeset; what is in `backticks` stays code."""
+    pieces = re.split(r"(`[^`]+`)", text)
+    return "".join(piece if piece[:1] == "`" else typeset(piece, escaped) for piece in pieces)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is written."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
 def to_rest(lines: list[str]) -> list[str]:
@@ -27,16 +45,10 @@ def to_rest(lines: list[str]) -> list[str]:
         if kind == "lines":
             result += ["::", "", *[f"   {line}" for line in body.split("\n")], ""]
         else:
-            result += [_escaped(body, "\\`*_|", code="``"), ""]
+            pieces = re.split(r"`([^`]+)`", body)
+            code = [
+                f"``{piece}``" if place % 2 else re.sub(r"([\\`*_|])", r"\\\1", piece)
+                for place, piece in enumerate(pieces)
+            ]
+            result += ["".join(code), ""]
     return result
-
-
-def _escaped(text: str, special: str, code: str = "`") -> str:
-    pieces = re.split(r"`([^`]+)`", text)
-    parts = []
-    for index, piece in enumerate(pieces):
-        if index % 2:
-            parts.append(f"{code}{piece}{code}")
-        else:
-            parts.append("".join(f"\\{letter}" if letter in special else letter for letter in piece))
-    return "".join(parts)

@@ -36,10 +36,23 @@ def write_part_pages(folder: Path) -> None:
     (folder / "index.md").write_text("\n".join(lines) + f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n")
 
 
-def part_section(kind: type, part: object = None, heading: str = "") -> list[str]:
+def write_code_pages(folder: Path) -> None:
+    """A page with the source of every module that has a part."""
+    for module in sorted({kind.__module__ for kinds in parts_by_slot().values() for kind in kinds.values()}):
+        file = f"{module.replace('.', '/')}.py"
+        code = f"```{{literalinclude}} ../../{file}\n:language: python\n```\n"
+        (folder / f"{module}.md").write_text(f"---\norphan: true\n---\n\n# {file}\n\n{code}")
+
+
+def code_link(kind: type) -> str:
+    """The name of a part's file, with a link to its page."""
+    return f"[`{kind.__module__.replace('.', '/')}.py`](../code/{kind.__module__}.md)"
+
+
+def part_section(kind: type, part: object = None) -> list[str]:
     """A part's heading, its docstring, those of its layers, and its settings: the values of `part`, or the defaults."""
     name = part_name(kind)
-    lines = [f"## {heading or name}", "", f"`{kind.__module__.replace('.', '/')}.py`", ""]
+    lines = [f"## {name}", "", code_link(kind), ""]
     texts, needs, drawn = field_texts(kind), conditions(kind), marks(kind, Tuned)
     lines += [to_markdown(inspect.getdoc(kind) or "", without=texts), ""]
     for layer in layers_of(kind):

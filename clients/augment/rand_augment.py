@@ -42,7 +42,7 @@ def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, flo
 class RandAugment(Augment):
     """N operations one after the other on every image, each drawn uniformly from 14, all with strength M.
 
-    Source: RandAugment (Cubuk et al., NeurIPS workshops 2020) with torchvision's operations and magnitudes. FedIG-A and
+    Source: RandAugment (Cubuk et al., NeurIPS 2020) with torchvision's operations and magnitudes. FedIG-A and
     COPA do not say which N and M they use; the defaults are torchvision's. Directions (of rotation, shear, translation,
     factor) are drawn with equal chances. It acts after the data set's own crop, flip and jitter, which it does not
     replace, and on training images alone. `N = 0` gives FedAvg.

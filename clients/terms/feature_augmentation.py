@@ -30,6 +30,7 @@ class FeatureAugmentation(Term):
     the client's last round of training, and never leaves the client. In the first `warmup` rounds, and for classes with
     fewer than two images, b is 0. The noise is used only in training. `lam = 0` gives FedAvg.
 
+    variant: what b is, "s" or "a" as above
     sigma1, sigma2: the standard deviations of a and b
     nu: the scale of the covariance
     lam: the weight of the term

@@ -95,6 +95,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     """
     from fedsim.methods.assembly import find_recipe
     from fedsim.methods.listing import in_words
+    from fedsim.methods.papers import papers_of
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe, parts_of
     from fedsim.parts.part import part_name
@@ -104,6 +105,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
     recipe = find_recipe(name)
     console.print(Text(f"{name}: {recipe.paper}", "bold"))
+    for paper in papers_of(recipe.paper):
+        _say_wrapped(f"{paper.title}, {paper.link}")
     _say_wrapped(f"{in_words(recipe)}.")
     plain = [(slot, repr(part)) for slot, part in parts_of(Recipe())]
     standard = []

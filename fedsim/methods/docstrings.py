@@ -11,8 +11,9 @@ from itertools import pairwise
 
 from torch import nn
 
-# A line that documents fields or settings: their names and a colon. Any other words before a colon are a sentence.
-FIELD = re.compile(r"`?\w+`?(?:, `?\w+`?)*: ")
+# A line that documents fields or settings: their names and a colon. Any other words before a colon are a sentence, and
+# so is such a line in the middle of one.
+FIELD = re.compile(r"(?!Source: )`?\w+`?(?:, `?\w+`?)*: ")
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -25,7 +26,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
             continue
         paragraph = ""
         for line in lines:
-            if paragraph and FIELD.match(line):
+            if paragraph and FIELD.match(line) and (FIELD.match(paragraph) or paragraph[-1] in ".:?)"):
                 found.append(("text", paragraph))
                 paragraph = line.strip()
             else:

@@ -17,13 +17,15 @@ class WithoutBatchNorm(Share):
     """Batch norm (affine part, statistics, counters) stays on its client; the rest is shared.
 
     Source: FedBN (Li et al., ICLR 2021) with `scope="all"`; gPerXAN (CVPR 2024) with `scope="xan"`, where batch norm
-    outside the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain. With `upload`
-    the batch norm is also sent to the server and averaged into the evaluation model. A client still never loads this
-    average (`avg_bn`, the convention behind the tables of the papers). The average is that of the clients of the round,
-    unless the refining part `upload_cache` keeps the last batch norm of the others. Without `upload` the unseen
-    domain's model would have the batch norm of the untrained network, so that this is refused. `scope="none"` gives
-    FedAvg. `share_scores` also shares the mixing score of XAN's batch-norm branch, which gPerXAN's code keeps on the
-    client by accident.
+    outside the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain.
+    `scope="none"` gives FedAvg.
+
+    scope: "all" batch norm of the network, that of the "xan" layers alone, or "none"
+    upload: the batch norm is also sent to the server and averaged into the evaluation model. A client never loads this
+    average (`avg_bn`, the convention behind the tables of the papers). It is that of the clients of the round, unless
+    the refining part `upload_cache` keeps the last batch norm of the others. Without the upload the unseen domain's
+    model would have the batch norm of the untrained network, so that this is refused
+    share_scores: also shares the mixing score of XAN's batch-norm branch, which gPerXAN's code keeps by accident
     """
 
     scope: Literal["all", "xan", "none"] = "all"

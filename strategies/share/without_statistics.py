@@ -12,8 +12,8 @@ from strategies.parts import Place, Share
 class WithoutStatistics(Share):
     """Batch-norm statistics and counters stay on the client; the affine part is shared (SiloBN, Andreux et al. 2020).
 
-    With `upload` the statistics are also averaged for the unseen domain (inductive). Without it they never leave the
-    client, and the unseen domain needs `infer = "recompute"` (transductive).
+    upload: the statistics are also averaged for the unseen domain (inductive). Without it they never leave the client,
+    and the unseen domain needs `infer = "recompute"` (transductive)
     """
 
     upload: bool = True

@@ -105,7 +105,7 @@ class GeneralizationAdjustment(Weights):
     """Moves aggregation weight towards clients for which the global model generalizes worse than their own.
 
         G_k = E_k(theta^(t-1)) - E_k(theta_k^(t-1)), measured on the client (part `generalization_gap`)
-        a <- adjust_weights(a, G, d (1 - (t-1)/T)), initially 1/K;  p_k = a_k / sum of a over the clients that replied
+        a <- adjust_weights(a, G, d (1 - (t-1)/T)), initially 1/K;  p_k = a_k / sum_j a_j over the clients that replied
 
     Source: FedDG-GA (Zhang et al., CVPR 2023). `d = 0` gives FedAvg with uniform weights.
 

@@ -13,7 +13,9 @@ from types import FunctionType
 import pytest
 
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
+from fedsim.methods.papers import papers, papers_of
 from fedsim.methods.registry import one_line, parts_by_slot
+from fedsim.methods.table import METHODS
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
@@ -49,13 +51,19 @@ def docstrings() -> Iterator[tuple[str, str]]:
                     yield f"{name}.{each.__name__}", inspect.getdoc(one) or ""
 
 
-def test_every_part_is_on_a_page_with_its_settings(tmp_path):
+@pytest.fixture(scope="module")
+def pages(modules, tmp_path_factory) -> Path:
     from generate import write_pages
 
-    write_pages(tmp_path)
-    index = (tmp_path / "parts" / "index.md").read_text()
-    text = "".join(file.read_text() for file in (tmp_path / "parts").glob("*.md"))
-    assert re.search(r"^\| `jigsaw`<br>jigen \|( \w+ \|)+$", (tmp_path / "parts" / "pairs.md").read_text(), re.M)
+    folder = tmp_path_factory.mktemp("docs")
+    write_pages(folder)
+    return folder
+
+
+def test_every_part_is_on_a_page_with_its_settings(pages):
+    index = (pages / "parts" / "index.md").read_text()
+    text = "".join(file.read_text() for file in (pages / "parts").glob("*.md"))
+    assert re.search(r"^\| `jigsaw`<br>jigen \|( \w+ \|)+$", (pages / "parts" / "pairs.md").read_text(), re.M)
     for name, kind in kinds().items():
         assert re.search(rf"^\| \[{name}\]\(\w+\.md#{name}\) \| .+ \|$", index, re.M), name
         assert f"\n## {name}\n" in text
@@ -64,13 +72,67 @@ def test_every_part_is_on_a_page_with_its_settings(tmp_path):
 
 
 def test_every_setting_of_a_part_is_explained():
-    silent = [
-        f"{name}.{key}"
-        for name, kind in kinds().items()
-        for key, text in field_texts(kind).items()
-        if not text and not re.search(rf"\b{key}\b", inspect.getdoc(kind) or "")
-    ]
+    silent = [f"{name}.{key}" for name, kind in kinds().items() for key, text in field_texts(kind).items() if not text]
     assert silent == []
+
+
+def test_a_method_has_its_paper_recipe_results_and_source(pages):
+    cited = set()
+    for name, recipe in METHODS.items():
+        text = (pages / "methods" / f"{name}.md").read_text()
+        cited |= (found := {paper.citation for paper in papers_of(recipe.paper)})
+        assert len(found) == (name != "deepall"), name
+        assert all(f"[{paper.title}]({paper.link})" in text for paper in papers_of(recipe.paper))
+        linked = re.findall(r"^\| \[\w+\]\S+ \| \[(\w+)\]\S+ \| \[`\S+`\]\(\.\./(code/\S+)\) \|$", text, re.M)
+        assert [part for part, _ in linked if f"\n## {part}\n" not in text] == []
+        assert all((pages / file).is_file() for _, file in linked)
+        assert name in ("fedavg", "deepall") or linked
+    assert cited == {paper.citation for paper in papers()}
+    text = (pages / "methods" / "gperxan.md").read_text()
+    assert "[Digits](../tables.md#digits):\n\n| rank | method |" in text
+    assert re.search(r"^\| 18 \| gperxan \|.*\n\| 35 \| FedAvg \|", text, re.M)
+    assert "of the paper is a stage: its checkpoint with" in text
+
+
+def test_the_table_of_methods_says_what_leaves_the_clients(pages):
+    lines = [line.split(" | ") for line in (pages / "methods" / "table.txt").read_text().splitlines()[2:]]
+    rows = {cells[0].split("]")[0].removeprefix("| ["): cells[1:] for cells in lines}
+    assert rows.keys() == METHODS.keys()
+    assert rows["scaffold"][2:] == ["1.03", "1.65", "classification, segmentation", "91.4 |"]
+    leaves = {name: rows[name][1] for name in ("fedavg", "fedbn", "afl", "fpl", "copa", "csac", "deepall")}
+    more = "updates, and statistics, features or single models"
+    assert list(leaves.values()) == ["model updates"] * 2 + ["updates and single numbers"] + [more] * 3 + [
+        "all raw data"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "theta <- theta + sum_k p_k delta_k / a_k, with",
+            r"$\theta\leftarrow \theta+\frac{\sum _{k}p_{k}\delta _{k}}{a_{k}}$, with",
+        ),
+        ("(mu/2) ||w - w^t||^2 over all", r"$\frac{\mu }{2 }\left\Vert w-w^{t}\right\Vert ^{2 }$ over all"),
+        (
+            "H of x_p(i), a word - and mean_k of it",
+            "H of $x_{p\\left(i\\right)}$, a word - and $\\operatorname{mean} _{k}$ of it",
+        ),
+        ("sqrt(unbiased variance + eps) > 1e-7", r"$\sqrt{\mathrm{unbiased}\ \mathrm{variance} +\epsilon }>10^{-7}$"),
+        (
+            "KL(p || m), theta^ and |S|/N = 1",
+            r"$\operatorname{KL}\left(p\,\Vert\,m\right)$, $\hat{\theta }$ and $\frac{\left\vert S\right\vert }{N}=1$",
+        ),
+        ("label_first = true and batch-norm (a, b)", "label_first = true and batch-norm (a, b)"),
+    ],
+)
+def test_formulas_are_found_among_words(text, shown):
+    from typeset import mathml, typeset
+
+    found = typeset(text, str)
+    joined = re.sub(r"\{math\}`([^`]*)`", r"$\1$", found).replace("$$", "")
+    assert joined.replace(" ", "") == shown.replace(" ", "")
+    assert all(mathml(latex).startswith("<math") for latex in re.findall(r"`([^`]*)`", found))
 
 
 def test_layers_have_their_formula_or_their_sequence():
@@ -79,7 +141,7 @@ def test_layers_have_their_formula_or_their_sequence():
     for name, kind in kinds().items():
         if issubclass(kind, Norm | Insert) and kind is not BatchNorm:
             text = "\n".join(part_section(kind))
-            assert re.search(r" [=*/] |->|~ | - ReLU|Linear\(", text), name
+            assert re.search(r"\{math\}| - ReLU", text), name
 
 
 def test_no_sentence_is_broken_in_two():

@@ -68,6 +68,7 @@ class RandomAlpha(Infer):
     mu and sigma are mixed by alpha as in `fixed_alpha`. Source: Table 3 of FedIG-A (submission to ICLR 2023).
 
     low, high: the bounds of alpha; `low = high = 0` gives eval mode
+    seed: the seed of these draws
     batch: the number of images for which the layers draw in turn, for every size of the evaluation batches
     """
 

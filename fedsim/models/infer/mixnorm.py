@@ -34,6 +34,7 @@ class MixNorm(Infer):
     m: the weight of the image's own statistics, known to us from a secondary description; select it on source
     validation from {0.05, 0.1, 0.3, 0.5}
     scale: the smallest area of a crop (our choice); crops are drawn once from `seed` and are equal for all images
+    seed: the seed of these crops
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

@@ -1,0 +1,115 @@
+"""The pages of the methods, the list of all, and the table of the first page."""
+
+from pathlib import Path
+
+from part_pages import code_link, in_cell, part_section
+from results_read import digits, results_of
+
+from fedsim.commands.methods import first_try
+from fedsim.methods.listing import MethodRow, listed, step_costs
+from fedsim.methods.papers import papers_of
+from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
+
+
+def write_method_pages(folder: Path) -> None:
+    """A page for each method, the list of all by what they change, and the table, which the first page includes."""
+    groups = {group: [row for row in rows if row.name in METHODS] for group, rows in listed().items()}
+    for name, recipe in METHODS.items():
+        (folder / f"{name}.md").write_text(method_page(name, recipe))
+    (folder / "index.md").write_text(methods_index(groups))
+    (folder / "table.txt").write_text(methods_table(groups))
+
+
+def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
+    """The parts in which a recipe differs from FedAvg's."""
+    standard = {repr(part) for _, part in parts_of(Recipe())}
+    own = [(slot, part) for slot, part in parts_of(recipe) if repr(part) not in standard]
+    return sorted(own, key=lambda pair: list(SLOTS).index(pair[0]))
+
+
+def leaves(recipe: Recipe) -> str:
+    """What leaves the clients, in one of four classes; the method's page has the whole sentence."""
+    if recipe.pooled:
+        return "all raw data"
+    more = {slot for slot, part in parts_of(recipe) if part.discloses}
+    if recipe.prelude or more - {"reports"}:
+        return "updates, and statistics, features or single models"
+    return "updates and single numbers" if recipe.reports else "model updates"
+
+
+def tasks(recipe: Recipe) -> str:
+    """The tasks that all parts of a recipe can have."""
+    return ", ".join(task for task in Recipe().client.tasks if all(task in part.tasks for _, part in parts_of(recipe)))
+
+
+def methods_table(groups: dict[str, list[MethodRow]]) -> str:
+    """All methods with what decides a choice; `site/methods.js` makes it sort and filter."""
+    own = digits()
+    lines = [
+        "| method | changes | leaves the clients | step | bytes | tasks | digits, % |",
+        "|---|---|---|--:|--:|---|--:|",
+    ]
+    for group, rows in groups.items():
+        for row in rows:
+            here = own.get(row.name, {})
+            title = "".join(f"<br><small>{in_cell(paper.title)}</small>" for paper in papers_of(row.recipe.paper))
+            cells = [f"[{row.name}](methods/{row.name}.md){title}", group.partition(":")[0], leaves(row.recipe)]
+            cells += ["" if row.cost is None else f"{row.cost:.2f}", here.get("bytes", ""), tasks(row.recipe)]
+            lines.append(f"| {' | '.join([*cells, here.get('average', '').partition(' ')[0]])} |")
+    return "\n".join(lines) + "\n"
+
+
+def methods_index(groups: dict[str, list[MethodRow]]) -> str:
+    """The page that lists all methods by what they change, with their papers."""
+    lines = ["# Methods", "", "[The table of the first page](../index.md#all-methods) sorts and filters them.", ""]
+    for group, rows in groups.items():
+        lines += [f"## {group[0].upper()}{group[1:]}", "", "| method | parts | paper |", "|---|---|---|"]
+        lines += [f"| [{row.name}]({row.name}.md) | {row.changes} | {cited(row.recipe)} |" for row in rows]
+        lines.append("")
+    entries = "\n".join(METHODS)
+    return "\n".join(lines) + f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+
+
+def cited(recipe: Recipe) -> str:
+    """The paper's title with its link, and how the row names it."""
+    titles = [f"[{paper.title}]({paper.link})" for paper in papers_of(recipe.paper)]
+    return ". ".join([*titles, in_cell(recipe.paper)])
+
+
+def method_page(name: str, recipe: Recipe) -> str:
+    """One method: paper, commands, disclosure, recipe, results, and every part with its formula and settings."""
+    lines = [f"# {name}", "", f"{cited(recipe)}.", ""]
+    lines += ["```bash", f"{first_try(name, recipe)} --target rot75", f"fedsim methods {name}", "```", ""]
+    cost = step_costs()[0].get(name)
+    lines += [f"- **What leaves the clients:** {in_cell(recipe.disclosure())}."]
+    lines += [f"- **Cost of a local step:** {cost:.2f} of FedAvg's (ResNet-18)."] if cost else []
+    lines += [f"- **Tasks:** {tasks(recipe)}.", "", "## Recipe", ""]
+    parts = own_parts(recipe)
+    if parts:
+        lines += ["All other slots are FedAvg's.", "", "| slot | part | source |", "|---|---|---|"]
+        for slot, part in parts:
+            kind = type(part)
+            lines.append(
+                f"| [{slot}](../parts/{slot}.md) | [{part_name(part)}](#{part_name(part)}) | {code_link(kind)} |"
+            )
+    else:
+        lines.append(
+            "One client holds all data." if recipe.pooled else "It is the reference: every part is the standard one."
+        )
+    lines += ["", *results(name), ""]
+    for _, part in {id(part): (slot, part) for slot, part in parts}.values():
+        lines += part_section(type(part), part)
+    return "\n".join(lines)
+
+
+def results(name: str) -> list[str]:
+    """The method's rows of this repository's tables, each with a link to the whole table."""
+    lines = ["## Results here", ""]
+    found = list(results_of(name))
+    for table in found:
+        lines += [f"[{table.title}](../tables.md#{table.anchor}):", ""]
+        lines += [f"| {' | '.join(row)} |" for row in (table.heads, ["---"] * len(table.heads), *table.rows)]
+        lines.append("")
+    return lines if found else [*lines, "[The tables](../tables.md) have no run of this method yet."]
