@@ -68,7 +68,6 @@ METHODS["mix_norm"] |= {"mix_norm": {"views": 2}}
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_inductive_rule_moves_with_the_model(tmp_path, capfd, method):
-    """One that draws is not exported."""
     model, images = fedsim.load(untrained_run(tmp_path / "seed0", METHODS[method])), torch.rand(3, 1, 28, 28)
     if method == "random_alpha":
         with pytest.raises(UserError, match="RandomAlpha draws numbers at every prediction, which no file holds"):

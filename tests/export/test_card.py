@@ -53,7 +53,6 @@ def test_what_selected_the_round(tmp_path, folder, run, column, said):
 
 
 def test_a_rule_that_selected_nothing_has_no_numbers(folder):
-    """The validation of a diverged run is NaN in every round."""
     untrained_run(folder)
     records(folder, "mean_validation_accuracy", **{name: None for name in SUMMARY if name.startswith("best")})
     text = card(fedsim.load(folder, "last"))

@@ -27,7 +27,6 @@ def folder(root):
 
 
 def rows(root):
-    """The images of the tree as columns of a table."""
     files = sorted(write_tree(root, DOMAINS, CLASSES, 2).rglob("*.png"))
     parts = {"domain": [file.parts[-3] for file in files], "label": [file.parts[-2] for file in files]}
     return {"path": [str(file.relative_to(root)) for file in files], **parts}

@@ -1,9 +1,10 @@
-"""t-SNE of a run's features: all domains are drawn, the unseen one is named, and a trained model separates classes."""
+"""Pictures of a run: t-SNE of its features, in which all domains are drawn, and the grids of a method."""
 
 import numpy as np
 import pytest
 from image_trees import write_tree
 from matplotlib.image import imread
+from PIL import Image
 from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 from untrained_run import untrained_run
@@ -11,9 +12,11 @@ from untrained_run import untrained_run
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.export.features import domain_features, plot_features
+from fedsim.export.pictures import draw_pictures
 from fedsim.results import read_runs
 from fedsim.results.reading import read_settings
 from fedsim.results.report import pictures
+from fedsim.run.plan import resolve
 
 
 def features_of(run, per_domain):
@@ -22,7 +25,6 @@ def features_of(run, per_domain):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of six rounds, enough to tell digits apart."""
     return run_small(small_experiment(tmp_path_factory.mktemp("outputs"), train={"rounds": 6}))[0]
 
 
@@ -68,3 +70,28 @@ def test_a_new_domain_is_shown_beside_those_of_the_run(tmp_path, method):
 def test_a_folder_without_a_model_is_said(tmp_path):
     with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
         plot_features(tmp_path, tmp_path)
+
+
+SMALL = {"fraction": 0.03, "domains": ["rot0", "rot15", "rot45"]}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
+        {"name": "fisc", "style_contrast": {"content_variance": "unbiased"}},
+        "elcfs",
+        "fedccrl",
+    ],
+)
+def test_one_grid_per_source_client(method, tmp_path):
+    files = draw_pictures(resolve(small_experiment(tmp_path, method, data=SMALL)), tmp_path, rows=2)
+    assert [file.stem.rsplit("-", 1)[1] for file in files] == ["rot0", "rot15"]
+    for file in files:
+        with Image.open(file) as image:
+            assert image.size[0] > 100
+
+
+def test_a_method_without_pictures_says_so(tmp_path):
+    with pytest.raises(UserError, match="does not change images by means of a bank"):
+        draw_pictures(resolve(small_experiment(tmp_path)), tmp_path)

@@ -39,8 +39,6 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of a finished run per method."""
-
     @functools.cache
     def run(name):
         close_workspaces()
@@ -53,12 +51,10 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def copied(runs, tmp_path):
-    """A copy of FedAvg's run, which a test may change."""
     return shutil.copytree(runs("fedavg"), tmp_path / "seed0")
 
 
 def said_by(verb, folder):
-    """What a verb prints about a run, in one line."""
     shown = CliRunner().invoke(app, [verb, str(folder)])
     assert shown.exit_code == 0
     return " ".join(shown.output.split())

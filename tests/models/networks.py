@@ -11,7 +11,6 @@ from fedsim.settings import ModelSettings
 
 
 def make(backbone: str, norm=None, insert=None, *, size=32, channels=3, seed=0, **settings) -> Net:
-    """A new network."""
     net = build_model(ModelSettings(backbone=backbone, **settings), 7, channels, size, norm, seed)
     if insert is not None:
         insert.apply(net)
@@ -44,6 +43,5 @@ def shapes(net: Net, *batch: int) -> list[tuple]:
 
 
 def saved(file, state) -> str:
-    """The path of a file with this state."""
     save_file({name: value.contiguous() for name, value in state.items()}, file)
     return str(file)

@@ -102,7 +102,6 @@ def test_what_does_not_fit_is_refused(model, message):
     ("tiny-clip", {}, "no file"),  # without tags
 ])  # fmt: skip
 def test_a_local_file_needs_a_tag_where_published_weights_differ(name, options, message):
-    """The file does not say its activation and normalization; with a tag it is read."""
     model = ModelSettings(backbone=f"open_clip:{name}", weights="none.pt", options=options)
     with pytest.raises(UserError, match=message) as refused:
         initial_state(model, find_backbone(model), nn.ModuleDict({"clip": nn.Identity()}), 32)

@@ -23,7 +23,6 @@ def numpy_state(net):
 
 
 def as_installed(layer, mean, std):
-    """A layer whose global statistics are given."""
     layer.global_mean.copy_(torch.as_tensor(mean))
     layer.global_std.copy_(torch.as_tensor(std))
     layer.fresh = False
@@ -163,7 +162,6 @@ def test_fast_moments_and_affine(images):
 
 
 def small_net():
-    """(the small CNN with adapters, its layers that have one)."""
     net = build("digits-cnn-bn", ADAPTER, channels=1, size=28).eval()
     return net, {path: layer for path, layer in mixig_layers(net).items() if layer.adapter is not None}
 

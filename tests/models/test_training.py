@@ -15,7 +15,6 @@ from fedsim.run.plan import resolve
 
 
 def trained(net):
-    """The names of the tensors that are trained."""
     return net.state_dict().keys() - net.frozen
 
 
@@ -60,7 +59,6 @@ ROWS = [name for name, recipe in METHODS.items() if recipe.inserts]
 
 
 def built(folder, method):
-    """The network of a method, or the reason why it is refused."""
     try:
         return resolve(small_experiment(folder, method)).build_net()
     except UserError as error:
@@ -68,7 +66,6 @@ def built(folder, method):
 
 
 def hooks(net):
-    """How many hooks every module has."""
     return {path: (len(m._forward_pre_hooks), len(m._forward_hooks)) for path, m in net.named_modules()}
 
 

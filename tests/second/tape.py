@@ -1,8 +1,5 @@
-"""What a run drew and trained on, so that its rounds can be computed again by code that shares nothing with the parts.
-
-The tape has the batches of every client and round as its network got them, and the numbers that were drawn between
-them. Everything else is written a second time.
-"""
+"""What a run drew and trained on, batch by batch, so that its rounds can be computed again by code that shares nothing
+with the parts."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""FADA's two rounds, computed a second time from its equations; see test_rounds_again.py.
-
-Dropout is off, because its masks are not seen.
-"""
+"""FADA's two rounds, computed a second time from its equations. Dropout is off, because its masks are not seen."""
 
 from unittest.mock import patch
 
@@ -14,10 +11,7 @@ from tape import average, batch_norm, classified, features, learned, recorded, s
 from clients.step.disentangling_adversary import DisentanglingAdversary
 
 ADAM_LR, DECAY = 2e-4, 5e-4
-SETTINGS = (
-    "method.disentangler.dropout=0.0",
-    "method.disentangling_adversary.lambda_mi=0.01",
-)  # 1e-4 shows nothing
+SETTINGS = ("method.disentangler.dropout=0.0", "method.disentangling_adversary.lambda_mi=0.01")  # 1e-4 shows nothing
 
 
 class Adam:

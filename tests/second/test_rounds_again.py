@@ -1,7 +1,5 @@
 """Methods without official code, computed a second time from the papers' equations, two whole rounds each.
-
-Nothing of the parts is imported. Loops stand in place of tensor algebra wherever that is not too slow.
-"""
+Nothing of the parts is imported. Loops stand in place of tensor algebra wherever that is not too slow."""
 
 import pytest
 import torch

@@ -13,13 +13,10 @@ CLIENTS = ["rot0", "rot15", "rot30"]
 
 
 def cells(folder, column, round) -> list:
-    """Values of a clients.csv column in a round, by client."""
     return list(rows_of(folder).loc[round, column])
 
 
 def failing(words, phase, rounds):
-    """The replies of rot15 in a phase are errors."""
-
     def replaced(message: Message, reply: Message) -> Message:
         config = message.content["config"]
         hit = config["phase"] == phase and config["client"] == "rot15" and config["round"] in rounds

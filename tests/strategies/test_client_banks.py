@@ -48,12 +48,10 @@ def style(value):
 
 
 def rows(count, value=0.5, channels=3):
-    """Pixel statistics of so many images."""
     return {name: np.full((count, channels), each, np.float32) for name, each in (("mean", value), ("std", value / 2))}
 
 
 def overall(*numbers):
-    """A client's style: its mean is the first half of the numbers, its std the second."""
     return dict(zip(("mean", "std"), np.split(f32([numbers]), 2, axis=1)))
 
 
@@ -224,7 +222,6 @@ def test_what_is_refused(bank, good, change, reason):
 
 
 def groups(labels):
-    """The sets of points that are in one cluster."""
     return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
 
 

@@ -30,7 +30,6 @@ from strategies.server_round import ServerRound, Update
 
 
 def logits(*rows):
-    """Logits in float64, with gradients."""
     return torch.tensor(rows, dtype=torch.float64, requires_grad=True)
 
 
@@ -76,7 +75,6 @@ def draw_images(folder, count, start=100):
 
 @pytest.fixture
 def server(tmp_path):
-    """A round with two clients' models, and auxiliary images."""
     draw_images(tmp_path / "aux", 12)
     rng = np.random.default_rng(0)
     state = {name: value.numpy().copy() for name, value in Small().state_dict().items() if not name.startswith("conv")}

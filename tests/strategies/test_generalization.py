@@ -18,7 +18,6 @@ UNIFORM = step_size(0.2, 2, 40, "official")
     ("centred", 0.175, EQUAL, RISING, {}, [0.158333, 0.333333, 0.508333]),
     ("paper", 0.175, EQUAL, RISING, {}, [0.158333, 0.333333, 0.508333]),
     ("official", 0.18, EQUAL, RISING, {}, [0.315476, 0.333333, 0.351190]),
-    ("centred", 0.175, EQUAL, [-1, 0.2, 0.2], {}, [0.158333, 0.420833, 0.420833]),
     ("paper", 0.175, EQUAL, [-1, 0.2, 0.2], {}, [0.0, 0.5, 0.5]),  # one gap is very negative
     ("centred", 0.175, UNEVEN, RISING, {}, [0, 0.372093, 0.627907]),  # clipped, then renormalised
     ("centred", 0.175, UNEVEN, RISING, {"a_min": 0.025}, [0.025 / 1.1, 0.4 / 1.1, 0.675 / 1.1]),

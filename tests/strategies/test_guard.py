@@ -33,8 +33,7 @@ ONE, OTHER = np.random.default_rng(0).standard_normal((2, 50_000)).astype(np.flo
 @pytest.mark.parametrize(("after", "before", "size"), [
     # sqrt((3-1)^2 + (1-2)^2 + 2^2) = 3; counters are ignored
     ({"w": f32(3, 1), "v": np.array([2.0]), "n": np.array(9)}, {"w": f32(1, 2), "v": np.zeros(1), "n": np.array(5)}, 3),
-    ({"w": f32(*[3e38] * 4)}, {"w": f32(0, 0, 0, 0)}, 6e38),  # no overflow
-    ({"w": f32(*[3e38] * 4)}, {"w": f32(*[-3e38] * 4)}, 12e38),  # no float32 number
+    ({"w": f32(*[3e38] * 4)}, {"w": f32(*[-3e38] * 4)}, 12e38),  # no overflow
     ({"w": f32(np.inf)}, {"w": f32(0)}, math.inf),
     ({"w": ONE}, {"w": OTHER}, np.linalg.norm(ONE.astype(np.float64) - OTHER.astype(np.float64))),
     ({"h": np.float16([2]), "d": np.array([1e100]), "f": f32(1)},
@@ -47,7 +46,6 @@ def test_the_size_of_an_update(after, before, size):
 @pytest.mark.parametrize(("found", "expected"), [
     ([lower_median(values) for values in ([], [3.0], [1.0, 9.0], [9.0, 1.0, 4.0], [4, 1, 9, 2])], [0, 3, 1, 4, 2]),
     (suspect({"a": 1e-4, "b": 1.0, "c": 1.1}), ("c", pytest.approx(1.1))),  # who hardly moves makes nobody stand out
-    (suspect({"a": 1.0, "b": 1.0, "c": 30.0}), ("c", 30.0)),
     (suspect({"a": 1.0}), ("a", math.inf)),
     # an integer that no float can hold ended the run
     ([finite_loss({"metrics": {"loss": loss}}) for loss in (0.5, 10**400, math.nan, "1")], [True, True, False, False]),
@@ -62,15 +60,11 @@ def test_small_functions_by_hand(found, expected):
     ({"a": 1.0, "b": 2.0, "c": 200.0}, ""),  # 100 times the upper median of (1, 2)
     ({"a": 1.0, "b": 2.0, "c": 201.0}, "c"),
     ({"a": 1e-4, "b": 1.0, "c": 1.1}, ""),  # one of three that hardly moves has no honest one refused
-    ({"a": 1e-4, "b": 1e-4, "c": 1.0, "d": 1.1, "e": 0.9}, ""),  # nor do two of five
     ({"a": 3e38, "b": 3e38, "c": 1.0, "d": 1.1, "e": 0.9}, "ab"),
     ({"a": 1.0, "b": 3e38, "c": 3e38}, ""),  # two of three that lie together; the fused model is checked
     ({"a": 1e-4, "b": 1e-4, "c": 1.0}, "c"),  # and they have the third refused
-    ({"a": 1.0, "b": float("inf")}, "ab"),
     ({"a": 1e-4, "b": 1.0}, "ab"),  # of two, one that hardly moves does not win
-    ({"a": 1.0, "b": 90.0}, ""),
-    ({"a": 0.0, "b": 5.0}, ""),  # nothing to compare with
-    ({"a": 0.0, "b": 5.0, "c": 6.0}, ""),
+    ({"a": 1.0, "b": 90.0}, ""), ({"a": 0.0, "b": 5.0}, ""),  # nothing to compare with
 ])  # fmt: skip
 def test_who_is_over_the_limit(sizes, refused):
     """A client is compared with the upper median of the others, against which one of three has no power."""
@@ -105,7 +99,6 @@ def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(useless, ask
 
 @pytest.mark.parametrize(("counts", "refused"), [
     ({"a": 1000, "b": 1100, "c": 9}, ""),  # one of three that claims 9 examples has no honest one refused
-    ({"a": 1000, "b": 1100, "c": 900, "d": 1, "e": 1}, ""),
     ({"a": 1000, "b": 1100, "c": 10**9}, "c"),
     ({"a": 1000, "b": 9}, "a"),
 ])  # fmt: skip
@@ -116,7 +109,6 @@ def test_whose_number_of_examples_is_implausible(counts, refused):
 
 
 @pytest.mark.parametrize(("name", "values", "momentum", "refused"), [
-    ("gradient_count", (10.0, 12.0, 1201.0), 0.0, "c"),
     ("gradient_count", (10.0, 12.0, 11_900.0), 0.9, ""),  # 100 times the steps make 1000 times the gradients
     ("gradient_count", (10.0, 12.0, 12_100.0), 0.9, "c"),
     ("steps", (1e-6, 12, 10), 0.0, ""), ("steps", (1, 1000), 0.0, "ab"),

@@ -76,7 +76,6 @@ def test_clients_train_on_as_without_the_part_and_a_resumed_run_has_its_state(me
 
 
 def test_the_state_of_parts_in_another_order_is_not_lost_without_a_word(tmp_path):
-    """A version that put the refining parts in another order saved their state under other places."""
     experiment = small_experiment(tmp_path, {"name": "feddyn", "add": ["server_average"]})
     recipe = build_recipe(experiment)
     parts = ServerParts(recipe, experiment, {}, ServerState())

@@ -36,18 +36,15 @@ UPDATE = Expected(VICTIM, "t", 1, "train", 80, shapes=heads_of(MODEL))
 @pytest.mark.parametrize(("change", "reason"), [
     (lambda a, m, e: None, ""),
     (lambda a, m, e: set_nan(a), "NaN or infinite"),
-    (lambda a, m, e: a["head.bias"].fill(np.inf), "NaN or infinite"),
     (lambda a, m, e: a.pop("head.bias"), "missing tensors ['head.bias']"),
     (lambda a, m, e: a.update(extra=np.zeros(3, np.float32)), "unexpected tensors ['extra']"),
     (lambda a, m, e: a.update({"head.weight": a["head.weight"].T.copy()}), "'head.weight' is"),
     (lambda a, m, e: a.update({"head.weight": a["head.weight"].astype(np.float64)}), "float64"),
     (lambda a, m, e: m.update({"num-examples": 10**12}), "the handshake said"),
-    (lambda a, m, e: m.update({"num-examples": 79}), "the handshake said 80"),
     (lambda a, m, e: m.update({"num-examples": 0}), "not a positive integer"),
     (lambda a, m, e: m.update({"num-examples": 80.5}), "not a positive integer"),
     (lambda a, m, e: m.update(train_loss=float("nan")), "not a finite number"),
     (lambda a, m, e: e.update(round=2), "another message: round"),
-    (lambda a, m, e: e.update(client="rot0"), "another message: client"),
     (lambda a, m, e: e.update(token="0" * 16), "another message: token"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_reply(change, reason):
@@ -78,7 +75,6 @@ EXPECTED = Expected("rot75", "t", 3, "target", 100)
 
 
 def target_reply(metrics=None, details=None, extra=None):
-    """A reply of the unseen domain's site, with changes."""
     content = score_records(TargetScore(0.5, 1.0, 0.1, [("alpha_mean", "layer1.0", 0.5)]), 100, "accuracy")
     content["metrics"] = MetricRecord({**content["metrics"], **(metrics or {})})
     content["details"] = ConfigRecord({**content["details"], **(details or {})})
@@ -93,16 +89,13 @@ def target_reply(metrics=None, details=None, extra=None):
     ({"metrics": {"loss": -1e30}}, "loss is"),
     ({"metrics": {"loss": 1.2e36}}, "metric 'loss' is larger than 1e+30 in size: 1.2e"),
     ({"metrics": {"loss": float("nan")}}, "metric 'loss' is not a finite number: nan"),
-    ({"metrics": {"evaluation_seconds": -1e30}}, "evaluation_seconds is"),
     ({"metrics": {"accuracy": 2.0}}, "accuracy is"),
     ({"details": {"names": ["=cmd\nround,9"]}}, "not one printable line"),
     ({"details": {"quantities": [b"\xff"]}}, "not one printable line"),
-    ({"details": {"names": ["n" * 1000]}}, "not one printable line"),
     ({"details": {"values": [float("inf")]}}, "not a finite number"),
     ({"details": {name: ["n"] * 100_000 for name in ("names", "quantities")}}, "rows"),
     ({"details": {"names": []}}, "cannot be judged"),
     ({"details": {"names": "a", "quantities": "a"}}, "three lists"),
-    ({"details": {"more": [1]}}, "three lists"),
 ])  # fmt: skip
 def test_the_target_sites_reply_is_exactly_what_was_asked_for(change, reason):
     score, seconds = judged(read_score, target_reply(), EXPECTED)
@@ -142,7 +135,6 @@ def multiplied(bank):
      "validation refused: it reports 1000000000 examples"),
 ])  # fmt: skip
 def test_one_lie_is_refused_by_name(tmp_path, method, phase, change, reason):
-    """The run goes on with the honest clients alone."""
     assert reason in refused_row(tmp_path, change, method, phase, iterations=2)["status"]
 
 

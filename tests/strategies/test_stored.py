@@ -84,7 +84,6 @@ COMPARING += [Krum(2, 5), Bulyan(2), QFedAvg(1.0), PrivateMean(noise=0.0)]
 
 
 def fused(fuse, arrays, start, parameters):
-    """What a rule makes of these clients' models."""
     names = [f"c{index}" for index in range(len(arrays))]
     updates = [Update(name, 1, own, {"train_loss": 1.0}) for name, own in zip(names, arrays, strict=True)]
     server = ServerRound(1, 2, names, start, parameters=frozenset(parameters))
