@@ -86,3 +86,12 @@ def test_too_few_images_for_the_clients():
         iid_partition(29, 10, 0)
     with pytest.raises(UserError, match=r"raise data.alpha"):
         dirichlet_partition(np.zeros(30, dtype=int), 10, 0.01, 0)
+
+
+def test_shares_follow_dirichlets_moments():
+    """E q = 1/K and Var q = (1/K)(1 - 1/K) / (K alpha + 1), for K = 4 and alpha = 0.5: 0.25 and 0.0625."""
+    labels = np.repeat(np.arange(10), 500)
+    parts = [dirichlet_partition(labels, 4, 0.5, seed) for seed in range(60)]
+    shares = np.array([np.bincount(labels[part], minlength=10) / 500 for drawn in parts for part in drawn])
+    assert shares.mean() == pytest.approx(0.25)
+    assert shares.var() == pytest.approx(0.0625, rel=0.1)

@@ -72,12 +72,6 @@ def forget(folder, *keys):
     file.write_text(json.dumps(record))
 
 
-def test_a_run_of_an_earlier_version_goes_on(stopped):
-    forget(resolve(stopped).folder, "frozen", "weights")
-    folder, _ = run_small(stopped)
-    fedsim.load(folder, "last")
-
-
 TINY = ["model.backbone=tiny-clip", "model.head=text", "model.train=head"]
 
 

@@ -1,14 +1,15 @@
 """A run is resolved once in a process, and passed on."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 from support import small_experiment, tiny_experiment
 
 import fedsim.methods.assembly
 import fedsim.run.admission
 import fedsim.run.plan
+from fedsim.client_app import node_clients
 from fedsim.commands.runs import run_one
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
@@ -41,19 +42,6 @@ def test_a_run_is_resolved_once_and_each_check_is_called_once(tmp_path, monkeypa
     assert counts == dict.fromkeys(counts, 1) | dict.fromkeys(twice, 2)
 
 
-def test_nobody_else_builds_recipes_of_a_run():
-    root = Path(fedsim.__file__).parent
-    users = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if "build_recipe(" in file.read_text()}
-    # These modules make plans, define the function, or need methods without a run (a report's notes, saved models).
-    assert users <= {
-        "run/plan.py",
-        "methods/assembly.py",
-        "commands/results.py",
-        "export/features.py",
-        "sweep/search_space.py",
-    }
-
-
 def test_a_plan_knows_its_folder_clients_and_data(tmp_path):
     """Clients find the workspace that the server opened for the plan."""
     plan = resolve(small_experiment(tmp_path))
@@ -80,3 +68,13 @@ def test_the_images_take_the_size_of_the_weights():
     for size in (-1, 7, 1025):
         with pytest.raises(UserError, match=r"data\.image_size"):
             read_experiment("digits", [f"data.image_size={size}"])
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+@pytest.mark.parametrize("nodes", [1, 2, 10])
+def test_every_client_has_one_node_and_no_node_more_than_its_share(count, nodes, tmp_path):
+    plan = resolve(small_experiment(tmp_path, data={"clients_per_domain": count}))
+    places = [{"partition-id": place, "num-partitions": nodes} for place in range(nodes)]
+    shares = [node_clients(Context(1, 2, place, RecordDict(), {}), plan) for place in places]
+    assert sorted(client for share in shares for client in share) == sorted(plan.clients)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

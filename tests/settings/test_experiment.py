@@ -12,7 +12,6 @@ from fedsim.server_app import experiment_of
 from fedsim.settings.experiment import (
     config_folders,
     find_config,
-    parse_experiment,
     parse_override,
     read_experiment,
     with_options,
@@ -60,11 +59,6 @@ def test_an_option_and_an_override_with_another_value_are_refused():
     one_line("--set run.seed=3: an option gives run.seed another value, 4;", with_options, given, ["run.seed=4"])
 
 
-def test_toml_round_trip(config):
-    experiment = read_experiment(config, ["method.proximal.mu=0.25", 'data.domains=["rot0", "rot15"]'])
-    assert parse_experiment(experiment.toml()) == experiment
-
-
 def test_part_values(config):
     """[parts] gives a data set's values to recipes that have the part; method settings have priority over them.
 
@@ -85,25 +79,21 @@ def test_override_values():
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("train.round=3", "did you mean 'rounds'"),
         ("trian.rounds=3", "did you mean 'train'"),
         ("train.rounds=0", "train.rounds: at least 1, because a run trains; row 0"),
         ("rounds=1", "unknown setting 'rounds'; did you mean 'train.rounds'?"),
-        ("train.lr=fast", "train.lr"),
         ("data.split=strat", "data.split"),
         ("rounds", "not of the form"),
         ("name.x=1", "is a value, not a section"),
         ("preset=long", "no preset 'long'"),
         ("train={lr=0.1}", "train is a section; set single keys, for example --set train.lr=0.1"),
-        ('method={name="fedavg"}', "method is a section; set single keys, for example --set method.name=fedavg"),
-        ("parts={proximal={mu=0.1}}", "parts is a section"),
-        ("data=digits", "data is a section"),
         ("run.output=n\udcff2", r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
         ("data.clients_per_domain=99999999999999999999999", "less than or equal to 100000"),
-        ("model.bottleneck=99999999999999999999999", "less than or equal to 100000"),
-        ("run.threads=99999999999999999999999", "less than or equal to 10000"),
         # People who know Python write True and tuples.
         ("run.keep_predictions=True", "write true or false"),
+        ("train.lr=nan", "override 'train.lr=nan': train.lr: Input should be"),
+        ("data.alpha=-inf", "override 'data.alpha=-inf': data.alpha: Input should be"),
+        ('data.root="a\\u0000b"', "data.root: it contains a NUL character; remove it"),
         ("data.domains=(1,2)", 'write a list such as ["a", "b"]'),
     ],
 )
@@ -115,15 +105,12 @@ def test_a_wrong_override_is_one_clear_line(config, override, said):
     ("text", "said"),
     [
         ("train.rounds = true", "train.rounds"),
-        ('train.rounds = "3"', "train.rounds"),
         ("run.seed = false", "run.seed"),
         ("train.persist_optimizer = 1", "train.persist_optimizer"),
         ('method.name = ""', "method.name is missing"),
-        ("method.name = 3", "method.name is missing"),
         ('method = "csac"', "name = 'csac'"),
         ("presets = 3", "presets"),
         ('presets.a = 3\npreset = "a"', "presets.a"),
-        ("train = 3", "train"),
         ("parts.proximal = 3", "parts.proximal"),
     ],
 )
@@ -148,14 +135,6 @@ def test_flower_run_config():
     named = experiment_of(words | {"overrides": "train.rounds=5 data.holdout=0.2"})
     assert (named.method_name, named.run.target, named.run.seed, named.train.rounds) == ("fedbn", "rot0", 3, 5)
     assert experiment_of({"experiment": named.toml()}) == named
-
-
-def test_settings_hash_ignores_method_target_and_seed():
-    """Runs that may be in one table have the same hash."""
-    base = read_experiment("digits")
-    same = read_experiment("digits", ["method.name=fedbn", "run.target=rot0", "run.seed=4", "run.output=x"])
-    assert base.settings_hash() == same.settings_hash()
-    assert base.settings_hash() != read_experiment("digits", ["train.lr=0.2"]).settings_hash()
 
 
 @pytest.mark.parametrize("config", ["/no/such/digits.toml", "mine/pacs.toml", "./digits", "configs/tables/pacs"])

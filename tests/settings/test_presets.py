@@ -6,8 +6,6 @@ from fedsim.common.errors import PresetConflictError
 from fedsim.methods.assembly import build_recipe
 from fedsim.run.plan import complete, resolve
 from fedsim.settings.experiment import parse_override, read_experiment
-from fedsim.sweep import Axes
-from fedsim.sweep.plan import plan_cells
 
 CSAC = {"data": "holdout=0.1 split=stratified augment=csac", "model": "backbone=resnet18 bottleneck=256"}
 # By preset: the files that have it, and its values there.
@@ -103,15 +101,3 @@ def test_a_preset_does_not_replace_a_part_that_makes_a_method(method):
         weights_of(method, "ccst")
     assert weights_of(method, "ccst", "method.weights=uniform") == "Uniform"
     assert weights_of(method, "feddg-ga") == "GeneralizationAdjustment"
-
-
-@pytest.mark.parametrize("method", ["fedavg", "ccst", "elcfs", "fedsb"])
-def test_methods_without_own_weights_take_the_presets(method):
-    assert weights_of(method, "ccst") == weights_of(method, "ccst", seed=1) == "Uniform"
-
-
-def test_a_sweep_reports_the_method_that_the_preset_does_not_fit(tmp_path):
-    words = [f"run.output={tmp_path}", "model.backbone=digits-cnn", "model.weights=none"]
-    cells = plan_cells("pacs", Axes(["fedavg", "feddg-ga"], ["photo"], [0]), words, "ccst")
-    assert [cell.state for cell in cells] == ["waiting", "failed"]
-    assert cells[1].reason.startswith("the preset 'ccst' sets method.weights")

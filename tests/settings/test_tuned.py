@@ -8,10 +8,9 @@ from fedsim.methods.part_settings import make, validated
 from fedsim.methods.registry import parts_by_slot
 from fedsim.settings import TrainSettings
 from fedsim.settings.effect import marks
-from fedsim.settings.experiment import parse_override, read_experiment
-from fedsim.settings.tuned import DECADE, Tuned, spaces
+from fedsim.settings.experiment import parse_override
+from fedsim.settings.tuned import Tuned, spaces
 from fedsim.sweep.search import read_space
-from fedsim.sweep.search_space import declared_space
 
 KINDS = dict.fromkeys(kind for kinds in parts_by_slot().values() for kind in kinds.values() if marks(kind, Tuned))
 
@@ -37,13 +36,6 @@ def test_the_ends_of_every_declared_space_are_allowed():
             assert getattr(TrainSettings.model_validate({name: value}), name) == value
 
 
-def test_a_decade_lies_to_each_side_of_the_default():
-    found = [(kind, name, space) for kind in KINDS for name, own in marks(kind, Tuned).items() for space in own]
-    for kind, name, space in (each for each in found if each[2].source == DECADE):
-        low, high = ends_of(f"method.part.{name}", space)
-        assert (low * 10, high / 10) == pytest.approx((getattr(make(kind), name),) * 2), kind
-
-
 def test_a_space_belongs_to_values_of_other_settings():
     """Adam has another range of lr than SGD, and RSC's shares have an effect in one of its forms only."""
     sgd, adam = (spaces(TrainSettings(optimizer=name), {})["lr"].space for name in ("sgd", "adamw"))
@@ -51,9 +43,3 @@ def test_a_space_belongs_to_values_of_other_settings():
     (kind,) = (kind for kind in KINDS if kind.__name__ == "SelfChallenging")
     assert list(spaces(kind(), {})) == ["f", "b"]
     assert spaces(dataclasses.replace(kind(), variant="official"), {}) == {}
-
-
-def test_a_method_declares_its_parts_and_train():
-    declared = declared_space(read_experiment("digits", ["method.name=gperxan+fedprox"]))
-    assert {"method.guiding_head.weight=0,0.25,0.5,0.75,1", "method.proximal.mu=0.001,0.01,0.1"} < set(declared)
-    assert [word for word in declared if word.startswith("train.lr=")] == ["train.lr=log:0.001:0.1"]

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 from strategies.participation import trainers, validators
 
@@ -56,9 +55,3 @@ def test_messages_and_records_say_who_validated(train, validated, tmp_path):
     cut, _ = run_small(many(tmp_path / "cut", **train))
     assert (cut / "best.safetensors").read_bytes() == (folder / "best.safetensors").read_bytes()
     assert numbers(cut / "rounds.csv").set_index("round").loc[1:].equals(rounds)
-
-
-@pytest.mark.parametrize("wrong", ["none", "0", "-3", "1.5", "ALL"])
-def test_nonsense_is_refused(wrong, tmp_path):
-    with pytest.raises(UserError, match=r"train\.evaluate_clients"):
-        many(tmp_path, evaluate_clients=wrong)

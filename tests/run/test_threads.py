@@ -4,32 +4,25 @@ import json
 import os
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from support import Interrupt, run_small, small_experiment
+from threadpoolctl import threadpool_info
 
 from fedsim.commands.runs import run_one
 from fedsim.common import cores
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
-from fedsim.settings import RunSettings
-from fedsim.settings.experiment import Experiment, parse_experiment
-from fedsim.sweep import Axes
-from fedsim.sweep.plan import plan_cells
+from fedsim.run.workspace import set_threads
+from fedsim.settings.experiment import parse_experiment
 
 
 @pytest.fixture(autouse=True)
 def _threads():
     before = torch.get_num_threads()
     yield
-    torch.set_num_threads(before)
-
-
-def test_every_way_of_running_has_the_same_default(tmp_path):
-    for runtime in ("inline", "ray", "flower", "deployment"):
-        assert resolve(Experiment(run=RunSettings(runtime=runtime))).experiment.run.threads == 1
-    (cell,) = plan_cells("pacs", Axes(["fedavg"], ["sketch"], [0], ()), [f"run.output={tmp_path}"], "")
-    assert cell.experiment.run.threads == 1
+    set_threads(before)
 
 
 def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path):
@@ -78,3 +71,13 @@ def test_free_cores_are_the_least_of_affinity_and_quota(granted, free, monkeypat
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(cores, "quota", lambda: granted)
     assert cores.free_cores() == free
+
+
+@pytest.mark.parametrize("order", [(1,), (2, 1), (1, 2, 1)])
+def test_one_thread_of_training_leaves_no_busy_thread_of_numpy(order):
+    """The norm of every update is a product of long vectors, after which OpenBLAS's threads spin on their cores."""
+    for threads in order:
+        assert set_threads(threads) == threads
+    np.ones(4) @ np.ones(4)  # the library is loaded
+    assert torch.get_num_threads() == 1
+    assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
