@@ -1,7 +1,5 @@
 """The vocabulary of compatibility is closed and used, and its sentences say which part changes what."""
 
-import dataclasses
-
 import pytest
 
 from fedsim.common.errors import UserError
@@ -13,10 +11,8 @@ from fedsim.methods.table import METHODS
 from fedsim.models.norms.mixig import MixIG
 from fedsim.parts.facts import Fact
 from fedsim.parts.part import Part, part_name
-from strategies.banks.pixel_statistics import PixelStatistics
 from strategies.parts import Weights
 from strategies.refine.dynamic_correction import DynamicCorrection
-from strategies.share.everything import Everything
 from strategies.share.without_statistics import WithoutStatistics
 
 
@@ -79,21 +75,6 @@ def test_the_sentences_of_pairs(pair, sentence):
         with pytest.raises(UserError) as no:
             find_recipe(name)
         assert str(no.value).endswith(f": {sentence}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Mine(Everything):
-    """A share rule of one's own that gets on with no single update."""
-
-    breaks = (Fact.SINGLE_UPDATES,)
-
-
-def test_a_part_of_ones_own_is_refused_by_what_it_declares():
-    """A bank that is not shared breaks and assumes nothing."""
-    assert refused(share=Mine()) == ""
-    assert "which does not hold with mine" in refused(share=Mine(), refine=(DynamicCorrection(),))
-    assert "no part contributes" in refused(banks=(PixelStatistics(),))
-    assert refused(banks=(PixelStatistics(shared=False),), share=Mine()) == ""
 
 
 def refused(**parts: object) -> str:

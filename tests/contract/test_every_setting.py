@@ -4,7 +4,9 @@
 """
 
 import dataclasses
+import io
 import json
+import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -89,3 +91,35 @@ def test_no_setting_is_without_effect_and_without_a_word(method, tmp_path):
                 found[key] = effect(method, plain, key, values, tmp_path)
     print(method, *(f"{kind}: {list(found.values()).count(kind)}" for kind in ("differs", "refused", "said")))
     assert [key for key, kind in found.items() if kind == "nothing"] == []
+
+
+SETTINGS = {
+    "adam": ["train.optimizer=adam", "train.schedule=cosine"],
+    "bf16": ["train.precision=bf16"],
+    "head": ["model.train=head"],
+    "norm and head": ["model.train=norm+head"],
+    "bottleneck": ["model.bottleneck=8"],
+    "several clients of a domain": ["data.clients_per_domain=3", "train.clients_per_round=4"],
+    "mixed domains": ["data.mix=0.5", "train.evaluate_clients=drawn"],
+    "local checks": ["train.local_checks=1"],
+    "noise": ["train.dp_clip=0.01", "model.backbone=digits-cnn"],
+    "side by side": ["train.side_by_side=3"],
+    "own models": ["run.personalised=true", "train.persist_optimizer=true", "train.weight_decay=0.001"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_all_rows_train_or_are_refused(name, tmp_path):
+    """With settings that most rows' own tests leave at their defaults, a run ends with a finite loss or is refused."""
+    ended = []
+    for method in METHODS:
+        found, _ = outcome(method, SETTINGS[name], tmp_path / method)
+        if isinstance(found, str):
+            assert "\n" not in found, method
+        else:
+            losses = pd.read_csv(io.StringIO(found[0]))["train_loss"].iloc[1:]
+            assert all(map(math.isfinite, losses)), (method, losses.tolist())
+            ended.append(method)
+    assert "fedavg" in ended
+    assert len(ended) > len(METHODS) / 2, ended

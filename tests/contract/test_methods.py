@@ -105,23 +105,6 @@ def test_refused_on_masks(method, tmp_path):
     assert any(name in str(error.value) for name in parts)
 
 
-@dataclass(frozen=True)
-class Idle(Term):
-    """A term that adds nothing."""
-
-    def begin(self, round):
-        return
-
-
-def test_an_inert_method_fails(monkeypatch):
-    """A row that differs from FedAvg only in its name, and in the settings that both have in a try, is refused."""
-    idle = Recipe(terms=(Idle(),), paper="none", tried_with=("model.backbone=digits-cnn",))
-    monkeypatch.setitem(methods.METHODS, "idle", idle)
-    monkeypatch.setattr(contract, "PROPERTIES", (contract.trains, contract.differs_from_fedavg))
-    found = dict(findings("idle", FEW))
-    assert [words for words, reason in found.items() if "does nothing" in reason]
-
-
 FIRST = {}
 
 

@@ -42,28 +42,6 @@ class After(Before):
 
 
 @dataclass(frozen=True)
-class Compared(Before):
-    """Sent with the models; the comparison of norms refuses the victim's, because a mean needs a positive number."""
-
-    when: ClassVar[str] = "round"
-
-    def compared(self, arrays):
-        if arrays["v"][0] < 0:
-            raise RefusedUpdateError(VICTIM, REASON)
-        return arrays
-
-    def merge(self, bank, entries, server):
-        return {**bank, **entries}
-
-
-@dataclass(frozen=True)
-class ComparedBefore(Compared):
-    """The same for what is collected before training."""
-
-    when: ClassVar[str] = "before"
-
-
-@dataclass(frozen=True)
 class Sum(Term):
     """Contributes -1 on the victim, 1 elsewhere, when it is asked for."""
 
@@ -74,14 +52,6 @@ class Sum(Term):
 
     def collect(self, round):
         return {"v": np.float32([-1 if round.client == VICTIM else 1])}
-
-
-@dataclass(frozen=True)
-class SentSum(Sum):
-    """The same with the trained model."""
-
-    def end(self, round):
-        round.send("sums", {"v": torch.tensor([-1.0 if round.client == VICTIM else 1.0])})
 
 
 @dataclass(frozen=True)
@@ -121,7 +91,5 @@ class Needing(Term):
 
 before = Recipe(banks=(Before(),), terms=(Sum(),))
 after = Recipe(banks=(After(),), terms=(Sum(),))
-compared = Recipe(banks=(Compared(),), terms=(SentSum(),))
-compared_before = Recipe(banks=(ComparedBefore(),), terms=(Sum(),))
 visit = Recipe(visits=(Look(),), unlabelled=Answer())
 needing = Recipe(terms=(Needing(),))

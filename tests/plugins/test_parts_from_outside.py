@@ -4,7 +4,6 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from support import Interrupt, run_small, small_experiment
 
@@ -15,15 +14,12 @@ from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import method_label
 from fedsim.parts.part import named_part
 from fedsim.results import compare, read_runs
-from fedsim.results.reading import Runs
 from fedsim.run.plan import resolve
 from fedsim.run.remarks import code_remarks
 from fedsim.runtime.inline import InlineGrid
-from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
+from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.settings.plugins import Package, outside_versions, package_of
 from strategies.wire.handshake import Roster
-
-SPELLINGS = ["outside:Shrink", '"outside:Shrink"', "my_shrink", "shrink"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +36,7 @@ def read(tmp_path):
     return lambda *overrides: read_experiment(str(tmp_path / "mine.toml"), overrides)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", ["outside:Shrink", '"outside:Shrink"', "my_shrink", "shrink"])
 def test_each_spelling_sets_the_part(read, spelling):
     """A method without the part goes on without its values; the module's package is one that every machine needs."""
     for method in (["outside:shrunk"], ["fedavg", 'method.add=["outside:Shrink"]']):
@@ -54,13 +50,6 @@ def test_each_spelling_sets_the_part(read, spelling):
     assert named_part(spelling.strip('"')) == "shrink"
 
 
-def test_a_module_in_a_package_is_named_with_its_dots(read, tmp_path):
-    (tmp_path / "apackage").mkdir()
-    (tmp_path / "apackage" / "inner.py").write_text("from outside import Shrink, shrunk\n")
-    experiment = read("method.name=apackage.inner:shrunk", "parts.apackage.inner:Shrink.weight=0.7")
-    assert build_recipe(experiment).terms[0].weight == 0.7
-
-
 @pytest.mark.parametrize(("overrides", "said"), [
     (["parts.shrink.weight=0.7"], r'write \[parts."module:Class"\] for shrink'),  # no shipped part has this name
     (["parts.my_shrink.weight=0.7", "parts.outside:Shrink.weight=0.1"], "are one part"),
@@ -69,20 +58,6 @@ def test_a_module_in_a_package_is_named_with_its_dots(read, tmp_path):
 def test_what_is_wrong_is_one_line(read, overrides, said):
     with pytest.raises(UserError, match=said):
         build_recipe(read(*overrides))
-
-
-def test_two_runs_with_other_values_are_told_apart(read, tmp_path):
-    """A table leaves out [parts] that a method does not have; the part is known under each of its names."""
-    experiments = {}
-    for seed, value in enumerate((0.1, 0.7)):
-        folder = tmp_path / "out" / f"seed{seed}"
-        folder.mkdir(parents=True)
-        experiment = read("method.name=outside:shrunk", f"parts.outside:Shrink.weight={value}", f"run.seed={seed}")
-        experiments[folder.name] = parse_experiment(experiment.toml())
-        (folder / "environment.json").write_text(json.dumps({"recipe": {"terms.shrink": {"weight": value}}}))
-    runs = Runs(*[pd.DataFrame()] * 4, experiments=experiments, folder=tmp_path / "out")
-    assert runs.unused_parts == set()
-    assert named_part("proximal") == "proximal"
 
 
 REQUIRING = """from dataclasses import dataclass

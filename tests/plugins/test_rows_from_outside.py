@@ -120,11 +120,6 @@ def test_one_record_has_one_writer(slots, said):
     assert "\n" not in str(error.value)
 
 
-def test_a_row_and_its_copy_are_not_combined():
-    with pytest.raises(UserError, match="'control'; rename"):
-        find_recipe("scaffold:scaffold+fedlesam-s")
-
-
 def test_a_list_is_a_tuple_and_added_parts_are_checked_too(row):
     """Combinations in either order work as with a tuple; a row that fits is not changed."""
     row(weights=GeneralizationAdjustment(), reports=[GeneralizationGap()], terms=[Proximal()])
