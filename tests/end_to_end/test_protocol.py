@@ -12,13 +12,9 @@ from clients.base import DomainClient
 from clients.local_steps import BestIterate
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import loading
-from fedsim.models.digits_cnn import DigitsCNN
-from fedsim.results import read_runs, select
-from fedsim.run.checkpoint import load_checkpoint
+from fedsim.results import select
 from fedsim.run.plan import resolve
-from fedsim.run.session import Session
 from fedsim.run.workspace import Workspace, close_workspaces, workspace
-from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 SHORT = {"rounds": 2, "iterations": 2}
@@ -64,25 +60,6 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     assert select(rounds, "best_validation")["round"] == select(blind, "best_validation")["round"]
 
 
-def test_fedbn_of_a_network_without_batch_norm_is_fedavg(tmp_path):
-    same_model(
-        *(last(short(tmp_path / each, each, model={"backbone": "digits-cnn"})[0]) for each in ("fedavg", "fedbn"))
-    )
-
-
-def test_fedbn_and_silobn_part_after_round_one(tmp_path):
-    """Equal non-norm tensors after round 1, different ones from round 2 on."""
-    received, models = [], []
-    for method in ("fedbn", "silobn"):
-        folder, grid = short(tmp_path / method, method)
-        models.append({name: value for name, value in last(folder).items() if "norm" not in name})
-        sent = [message.content for message, _ in grid.seen if message.metadata.message_type == "train"]
-        arrays = record_to_arrays(next(each["arrays"] for each in sent if each["config"]["round"] == 2))
-        received.append({name: arrays[name] for name in models[-1]})
-    same_model(*received)
-    assert not all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
-
-
 def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
     """The same model, bit for bit, once both draw the same batches. Their streams have other names."""
 
@@ -116,16 +93,6 @@ def test_personal_state_survives_between_rounds(tmp_path, monkeypatch):
     one, other = starts["rot0", 2], starts["rot15", 2]
     assert all(one[name].equal(other[name]) for name, place in places.items() if place == "shared")
     assert any(not one[name].equal(other[name]) for name in personal)
-
-
-def test_several_clients_per_domain(tmp_path):
-    """They are called photo/0, photo/1, ..., belong to one domain, and have different images."""
-    data = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 5.0, "fraction": 0.3}
-    rows = read_runs(short(tmp_path, data=data, train={"rounds": 1})[0]).clients.query("round == 1")
-    assert list(rows["client"]) == [f"rot{angle}/{index}" for angle in (0, 15, 30) for index in (0, 1)]
-    assert list(rows["domain"]) == [name.split("/")[0] for name in rows["client"]]
-    held = rows["examples"] + rows["validation_examples"]
-    assert (held.groupby(rows["domain"]).sum() == 300).all()
 
 
 # FedIG-A: personal batch norm that starts from the server's average, and an adapter
@@ -196,48 +163,3 @@ def test_best_iterate_is_whole(monkeypatch):
 ])  # fmt: skip
 def test_when_checks_are_due(steps, checks, due):
     assert sorted(BestIterate(None, steps, checks).due - {0}) == due
-
-
-def test_a_run_records_bytes_alpha_and_personal_accuracy(tmp_path):
-    folder, _ = short(tmp_path, "fedig-a", run={"personalised": True})
-    clients, details = pd.read_csv(folder / "clients.csv"), pd.read_csv(folder / "details.csv")
-    side = 4 * 4 * sum(DigitsCNN.widths) + 2 * 8  # affine and statistics in float32, two counters
-    assert set(clients["bytes_down_global_bn"]) == {side}
-    # Trained on: all but the batch-norm side; validated on: all, as much as goes up.
-    assert (clients["bytes_down_arrays"] == 2 * clients["bytes_up"] - side).all()
-    assert (clients["bytes_down"] == clients["bytes_down_arrays"] + side).all()
-    assert clients[["personal_accuracy", "personal_loss"]].notna().all().all()
-    assert (clients["personal_loss"] != clients["validation_loss"]).any()
-    alpha = details.query("quantity == 'alpha'")
-    assert (set(alpha["name"]), set(alpha["client"])) == ({"backbone.norm1", "backbone.norm2"}, {"rot45"})
-    assert alpha["value"].between(0, 1).all()
-    assert sorted(set(alpha["round"])) == [0, 1, 2]
-
-
-def test_methods_without_a_personal_side_report_the_same(tmp_path):
-    clients = pd.read_csv(short(tmp_path, run={"personalised": True}, train={"rounds": 1})[0] / "clients.csv")
-    assert (clients["personal_accuracy"] == clients["validation_accuracy"]).all()
-
-
-def test_fedig_without_its_losses_is_fedbn_with_averaged_batch_norm(tmp_path):
-    neutral = {"name": "fedig", "client_agnostic": {"lambda1": 0.0, "lambda2": 0.0}}
-    ours, fedbn = (short(tmp_path / str(place), each)[0] for place, each in enumerate((neutral, "fedbn")))
-    columns = ["train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]
-    pd.testing.assert_frame_equal(*(pd.read_csv(folder / "rounds.csv")[columns] for folder in (ours, fedbn)))
-
-
-def test_uploads_for_an_ensemble_are_in_the_checkpoint(tmp_path, monkeypatch):
-    saved, keep = [], Session._keep
-
-    def watch(session, *args):
-        keep(session, *args)
-        saved.append(load_checkpoint(session.checkpoint_folder).state.banks)
-
-    monkeypatch.setattr(Session, "_keep", watch)
-    short(tmp_path, {"name": "fedig", "infer": "ensemble_of_local_bn"})
-    assert "own_batch_norm" not in saved[0]
-    first, second = saved[1]["own_batch_norm"], saved[2]["own_batch_norm"]
-    assert (sorted(first), len(first["rot0"])) == (["rot0", "rot15", "rot30"], 8)
-    name = "backbone.norm1.bn.running_mean"
-    assert not np.array_equal(first["rot0"][name], first["rot15"][name])
-    assert not np.array_equal(first["rot0"][name], second["rot0"][name])

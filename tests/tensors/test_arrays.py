@@ -1,8 +1,9 @@
-"""The wire format of tensors."""
+"""The wire format of tensors, and their kinds, by the type of the module that owns them."""
 
 import contextlib
 import io
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from fedsim.tensors.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record
+from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
@@ -30,15 +32,6 @@ def test_round_trip_equals_flower(array):
         np.testing.assert_array_equal(found, array)
 
 
-@settings(max_examples=20, deadline=None)
-@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=4, max_side=4)))
-def test_other_memory_layouts(array):
-    for view in (array.T, array[::-1], array[..., ::2]):
-        np.testing.assert_array_equal(record_to_arrays(state_to_record({"w": view}))["w"], view)
-        np.testing.assert_array_equal(state_to_record({"w": view})["w"].numpy(), view)
-        np.testing.assert_array_equal(record_to_arrays(ArrayRecord({"w": Array(view)}))["w"], view)
-
-
 def test_tensors_keep_dtype_and_shape():
     """Channels last is written in C order; only the payload is counted."""
     state = {"a": torch.ones(2, 3, dtype=torch.float16), "n": torch.tensor(7), "t": torch.arange(6).view(2, 3).T}
@@ -48,6 +41,9 @@ def test_tensors_keep_dtype_and_shape():
     assert arrays["n"].shape == ()
     assert (arrays["a"].flags.writeable, arrays["a"].flags.owndata) == (False, False)  # a view of the record
     np.testing.assert_array_equal(arrays["t"], state["t"].numpy())
+    view = np.arange(24.0).reshape(2, 3, 4)[::-1, :, ::2]
+    np.testing.assert_array_equal(state_to_record({"w": view})["w"].numpy(), view)
+    np.testing.assert_array_equal(record_to_arrays(ArrayRecord({"w": Array(view.T)}))["w"], view.T)
     assert list(record_to_arrays(state_to_record(state, ["t", "n"]))) == ["t", "n"]
     assert nbytes(record) == nbytes(state) == nbytes(arrays) == 6 * 2 + 8 + 6 * 8
     value = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).float()
@@ -92,15 +88,6 @@ def test_damaged_bytes_never_raise_anything_else(position, value):
         assert record_to_arrays(ArrayRecord({"w": bad}))["w"].shape == (2, 3)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"dtype": "float64"}, "declared"), ({"shape": (3, 2)}, "declared"), ({"stype": "pickle"}, "serialization"),
-])  # fmt: skip
-def test_declared_metadata_must_match(change, said):
-    own = {"dtype": "float32", "shape": (2, 3), "stype": "numpy.ndarray"} | change
-    with pytest.raises(ValueError, match=said):
-        record_to_arrays(ArrayRecord({"w": Array(**own, data=GOOD.data)}))
-
-
 def test_load_copies_in_place_without_warning():
     source, model = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)) for _ in range(2))
     model.to(memory_format=torch.channels_last)
@@ -142,3 +129,36 @@ def test_load_checks_before_it_writes(arrays, names, message):
 @example(np.array([1.0, -np.inf], np.float32))
 def test_all_finite_agrees_with_numpy(array):
     assert all_finite(array) == bool(np.isfinite(array).all())
+
+
+class Declares(nn.Module):
+    tensor_kinds: ClassVar[dict[str, Kind]] = {"score": Kind.BN_AFFINE, "memory": Kind.BN_STATISTICS}
+    bn_group: ClassVar[str] = "xan"
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Parameter(torch.ones(()))
+        self.register_buffer("memory", torch.zeros(2))
+        self.bn = nn.BatchNorm1d(2)
+
+
+def test_kinds_and_scopes_come_from_module_types():
+    model = nn.ModuleDict({
+        "conv": nn.Conv2d(3, 4, 3), "downsample_1": nn.BatchNorm2d(4), "bn_named": nn.Linear(2, 2),
+        "inorm": nn.InstanceNorm2d(4, affine=True), "own": Declares(),
+    })  # fmt: skip
+    kinds = tensor_kinds(model)
+    assert list(kinds) == list(model.state_dict())
+    expected = {
+        "downsample_1.weight": Kind.BN_AFFINE, "downsample_1.running_var": Kind.BN_STATISTICS,
+        "downsample_1.num_batches_tracked": Kind.COUNTER, "bn_named.weight": Kind.WEIGHT,
+        "inorm.weight": Kind.WEIGHT, "conv.bias": Kind.WEIGHT, "own.score": Kind.BN_AFFINE,
+        "own.memory": Kind.BN_STATISTICS,
+    }  # fmt: skip
+    assert {name: kinds[name] for name in expected} == expected
+    own = ["own.score", "own.memory", *(f"own.bn.{name}" for name in nn.BatchNorm1d(2).state_dict())]
+    assert bn_scope(model, "xan") == own
+    assert bn_scope(model, "all") == [f"downsample_1.{name}" for name in nn.BatchNorm2d(4).state_dict()] + own
+    assert bn_scope(nn.Linear(2, 2), "all") == bn_scope(nn.Linear(2, 2), "xan") == []
+    with pytest.raises(ValueError, match="scope"):
+        bn_scope(model, "some")
