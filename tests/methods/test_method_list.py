@@ -124,7 +124,6 @@ def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, 
         "--set 'method.xan.stages=[1, 2, 3, 4]' list of whole number; the stages",
         '--set method.without_batch_norm.scope=xan "all" or "xan" or "none"; the part\'s default is "all"',
         '--set method.episodic_step.m_test=1 whole number >= 0 or "all"; Number',
-
         "the experiment's; it has no effect here, only with acquire_iterations = 0",
         "leaves it out; it has an effect only with data that have masks",
     ):
