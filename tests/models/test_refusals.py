@@ -88,6 +88,8 @@ def test_missing_timm_says_what_to_install(monkeypatch):
     # momentum of the round before would move units that are left out in this one away from 0
     *(("feddrop", ["train.persist_optimizer=true", *more], "persist_optimizer = false")
       for more in (["train.momentum=0.9"], ["train.momentum=0", "train.optimizer=adam"])),
+    *(("fedavg", [f"method.fuse={fuse}", f"method.{fuse}.malicious=1"], f"needs {least} clients")
+      for fuse, least in (("krum", 5), ("bulyan", 7))),
     ("fedavg", ["method.fuse=trimmed_mean", "method.trimmed_mean.beta=0.2"], "leaves out none of 3 clients"),
     ("fedavg", ["method.fuse=private_mean"], "batch-norm"),
     ("feddg-ga", ["method.fuse=coordinate_median"], "not hold with coordinate_median"),

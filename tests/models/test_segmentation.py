@@ -22,10 +22,9 @@ def maps(*values):
     return torch.tensor(values)[:, None, None, :]
 
 
-def test_dice_by_hand():
+def test_dice_and_thresholds_by_hand():
     """All pixels of the batch are summed before the quotient; an empty mask and an empty prediction have loss
-    0. The measures are Dice of the thresholded masks, and the soft Dice loss of single images, .2 and .6. It is
-    2 * 1 / (2 + 1), and 1 when both masks are empty."""
+    0. The measures are Dice of the thresholded masks, and the soft Dice loss of single images, .2 and .6."""
     assert soft_dice_loss(maps([0.8, 0.2]), maps([1, 0])).item() == pytest.approx(0.2, abs=1e-5)
     s, y = maps([0.8, 0.2], [0.6, 0.4]), maps([1, 0], [0, 1])
     assert soft_dice_loss(s, y).item() == pytest.approx(0.4, abs=1e-5)
@@ -36,6 +35,10 @@ def test_dice_by_hand():
     assert all(math.isnan(value) for value in Segmentation().measure(lambda x: x, [])[:2])
     truth, predicted = maps([1, 1, 0], [0, 0, 0]), maps([1, 0, 0], [0, 0, 0])
     assert dice_of(predicted, truth)[:, 0].tolist() == [pytest.approx(2 / 3), 1.0]
+    data = DataSettings(dataset="digit-masks", mask_threshold=0.75, largest_component=True)
+    assert rules_of("segmentation", data).keep(torch.logit(maps([0.7, 0.8]))).flatten().tolist() == [0, 1]
+    with pytest.raises(UserError, match="unknown task"):
+        rules_of("detection", data)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -46,13 +49,6 @@ def test_largest_component_of_several_structures(layout):
     masks = masks.contiguous(memory_format=layout)
     assert largest_components(masks).sum((2, 3)).tolist() == [[9, 9], [9, 9]]
     assert masks.sum((2, 3)).tolist() == [[10, 10], [10, 10]]
-
-
-def test_threshold():
-    data = DataSettings(dataset="digit-masks", mask_threshold=0.75, largest_component=True)
-    assert rules_of("segmentation", data).keep(torch.logit(maps([0.7, 0.8]))).flatten().tolist() == [0, 1]
-    with pytest.raises(UserError, match="unknown task"):
-        rules_of("detection", data)
 
 
 def test_surface_distance():

@@ -38,27 +38,24 @@ def test_old_densenet_names_and_no_counters(tmp_path):
     assert torch.equal(layer.conv2.weight, old["features.denseblock2.denselayer3.conv.2.weight"])
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda state: state.pop("conv1.weight"), "lacks key 'conv1.weight'"),
-    (lambda state: state.update(extra=torch.ones(1)), "unknown key 'extra'"),
-    (lambda state: state.update({"conv1.bias": torch.ones(5)}), r"'conv1.bias' has shape \[5\], not \[\d+\]"),
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("w.pth", lambda state: state.pop("conv1.weight"), "lacks key 'conv1.weight'"),
+    ("w.pth", lambda state: state.update(extra=torch.ones(1)), "unknown key 'extra'"),
+    ("w.pth", lambda state: state.update({"conv1.bias": torch.ones(5)}), r"'conv1.bias' has shape \[5\], not \[\d+\]"),
+    *((name, content, name) for name, content in (
+        ("bad.safetensors", b"no weights"), ("bad.pth", b"no weights"), ("table.csv", b"round,train_loss\n0,1\n"),
+        ("empty.pth", b""), ("pickled.pth", nn.Linear(1, 1)), ("list.pth", [torch.ones(1)]))),
 ])  # fmt: skip
-def test_weights_that_do_not_fit(tmp_path, change, message):
-    state, file = build("digits-cnn").backbone.state_dict(), tmp_path / "weights.pth"
-    change(state)
-    torch.save(state, file)
-    with pytest.raises(UserError, match=message):
-        build("digits-cnn", weights=str(file))
-
-
-@pytest.mark.parametrize(("name", "content"), [
-    ("bad.safetensors", b"no weights"), ("bad.pth", b"no weights"), ("table.csv", b"round,train_loss\n0,1\n"),
-    ("empty.pth", b""), ("pickled.pth", nn.Linear(1, 1)), ("list.pth", [torch.ones(1)]),
-])  # fmt: skip
-def test_unreadable_weight_files(tmp_path, name, content):
-    file = tmp_path / name
-    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
-    with pytest.raises(UserError, match=name) as raised:
+def test_files_that_are_not_the_weights(tmp_path, name, content, message):
+    state, file = build("digits-cnn").backbone.state_dict(), tmp_path / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif name == "w.pth":
+        content(state)
+        torch.save(state, file)
+    else:
+        torch.save(content, file)
+    with pytest.raises(UserError, match=message) as raised:
         build("digits-cnn", weights=str(file))
     assert "\n" not in str(raised.value)
 
