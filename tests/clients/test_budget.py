@@ -1,6 +1,5 @@
 """Budgets: images and steps of a client's round; batches with as many examples of every domain."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -88,13 +87,6 @@ def test_the_pooled_client_has_the_budget_of_all_clients(monkeypatch, train, bud
 def test_balanced_clients_share_what_fedavg_spends_together(budget, amount):
     """FedAvg: 20 images in 3 steps and 40 in 5: on average 30 images, 4 steps; FedSB here asks for 100 images."""
     assert Amount.of(plan_of(budget, batches=BalancedBudget(100))) == amount
-
-
-def test_a_short_plan_goes_on_with_its_own_images():
-    """FedAvg's ten batches of 20 images: 8 8 4, three times, and 8; of 40 images: 8 each."""
-    plan = plan_of("images", train={"iterations": 10}, batches=BalancedBudget(16))
-    assert Amount.of(plan).images == (68 + 80) / 2
-    assert {int(item) for batch in plan for item in batch} <= set(range(20))
 
 
 @pytest.mark.parametrize("budget", ["images", "steps"])
@@ -192,32 +184,20 @@ def test_clients_of_a_federation_have_one_domain_each(tmp_path):
         build_recipe(small_experiment(tmp_path, {"name": "fedavg", "batches": "equal_domains"}))
 
 
-BY_64 = TrainSettings(batch_size=64)
+def test_fedsbs_budget():
+    """2,880 images a round wherever they are; CSAC's prelude keeps its own amount; budget 0 gives standard batches."""
 
+    def batches(part, examples, iterations=0, **changes):
+        train = TrainSettings(batch_size=64, iterations=iterations)
+        return [batch.tolist() for batch in part.indices(examples, small_round(**changes), train)]
 
-@pytest.mark.parametrize(("part", "examples", "images"), [
-    (BalancedBudget(2880), 1000, 2880), (BalancedBudget(2880), 100, 2880), (BalancedBudget(2880), 5000, 2880),
-    (BalancedBudget(45, "batches"), 100, 2880),
-])  # fmt: skip
-def test_budget_is_the_same_number_of_steps_everywhere(part, examples, images):
-    batches = list(part.indices(examples, small_round(), BY_64))
-    assert (len(batches), sum(map(len, batches))) == (45, images)
-
-
-def test_the_budget_is_that_of_a_round_or_off():
-    """CSAC's acquisition keeps its own amount beside FedSB's batches; budget 0 gives back the standard batches."""
-    prelude, train = dataclasses.replace(small_round(), phase="acquire"), BY_64.model_copy(update={"iterations": 300})
-    assert len(list(BalancedBudget(2880).indices(1500, prelude, train))) == 300
-    assert len(list(BalancedBudget(2880).indices(1500, small_round(), train))) == 45
-    plans = [list(part.indices(100, small_round(), BY_64)) for part in (BalancedBudget(0), Shuffled())]
-    assert [batch.tolist() for batch in plans[0]] == [batch.tolist() for batch in plans[1]]
-
-
-def test_budget_draws():
-    """Every index 2 or 3 times, exactly 880 3 times; a large client sees new images each round."""
-    counts = np.bincount(BalancedBudget.draw(1000, 2880, np.random.default_rng(0)))
-    assert np.bincount(counts).tolist() == [0, 0, 120, 880]
     part = BalancedBudget(2880)
-    rounds = [np.concatenate(list(part.indices(5000, small_round(round=number), BY_64))) for number in (1, 2)]
-    assert all(len(np.unique(drawn)) == 2880 for drawn in rounds)
-    assert set(rounds[0]) != set(rounds[1])
+    for own, examples in ((part, 1000), (part, 100), (part, 5000), (BalancedBudget(45, "batches"), 100)):
+        assert [len(batch) for batch in batches(own, examples, 300)] == [64] * 45
+    assert len(batches(part, 1500, 300, phase="acquire")) == 300
+    assert batches(BalancedBudget(0), 100) == batches(Shuffled(), 100)
+    counts = np.bincount(BalancedBudget.draw(1000, 2880, np.random.default_rng(0)))
+    assert np.bincount(counts).tolist() == [0, 0, 120, 880]  # every index 2 or 3 times
+    rounds = [set(np.concatenate(batches(part, 5000, round=number))) for number in (1, 2)]
+    assert len(rounds[0]) == len(rounds[1]) == 2880  # a large client sees new images each round
+    assert rounds[0] != rounds[1]

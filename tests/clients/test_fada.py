@@ -1,22 +1,32 @@
-"""FADA: numbers worked out by hand, what each step trains, and that it reads no label of the target."""
+"""FADA: numbers by hand, what each step trains, its exchanges, and that it reads no label of the target."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from small_round import changed, ready_round, snapshot
+from support import numbers, run_small, small_experiment, tiny_experiment
 from torch import nn
 
+import fedsim.data.loading as loading
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
 from clients.store import ClientStore
 from clients.tools.disentangling import clustered, confusion_loss, domain_loss, information, source_loss, tightness
 from clients.unlabelled.adversarial_target import AdversarialTarget
+from fedsim.common.errors import UserError
+from fedsim.data.digits import Digits
 from fedsim.methods.assembly import build_recipe
+from fedsim.methods.compatibility import check_recipe
+from fedsim.methods.table import METHODS
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.net import Net
+from fedsim.run.workspace import close_workspaces
 from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.server_round import ServerRound, Update
 from strategies.visits.target_attention import TargetAttention, attention
@@ -26,8 +36,8 @@ def logit(probability):
     return torch.tensor([math.log(probability / (1 - probability))], dtype=torch.float64)
 
 
-def test_tightness_numbers():
-    """3 and 8; single points add nothing; a shift and another order change nothing."""
+def test_tightness_and_adversarial_losses():
+    """3 and 8, whatever the shift and order; DI = .8 on the source, .3 on the target; confusion is at least log 4."""
     points, clusters = torch.tensor([[0.0], [2], [10], [10], [13], [99]]), np.array([0, 0, 1, 1, 1, 2])
     assert tightness(points, clusters) == pytest.approx(3)
     assert tightness(points, clusters, squared=True) == pytest.approx(8)
@@ -35,6 +45,12 @@ def test_tightness_numbers():
     assert tightness(points[order] + 1000, clusters[order]) == pytest.approx(3)
     assert sorted(np.bincount(clustered(points, 3, 0))) == [1, 2, 3]
     assert tightness(torch.ones(5, 2), clustered(torch.ones(5, 2), 3, 0)) == 0
+    assert domain_loss(logit(0.8), logit(0.3)).item() == pytest.approx(0.579818, abs=1e-6)
+    assert (source_loss(logit(0.8)) + source_loss(logit(0.3))).item() == pytest.approx(1.427116, abs=1e-6)
+    assert domain_loss(logit(0.5), logit(0.5)).item() == pytest.approx(1.386294, abs=1e-6)
+    rows = torch.tensor([[0.25] * 4, [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
+    assert confusion_loss(rows[:1]).item() == pytest.approx(1.386294, abs=1e-6)
+    assert confusion_loss(rows[1:]).item() == pytest.approx(1.816108, abs=1e-6)
 
 
 @pytest.mark.parametrize(("tight", "options", "alpha"), [
@@ -46,16 +62,6 @@ def test_attention_numbers(tight, options, alpha):
     """Raw gains and relative gains at two temperatures; uniform when there is nothing to compare."""
     kind = (options.pop("kind"),) if "kind" in options else ()
     assert attention(np.array(tight, float), *kind, **options) == pytest.approx(alpha, abs=1e-6)
-
-
-def test_adversarial_losses():
-    """DI = .8 on the source, .3 on the target; both at .5; the confusion loss is at least log 4."""
-    assert domain_loss(logit(0.8), logit(0.3)).item() == pytest.approx(0.579818, abs=1e-6)
-    assert (source_loss(logit(0.8)) + source_loss(logit(0.3))).item() == pytest.approx(1.427116, abs=1e-6)
-    assert domain_loss(logit(0.5), logit(0.5)).item() == pytest.approx(1.386294, abs=1e-6)
-    rows = torch.tensor([[0.25] * 4, [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
-    assert confusion_loss(rows[:1]).item() == pytest.approx(1.386294, abs=1e-6)
-    assert confusion_loss(rows[1:]).item() == pytest.approx(1.816108, abs=1e-6)
 
 
 @pytest.mark.parametrize(("joint", "apart", "bound"), [
@@ -176,13 +182,19 @@ def test_the_input_of_the_identifiers_is_said_and_not_guessed(made):
     assert seen
 
 
-def test_untrained_identifiers_are_not_kept():
-    """Without features of the target no identifier was trained; later ones of clients that are not drawn stay."""
+def test_servers_without_the_target():
+    """Untrained identifiers are not kept; weights are the last alpha, restricted, or uniform; one source has all."""
     bank, server = DomainIdentifiers(), ServerRound(1, 3, ["a", "b"], {})
     entry = {"0.bias": np.zeros(1, np.float32)}
     assert bank.merge({}, {"a": entry, "b": entry}, server) == {}
     server.banks = {"target_features": {"server": {}}}
     assert bank.merge({"b": entry}, {"a": entry}, server).keys() == {"a", "b"}
+    part, state = TargetAttention(), {}
+    assert weigh(part, ["a", "b", "c"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
+    first = weigh(part, ["a", "b", "c"], [10, 9, 10.5, 10], state)
+    later, total = weigh(part, ["a", "c"], None, state), first["a"] + first["c"]
+    assert later == pytest.approx({"a": first["a"] / total, "c": first["c"] / total})
+    assert weigh(part, ["b"]) == {"b": 1.0}
 
 
 def weigh(part, names, tight=None, state=None):
@@ -193,11 +205,94 @@ def weigh(part, names, tight=None, state=None):
     return part.weigh([Update(name, 10 * place + 1, {}) for place, name in enumerate(names)], server)
 
 
-def test_weights_without_the_target():
-    """The last alpha, restricted and renormalized, or uniform without one; a single source has all weight."""
-    part, state = TargetAttention(), {}
-    assert weigh(part, ["a", "b", "c"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
-    first = weigh(part, ["a", "b", "c"], [10, 9, 10.5, 10], state)
-    later, total = weigh(part, ["a", "c"], None, state), first["a"] + first["c"]
-    assert later == pytest.approx({"a": first["a"] / total, "c": first["c"] / total})
-    assert weigh(part, ["b"]) == {"b": 1.0}
+SOURCES = ("rot0", "rot15", "rot30")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder, messages, experiment) of a complete run."""
+    experiment = tiny_experiment(tmp_path_factory.mktemp("fada"), "fada", 3)
+    return *run_small(experiment), experiment
+
+
+def test_three_exchanges_a_round(run):
+    """Kinds of messages, what they hold, and their bytes in clients.csv."""
+    folder, grid, _ = run
+    visits = [pair for pair in grid.seen if pair[0].metadata.message_type == "query.visit"]
+    assert [message.content.config_records["config"]["phase"] for message, _ in visits] == ["attention", "adapt"] * 3
+    held = [tuple(set(each.content.array_records) for each in pair) for pair in visits]
+    assert held[0] == ({"arrays", *(f"candidate:000{place}" for place in range(3))}, {"tightness"})
+    assert held[1][0] == {"arrays"}  # round 1: identifiers are not trained yet
+    assert held[3] == ({"arrays", *(f"identifier:{n}" for n in SOURCES)}, {"generator", "target_features"})
+    trains = [message for message, _ in grid.seen if message.metadata.message_type == "train"]
+    assert ["target_features" in message.content.array_records for message in trains] == [False] * 3 + [True] * 6
+    clients = numbers(folder / "clients.csv")
+    assert clients.query("round > 0").groupby("round")["weight"].sum().tolist() == pytest.approx([1, 1, 1])
+    target = clients.query("client == 'rot45' and round == 3").iloc[0]
+
+    size = sum(value.nbytes for value in load_file(folder / "last.safetensors").values())
+    down, up = (record_to_arrays(visits[3][place].content.array_records[name]).values() for place, name in (
+        (0, "identifier:rot0"), (1, "target_features")
+    ))  # fmt: skip
+    assert target["bytes_down"] == 5 * size + 3 * sum(array.nbytes for array in down)
+    assert target["bytes_up_target_features"] == sum(array.nbytes for array in up)
+    summary = numbers(folder / "summary.csv").iloc[0]
+    assert summary["uses_target_unlabelled"]
+    whole = loading.load_target(tiny_experiment(folder).data, "rot45")[2]
+    assert 0.3 * len(whole) < summary["target_images"] < 0.7 * len(whole)
+
+
+def test_tested_images_are_never_adapted_to(run):
+    """The two parts of the target have no image in common; the target is asked for no label."""
+    for share in (0.2, 0.5, 0.9):
+        data = run[2].data.model_copy(update={"adapt_share": share})
+        apart = loading.load_unlabelled(data, "rot45")
+        assert not set(apart.train) & set(loading.load_target(data, "rot45")[2])
+        assert (apart.labels == -1).all()
+
+
+def test_labels_of_the_target_change_nothing(run, tmp_path, monkeypatch):
+    """With permuted labels of the target, every tensor and all numbers but those of the test stay the same."""
+    folder, _, experiment = run
+    original = Digits.images
+
+    def permuted(self, domain, apart=False):
+        images, labels = original(self, domain, apart)
+        return (images, np.random.default_rng(1).permutation(labels)) if domain == "rot45" else (images, labels)
+
+    monkeypatch.setattr(Digits, "images", permuted)
+    close_workspaces()
+    other, _ = run_small(experiment.replace(run={"output": str(tmp_path)}))
+    close_workspaces()
+    assert (folder / "last.safetensors").read_bytes() == (other / "last.safetensors").read_bytes()
+    assert numbers(folder / "clients.csv").equals(numbers(other / "clients.csv"))
+    losses = [numbers(each / "rounds.csv")["target_loss"] for each in (folder, other)]
+    assert not losses[0].equals(losses[1])
+
+
+def test_a_target_that_fails(tmp_path, monkeypatch):
+    """The run goes on with uniform weights and without target features; by default it stops with the reason."""
+
+    def broken(self, round):
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(AdversarialTarget, "answer", broken)
+    experiment = tiny_experiment(tmp_path, "fada", run={"on_client_failure": "continue"})
+    clients = numbers(run_small(experiment)[0] / "clients.csv").query("round == 2").set_index("client")
+    assert clients.loc["rot0", "weight"] == pytest.approx(1 / 3)
+    assert "the disk is full" in clients.loc["rot45", "status"]
+    with pytest.raises(UserError, match=r"rot45.*the disk is full"):
+        run_small(experiment.replace(run={"on_client_failure": "stop", "output": str(tmp_path / "b")}))
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    """Visits without a client that answers them, and the reverse; parts that need one pass; a frozen extractor."""
+    with pytest.raises(UserError, match=r"method\.unlabelled"):
+        check_recipe(dataclasses.replace(METHODS["fada"], unlabelled=None), "x")
+    with pytest.raises(UserError, match="never visited"):
+        check_recipe(dataclasses.replace(METHODS["fedavg"], unlabelled=AdversarialTarget()), "x")
+    with pytest.raises(UserError, match=r"disentangling_adversary .* feature_highlighter reads the map"):
+        build_recipe(small_experiment("unused", {"name": "fada", "add": ["feature_highlighter"]}))
+    for train, words in (("head", "adversarial_target trains the backbone"), ("head.*", "FADA has nothing to train")):
+        with pytest.raises(UserError, match=words):
+            run_small(tiny_experiment(tmp_path, "fada", model={"train": train}))

@@ -144,16 +144,6 @@ def test_without_rows_views_are_augmixs_alone(caplog):
     assert all(value.isfinite().all() for value in (loss, *moved.values()))
 
 
-def test_terms_see_the_batch_itself():
-    net, data, seen = small_net(), small_data(colour_images(12)), []
-    round = small_round(data, {"pixel_stats": ROWS}, net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
-    round.terms = [lambda batch: seen.append((len(batch.features), batch.loss.item())) or batch.loss * 0]
-    batch = data.batch(np.arange(12))
-    expected = F.cross_entropy(small_net()(batch.images), batch.labels).item()
-    step_of(AlignedViews(), round)(batch)
-    assert seen == [(12, pytest.approx(expected, rel=1e-5))]
-
-
 @pytest.mark.parametrize(("r", "images", "rows"), [(0.1, 9, 0), (0.1, 10, 1), (0.29, 100, 29), (0.1, 30, 3), (1, 7, 7)])
 def test_number_of_rows(r, images, rows):
     """Of those that came they are drawn at most once where there are enough."""

@@ -50,6 +50,13 @@ def test_triplet():
     distance = np.hypot(1 - 0.5**0.5, 0.5**0.5)  # of (1, 0) and (1, 1) / sqrt 2
     rest = (2 - distance) + 2  # the two others: the stylised first sample is their negative
     assert chosen == pytest.approx([(distance - 2**0.5 + 2 + rest) / 3, (2 + rest) / 3], abs=1e-5)
+    features, styled = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    loss = triplet(features, styled, torch.ones(4, dtype=torch.long), torch.zeros(4).double(), 0.3)
+    loss.backward()
+    assert loss.item() == features.grad.abs().max() == 0
+    zero = torch.zeros(2, 3, requires_grad=True)
+    triplet(zero, zero * 2, torch.tensor([0, 1]), FIRST, 0.3).backward()
+    assert zero.grad.isfinite().all()
 
 
 def test_negatives_are_drawn_uniformly_from_other_labels():
@@ -61,17 +68,6 @@ def test_negatives_are_drawn_uniformly_from_other_labels():
     chosen, has_one = negatives(torch.tensor([1, 1, 1]), draws[:3])
     assert not has_one.any()
     assert chosen.max() < 3
-
-
-def test_one_label_has_no_triplets():
-    """And a feature of length 0 has a finite gradient."""
-    features, styled = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
-    loss = triplet(features, styled, torch.ones(4, dtype=torch.long), torch.zeros(4).double(), 0.3)
-    loss.backward()
-    assert loss.item() == features.grad.abs().max() == 0
-    zero = torch.zeros(2, 3, requires_grad=True)
-    triplet(zero, zero * 2, torch.tensor([0, 1]), FIRST, 0.3).backward()
-    assert zero.grad.isfinite().all()
 
 
 def small(part, records=TARGET, images=8):
@@ -108,12 +104,23 @@ def test_term_of_a_batch(monkeypatch):
     assert round.net.backbone.conv1.weight.grad.abs().sum() > 0
 
 
-def test_without_weights_or_a_style_there_is_no_term(caplog):
+def test_no_term_and_few_or_many_images(caplog):
+    """One image is one cluster. Of more than `clustered` images some are drawn, always the same; the log says so."""
     assert small(StyleContrast(triplet_weight=0, norm_weight=0))[1] is None
     assert small(StyleContrast(triplet_weight=0))[1] is not None
     with caplog.at_level(logging.WARNING):
         assert small(StyleContrast(), {"interpolation": {}})[1] is None
     assert "no client sent a style" in caplog.text
+    assert StyleContrast().collect(small_round(small_data(colour_images(1))))["mean"].shape == (1, 3)
+    constant = StyleContrast().collect(small_round(small_data(np.full((5, 3, 16, 16), 51, np.uint8))))
+    assert constant["mean"][0] == pytest.approx([0.2] * 3)
+    assert constant["std"][0] == pytest.approx([1e-5**0.5] * 3, rel=1e-3)
+    data, part = small_data(colour_images(12)), StyleContrast(clustered=5)
+    with caplog.at_level(logging.WARNING):
+        first, again = (part.collect(small_round(data, round=number)) for number in (0, 3))
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+    assert "its style is that of 5 of its images" in caplog.text
+    assert not np.array_equal(first["mean"], StyleContrast().collect(small_round(data))["mean"])
 
 
 def test_local_style():
@@ -148,20 +155,6 @@ def test_products_of_maps_in_any_memory(kept, monkeypatch):
     np.testing.assert_allclose(found, (maps @ maps.T).numpy(), rtol=1e-12)
 
 
-def test_few_and_many_images(caplog):
-    """One image is one cluster. Of more than `clustered` images some are drawn, always the same; the log says so."""
-    assert StyleContrast().collect(small_round(small_data(colour_images(1))))["mean"].shape == (1, 3)
-    constant = StyleContrast().collect(small_round(small_data(np.full((5, 3, 16, 16), 51, np.uint8))))
-    assert constant["mean"][0] == pytest.approx([0.2] * 3)
-    assert constant["std"][0] == pytest.approx([1e-5**0.5] * 3, rel=1e-3)
-    data, part = small_data(colour_images(12)), StyleContrast(clustered=5)
-    with caplog.at_level(logging.WARNING):
-        first, again = (part.collect(small_round(data, round=number)) for number in (0, 3))
-    assert all(np.array_equal(first[key], again[key]) for key in first)
-    assert "its style is that of 5 of its images" in caplog.text
-    assert not np.array_equal(first["mean"], StyleContrast().collect(small_round(data))["mean"])
-
-
 def test_the_official_layer_is_before_the_relu(monkeypatch):
     """Statistics there may be negative; the transfer stays where it is."""
     torch.manual_seed(0)
@@ -185,11 +178,9 @@ PACS = {"data": {"dataset": "pacs", "image_size": 32, "domains": []}, "run": {"t
 @pytest.mark.parametrize(("method", "sections", "words"), [
     ({"style_contrast": {"encoder": "vgg"}}, {}, "colour images"),
     ({"style_contrast": {"statistics_layer": "before_relu"}}, {}, "'before_relu' is for encoder 'vgg'"),
-    ({"style_contrast": {"alpha": 1.5}}, {}, "less than or equal to 1"),
     ({"terms": []}, {}, "no part contributes to interpolation_style"),
     ({"interpolation_style": {"shared": False}}, {}, "shared = false leaves style_contrast without its bank"),
     ({"style_contrast": {"encoder": "vgg"}}, PACS, "method.style_contrast.encoder_weights is not set"),
-    ({"name": "deepall+fisc"}, {}, "all data pooled"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_are_refused(method, sections, words, tmp_path):
     with pytest.raises(UserError, match=words):

@@ -160,19 +160,6 @@ def test_stored_buffers_fit_weights_in_another_memory_layout(optimizer):
     assert torch.equal(nets[0].weight, nets[1].weight)
 
 
-@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
-def test_a_tied_parameter_is_stepped_once(optimizer, kind):
-    """Two modules that share a weight move it by PyTorch's step, without a warning of the optimizer."""
-    torch.manual_seed(0)
-    own = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
-    own[1].weight = own[0].weight
-    other, images, train = copy.deepcopy(own), torch.randn(8, 4), TrainSettings(optimizer=optimizer)
-    for net, one in ((own, make_optimizer(own, train, 0.1)), (other, kind(other.parameters(), 0.1, fused=True))):
-        net(images).square().sum().backward()
-        one.step()
-    assert torch.equal(own[0].weight, other[0].weight)
-
-
 @dataclass(frozen=True)
 class Halving(SupervisedStep):
     def work(self, round):

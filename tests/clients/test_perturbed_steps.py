@@ -13,7 +13,7 @@ from clients.store import ClientStore
 from clients.terms.client_momentum import ClientMomentum
 from clients.terms.dynamic_regularizer import OWN, DynamicRegularizer
 from clients.terms.gradient_alignment import GradientAlignment, cosines
-from clients.tools.last_move import ENTRY, last_move
+from clients.tools.last_move import ENTRY
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware, of_length
 from fedsim.common.errors import UserError
 
@@ -113,6 +113,9 @@ def test_perturbation_has_one_norm_over_all_tensors():
         e = of_length([factor * part for part in move], -0.5)
         torch.testing.assert_close(e, [torch.tensor([0.3, 0.0]), torch.tensor([-0.4])])
     assert of_length([torch.zeros(2)], 0.5)[0].tolist() == [0.0, 0.0]
+    first = [torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 1.0]]), torch.zeros(3)]
+    second = [torch.tensor([0.0, 2.0]), torch.tensor([[3.0, 3.0]]), torch.ones(3)]
+    torch.testing.assert_close(cosines(first, second), torch.tensor([0.0, 1.0, 0.0]))
 
 
 def test_statistics_see_the_first_pass_alone():
@@ -130,19 +133,6 @@ def test_statistics_see_the_first_pass_alone():
     assert torch.equal(plain.running_var, sam.running_var)
     assert (plain.num_batches_tracked.item(), released.num_batches_tracked.item()) == (1, 2)
     assert not torch.equal(plain.running_mean, released.running_mean)
-
-
-def test_last_move_is_between_the_models_received():
-    store, moves = ClientStore(None), []
-    for number, w in ((1, 1.0), (2, 0.5), (5, 0.5)):
-        store.open_round(number)
-        round = scalar_round(w, store=store, number=number)
-        moves.append(last_move(round))
-        assert last_move(round) is moves[-1]  # a second part gets the same
-        round.net.w.data += 7  # a change of w by training has no effect
-        store.commit()
-    assert moves[0] is None
-    assert [move["w"].item() for move in moves[1:]] == [-0.5, 0.0]
 
 
 def test_dynamic_regularizer_over_three_rounds():
@@ -180,12 +170,6 @@ def test_gradients_that_disagree_wait(move, settings, optimizer, w):
     assert round.tallied().get("dropped_tensors", 0.0) == (w == 1)
     if optimizer:
         assert not round.optimizer.state[round.net.w]["momentum_buffer"].any()
-
-
-def test_cosines_of_tensors():
-    first = [torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 1.0]]), torch.zeros(3)]
-    second = [torch.tensor([0.0, 2.0]), torch.tensor([[3.0, 3.0]]), torch.ones(3)]
-    torch.testing.assert_close(cosines(first, second), torch.tensor([0.0, 1.0, 0.0]))
 
 
 def test_half_precision_and_adam_are_refused(tmp_path):

@@ -120,16 +120,6 @@ def test_what_needs_its_own_steps_falls_back_by_name(method, change, reason, tmp
     assert "clients train one after the other" in caplog.text
 
 
-def test_the_trial_is_in_the_precision_of_training():
-    def refused():
-        raise ValueError("bf16 is not for this network")
-
-    data = small_data(np.zeros((6, 1, 2, 2), np.uint8))
-    program = SideBySide(flat_net(nn.BatchNorm1d(6)), {}, 2, CLASSIFIES)
-    assert program.trial(data) == ""
-    assert program.trial(data, refused) == "the network does not run as one program (bf16 is not for this network)"
-
-
 def test_a_network_that_branches_on_its_input_falls_back(tmp_path, caplog, monkeypatch):
     pooled = Net.pooled
     monkeypatch.setattr(Net, "pooled", lambda net, x: pooled(net, x if float(x.sum()) < 1e9 else -x))
@@ -201,22 +191,28 @@ def flat_net(*layers):
     return Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 3).train()
 
 
-def test_dropout_leaves_out_other_units_for_every_client():
+def test_dropout_frozen_tensors_and_the_trial():
+    """Every client has its own dropout; frozen tensors are not stacked; the trial is in the precision of training."""
     torch.manual_seed(0)
     stack = StackedNet(flat_net(nn.Dropout(0.5)), {}, 2, CLASSIFIES)
     images = torch.randn(1, 500, 1, 2, 2).expand(2, -1, -1, -1, -1)
     out = stack.forward(stack.rows([0, 1]), images, torch.zeros(2, 500, dtype=torch.int64)).features == 0
     assert out.float().mean(dim=(1, 2)).sub(0.5).abs().max() < 0.05
     assert 0.4 < (out[0] ^ out[1]).float().mean() < 0.6
-
-
-def test_frozen_tensors_are_not_stacked_and_do_not_move():
     net = flat_net(nn.BatchNorm1d(6))
     frozen = {name: "frozen" for name in net.state_dict() if name.startswith("backbone")}
     stack = StackedNet(net, frozen, 2, CLASSIFIES)
     passed = stack.forward(stack.rows([0, 1]), torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.int64))
     assert set(stack.stacks) == set(passed.leaves) == {"head.weight", "head.bias"}
     assert float(stack.program.net.state_dict()["backbone.2.running_mean"].abs().sum()) == 0
+
+    def refused():
+        raise ValueError("bf16 is not for this network")
+
+    data = small_data(np.zeros((6, 1, 2, 2), np.uint8))
+    program = SideBySide(flat_net(nn.BatchNorm1d(6)), {}, 2, CLASSIFIES)
+    assert program.trial(data) == ""
+    assert program.trial(data, refused) == "the network does not run as one program (bf16 is not for this network)"
 
 
 @pytest.fixture

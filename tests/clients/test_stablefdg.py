@@ -2,18 +2,16 @@
 
 import copy
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from small_round import changed, digits_net, ready_round, snapshot, step_of
-from support import small_experiment
 
 from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.step.supervised import SupervisedStep
 from clients.tools.style_pass import Balanced, StylePass, drawn_classes, lone_classes, partner_rows, picked_rows
-from fedsim.common.errors import UserError
-from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
 from fedsim.models.inserts.style_exploration import StyleExploration, in_style, moments
 from fedsim.settings import TrainSettings
@@ -128,17 +126,6 @@ def test_a_client_with_one_class(positions):
     assert batch.labels.tolist() == [0] * 2 * len(positions)
 
 
-@pytest.mark.parametrize(("words", "reason"), [
-    ({"name": "fisc+stablefdg"}, "style_contrast assumes that the rows of features"),
-    ({"name": "stablefdg+jigen"}, "objective is enlarged_batch in one and jigsaw in the other"),
-    ({"name": "fedavg", "add": ["style_exploration"]}, "style_exploration acts only beside enlarged_batch"),
-    ({"name": "stablefdg+feddrop"}, "kept_scale .* not hold with feature_highlighter"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(words, reason):
-    with pytest.raises(UserError, match=reason):
-        build_recipe(small_experiment("unused", words))
-
-
 RNG = np.random.default_rng
 PAIRS = [0, 0, 1, 1, 2, 2]
 
@@ -178,24 +165,12 @@ def maps(count, side=3, seed=0):
     return torch.randn(count, 2, side, side, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-class AllOne:
-    """A generator whose Beta draws are 1, so that no styles are mixed."""
-
-    def __init__(self):
-        self.rng = RNG(0)
-
-    def beta(self, a, b, size):
-        return np.ones(size)
-
-    def __getattr__(self, name):
-        return getattr(self.rng, name)
-
-
 def passed(labels, foreign=None, mixes=True, active=None, **values):
     """A pass that explores wherever it can, or in these stages."""
-    rng = RNG(0) if mixes else AllOne()
     styles = StylePass(StyleExploration(p=1.0, **values), [1, 2, 3], np.array(labels), foreign, RNG(0))
-    styles.rng, styles.active = rng, styles.active if active is None else active
+    if not mixes:  # the Beta draws are 1, so that no styles are mixed
+        styles.rng = Mock(wraps=RNG(0), beta=lambda a, b, size: np.ones(size))
+    styles.active = styles.active if active is None else active
     return styles
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,11 +51,13 @@ def test_kernels():
     assert torch.allclose(view, alpha * other + (1 - alpha) * x, atol=1e-6)
 
 
-def one_step(part):
+def one_step(part, size=28, insert=None):
     """(loss, network, round) after a step of a part on the same batch."""
     torch.manual_seed(0)
-    net = digits_net(28, bottleneck=8)
-    round, names = ready_round(net, size=28, lr=0.05), set(net.state_dict())
+    net = digits_net(size, bottleneck=8)
+    if insert:
+        insert.apply(net)
+    round, names = ready_round(net, size=size, lr=0.05), set(net.state_dict())
     loss = step_of(part, round)(round.data.batch(round.data.training_positions()))
     assert set(net.state_dict()) == names
     assert sum(len(group["params"]) for group in round.optimizer.param_groups) == len(list(net.parameters()))
@@ -71,20 +74,10 @@ def test_neutral_settings_are_the_supervised_step(part):
     assert not changed(net, plain.state_dict())
 
 
-class Drawn:
+def given(lam, *centre):
     """Draws that are given: lam, the batch in reverse order, and the centre of the box."""
-
-    def __init__(self, lam, *centre):
-        self.lam, self.centre = lam, list(centre)
-
-    def beta(self, a, b):
-        return self.lam
-
-    def permutation(self, count):
-        return np.arange(count)[::-1].copy()
-
-    def integers(self, size):
-        return self.centre.pop(0)
+    reverse, centre = lambda count: np.arange(count)[::-1].copy(), iter(centre)
+    return SimpleNamespace(beta=lambda a, b: lam, permutation=reverse, integers=lambda size: next(centre))
 
 
 def mixture(part, images, labels, drawn, task=CLASSIFIES, classes=2):
@@ -95,11 +88,11 @@ def test_mixtures_by_hand():
     """Mixup, lam = 1/4: .25 * 1 + .75 * 5 = 4 with the labels (.25, .75), and 2 with (.75, .25). CutMix, lam = 3/4: a
     box of side 4 / 2 = 2; around (0, 2) one of its rows is outside, so that 14 of 16 stay."""
     labels, images = torch.tensor([0, 1]), torch.tensor([1.0, 5.0]).view(2, 1, 1, 1)
-    mixed, soft = mixture(MixUp(), images, labels, Drawn(0.25))
+    mixed, soft = mixture(MixUp(), images, labels, given(0.25))
     assert mixed.flatten().tolist() == [4, 2]
     assert soft.tolist() == [[0.25, 0.75], [0.75, 0.25]]
     images = torch.tensor([1.0, 0.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4)
-    mixed, soft = mixture(CutMix(), images, labels, Drawn(0.75, 0, 2))
+    mixed, soft = mixture(CutMix(), images, labels, given(0.75, 0, 2))
     assert mixed[0, 0].tolist() == [[1, 0, 0, 1], [1] * 4, [1] * 4, [1] * 4]
     assert mixed[1].equal(1 - mixed[0])
     assert soft.tolist() == [[0.875, 0.125], [0.125, 0.875]]
@@ -110,7 +103,7 @@ def test_losses_with_soft_labels():
     logits = torch.tensor([[0.0, math.log(3)]])
     assert CLASSIFIES.loss(logits, torch.tensor([[0.25, 0.75]])).item() == pytest.approx(0.562335, abs=1e-6)
     masks = torch.tensor([1, 0], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 1, 2)
-    _, soft = mixture(MixUp(), torch.zeros(2, 1, 1, 2), masks, Drawn(0.5), Segmentation(), classes=1)
+    _, soft = mixture(MixUp(), torch.zeros(2, 1, 1, 2), masks, given(0.5), Segmentation(), classes=1)
     assert soft.unique().tolist() == [0.5]
     assert Segmentation().loss(torch.zeros(2, 1, 1, 2), soft).item() == pytest.approx(0.5, abs=1e-4)
 
@@ -166,26 +159,17 @@ def test_tiles():
     assert Jigsaw().scrambled(torch.rand(1, 1, 224, 224), ORDERED, none).shape[-2:] == (222, 222)
 
 
-def jigen_step(part, size):
-    """(loss, network, round) after one step of a part."""
-    torch.manual_seed(0)
-    net = digits_net(size)
-    JigsawHead().apply(net)
-    round = ready_round(net, size=size, lr=0.05)
-    return step_of(part, round)(round.data.batch(round.data.training_positions())), net, round
-
-
 def test_jigen():
     """CE + alpha CE of the order; neutral settings are the supervised step bit for bit, if there is no border."""
-    loss, net, round = jigen_step(Jigsaw(alpha=2.0, beta=0.0), 28)
-    plain, other, _ = jigen_step(Jigsaw(alpha=0.0, beta=0.0), 28)
+    loss, net, round = one_step(Jigsaw(alpha=2.0, beta=0.0), 28, JigsawHead())
+    plain, other, _ = one_step(Jigsaw(alpha=0.0, beta=0.0), 28, JigsawHead())
     assert loss.item() == pytest.approx(plain.item() + 2 * round.tallied()["jigsaw_loss"], rel=1e-5)
     assert changed(net, other.state_dict()) >= {"jigsaw.weight", "backbone.conv1.weight"}
     assert net.jigsaw.out_features == 31
-    loss, net, _ = jigen_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
-    wanted, plain, _ = jigen_step(SupervisedStep(), 30)
+    loss, net, _ = one_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30, JigsawHead())
+    wanted, plain, _ = one_step(SupervisedStep(), 30, JigsawHead())
     assert loss.equal(wanted)
     assert not changed(net, plain.state_dict())
     with pytest.raises(UserError, match="jigsaw cuts the images to 15 x 15 pixels, which this network does not accept"):
-        jigen_step(Jigsaw(), 16)
-    jigen_step(Jigsaw(border="keep"), 16)
+        one_step(Jigsaw(), 16, JigsawHead())
+    one_step(Jigsaw(border="keep"), 16, JigsawHead())
