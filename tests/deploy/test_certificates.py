@@ -22,11 +22,12 @@ HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "127.0.0.1", "2001:db8::1"]
 def files(tmp_path_factory):
     """Keys and certificates of a CA, of another one with the same name, and of a server under the first."""
     folder = tmp_path_factory.mktemp("pki")
-    files = {name: folder / name for name in ("ca.key", "ca.crt", "other.key", "other.crt", "server.key", "server.pem")}
-    ca_key, ca, other_key, other, *server = files.values()
-    write_ca("demo", 30, ca_key, ca)
-    write_ca("demo", 30, other_key, other)
-    write_server_certificate("demo", HOSTS, 30, (ca_key, ca), server)
+    names = ("ca.key", "ca.crt", "other.key", "other.crt", "server.key", "server.pem")
+    files = {name: folder / name for name in names}
+    ca, other, server = zip(*[iter(files.values())] * 2)
+    write_ca("demo", 30, *ca)
+    write_ca("demo", 30, *other)
+    write_server_certificate("demo", HOSTS, 30, ca, server)
     return files
 
 

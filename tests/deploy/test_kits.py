@@ -20,18 +20,9 @@ SERVER = {
     "server.pem", "sites", "start.sh", "stop.sh", "operator.pub",
 }  # fmt: skip
 SITE = {
-    "README.md",
-    "apps",
-    "ca.crt",
-    "compose.yaml",
-    "key",
-    "operator.pub",
-    "peers",
-    "site.env",
-    "start.sh",
-    "stop.sh",
+    "README.md", "apps", "ca.crt", "compose.yaml", "key", "operator.pub", "peers", "site.env", "start.sh", "stop.sh",
     "supervise.sh",
-}
+}  # fmt: skip
 OPERATOR = {"apps.key", "ca.key"}
 PRIVATE = {*OPERATOR, "server.key", "key"}
 NEW_SITE = '\n[[sites]]\nname = "epsilon"\ndomain = "rot60"\nport = 9098\n'
@@ -63,7 +54,7 @@ def test_one_kit_per_machine_with_no_other_machines_secrets(federation):
     assert {str(host.value) for host in hosts} == set(federation.server_names)
 
 
-def test_settings_reach_the_scripts(federation):
+def test_settings_reach_the_scripts_and_the_servers_federation_works_where_its_kit_lies(federation, tmp_path):
     beta = variables(federation.kit("beta") / "site.env")
     given = {"DATA_DIR": "/data/of beta", "SITE": "beta", "DOMAIN": "rot15", "ROLE": "source", "PORT": "9095"}
     assert beta.items() >= {**given, "SUPERLINK": "127.0.0.1:9092"}.items()
@@ -73,9 +64,6 @@ def test_settings_reach_the_scripts(federation):
     texts = [path.read_text() for path in federation.kits.rglob("*") if path.suffix in (".md", ".conf")]
     assert len(texts) == 6
     assert not [word for text in texts for word in text.split("`") if word.startswith("@") and word.endswith("@")]
-
-
-def test_the_servers_federation_works_where_its_kit_lies(federation, tmp_path):
     moved = shutil.copytree(federation.kit("server"), tmp_path / "elsewhere" / "server")
     there = read_federation(moved / "federation.toml")
     assert there.ca_certificate.resolve() == (moved / "ca.crt").resolve()
@@ -95,14 +83,6 @@ def test_scripts_are_bash_and_nginx_accepts_its_configuration(federation):
     words = [NGINX, "-t", "-p", f"{kit}/", "-e", "run/nginx.log", "-c", kit / "nginx.conf"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_without_a_proxy_the_superlink_takes_the_public_port(federation_file):
-    edit(federation_file, 'name = "demo"', 'name = "demo"\nproxy = "none"')
-    federation = read_federation(federation_file)
-    init(federation)
-    assert not (federation.kit("server") / "nginx.conf").exists()
-    assert variables(federation.kit("server") / "server.env")["PORT"] == "9092"
 
 
 @pytest.mark.parametrize(
@@ -128,17 +108,8 @@ def test_what_init_refuses_leaves_every_byte(federation, words, said):
     assert names(federation.kits.parent) == {"federation.toml", "demo-kits"}
 
 
-def test_a_folder_with_other_things_is_left_alone(federation_file):
-    federation = read_federation(federation_file)
-    federation.kits.mkdir()
-    (federation.kits / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds something else than kits"):
-        init(federation)
-    assert files_in(federation.kits) == {"thesis.tex": b"x"}
-
-
 def test_a_failure_leaves_nothing(federation_file, monkeypatch):
-    """The third of four site kits cannot be written."""
+    """The third of four site kits cannot be written. A folder with other things is left alone."""
 
     def fail_at_gamma(site, key_file, public_file):
         if site == "gamma":
@@ -147,9 +118,16 @@ def test_a_failure_leaves_nothing(federation_file, monkeypatch):
 
     write = kits.write_site_key
     monkeypatch.setattr(kits, "write_site_key", fail_at_gamma)
+    federation = read_federation(federation_file)
     with pytest.raises(OSError, match="disk full"):
-        init(read_federation(federation_file))
+        init(federation)
     assert names(federation_file.parent) == {"federation.toml"}
+    monkeypatch.undo()
+    federation.kits.mkdir()
+    (federation.kits / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds something else than kits"):
+        init(federation)
+    assert files_in(federation.kits) == {"thesis.tex": b"x"}
 
 
 def test_force_renews_keys_and_keeps_what_lives_in_the_kits_and_kits_of_former_sites(federation_file):
@@ -169,6 +147,7 @@ def test_force_renews_keys_and_keeps_what_lives_in_the_kits_and_kits_of_former_s
 
 @pytest.mark.parametrize("name", ["epsilon", "sites", "federation.toml"])  # files beside which the new kits are written
 def test_add_writes_new_sites_with_the_same_authority_and_changes_nothing_else(name, federation, federation_file):
+    """A site that is no longer in the file loses its registration and keeps its kit."""
     before = files_in(federation.kits)
     federation_file.write_text(federation_file.read_text() + NEW_SITE.replace("epsilon", name))
     larger = read_federation(federation_file)
@@ -179,10 +158,6 @@ def test_add_writes_new_sites_with_the_same_authority_and_changes_nothing_else(n
     assert {name for name in before if before[name] != after[name]} == {"server/federation.toml"}
     assert after[f"{name}/ca.crt"] == before["alpha/ca.crt"]
     assert read_federation(larger.kit("server") / "federation.toml").sites[-1].name == name
-    assert init(larger, add=True) == []
-
-
-def test_a_site_that_left_the_file_loses_its_registration_and_keeps_its_kit(federation, federation_file):
     federation_file.write_text(federation_file.read_text().partition('[[sites]]\nname = "delta"')[0])
     assert init(read_federation(federation_file), add=True) == []
     assert names(federation.kit("server") / "sites") == {"alpha.pub", "beta.pub", "gamma.pub"}

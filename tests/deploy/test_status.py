@@ -22,7 +22,6 @@ from fedsim.deploy.contacts import CONTACTS, Contact, Contacts
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.status import ago, clock_problem, status_table
 from fedsim.deploy.supernode import ContactFile
-from strategies.wire.membership import impostor
 
 
 @pytest.fixture
@@ -30,47 +29,31 @@ def kit(federation):
     return register(federation)
 
 
-def shown_of(federation, kit, now, width, contacts, name, round, rounds, status):
-    """The table after these contacts, with a run under way whose client rot0 has that status."""
-    (kit / CONTACTS).write_text(json.dumps({site: asdict(contact) for site, contact in contacts.items()}))
-    state = {"state": "running", "time": now - 4, "clients": [{"client": "rot0", "status": status}]}
-    progress = {"name": name, "round": round, "rounds": rounds, **state}
-    (kit / "run" / "progress.json").write_text(json.dumps(progress))
-    return text_of(status_table(federation, now), width)
-
-
-def test_the_table_tells_who_is_there(federation, kit):
+@pytest.mark.parametrize("width", [400, 80])
+def test_the_table_tells_who_is_there(federation, kit, width):
+    """In a terminal of 80 columns a site has two lines; what went wrong is below the table."""
     now = time.time()
-    alpha = Contact("10.0.0.1", now - 7200, now - 3, 0.1, "1.41.0", 10**6, 2 * 10**6)
+    alpha = Contact("192.168.100.100", now - 7200, now - 3, -10.1, "1.41.0", 10**6, 10**9)
     beta = Contact("10.0.0.2", now - 90, now - 300, 4.0, "1.41.0", refused="its signature is wrong", refused_at=now - 9)
-    contacts, lines, site = {"alpha": alpha, "beta": beta}, {}, ""
-    shown = shown_of(federation, kit, now, 400, contacts, "fedavg on digits", 3, 9, "ok")
+    contacts = {"alpha": asdict(alpha), "beta": asdict(beta)}
+    (kit / CONTACTS).write_text(json.dumps(contacts))
+    clients = [{"client": "rot0", "status": "its reply is not finite"}]
+    progress = {"name": "fedavg on digits", "round": 3, "rounds": 9, "state": "running", "time": now - 4}
+    (kit / "run" / "progress.json").write_text(json.dumps({**progress, "clients": clients}))
+    shown, lines, site = text_of(status_table(federation, now), width), {}, ""
     for line in shown.splitlines():
         word = (line.split() or [""])[0].rstrip(":")
         site = word if word in ("alpha", "beta", "gamma", "delta") else site  # a site has several lines
         lines[site] = lines.get(site, "") + line
     assert "fedavg on digits, round 3 of 9, running (4 s ago)" in shown
-    for word in ("connected", "2 h ", "3 s ago", "10.0.0.1", "+0.1 s", "1.0 MB", "2.0 MB", "3: ok"):
+    for word in ("connected", "2 h ", "3 s ago", "192.168.100.100", "-10.1 s", "1.0 MB", "1000.0 MB", "not finite"):
         assert word in lines["alpha"]
-    for word in ("silent", "300 s ago", "+4.0 s", "its signature is wrong (9 s ago)"):
-        assert word in lines["beta"].replace("5 min ago", "300 s ago")
+    for word in ("silent", "5 min ago", "+4.0 s", "its signature is wrong (9 s ago)"):
+        assert word in lines["beta"]
     assert "never" in lines["gamma"]
-
-
-def test_a_site_has_two_lines_in_a_terminal_of_80_columns(federation, kit):
-    """A site's name, its state and its address are what the operator looks for; what went wrong is below the table."""
-    now = time.time()
-    contact = Contact("192.168.100.100", now - 7200, now - 3, -10.1, "1.41.0", 10**9, 10**9, "its signature is wrong")
-    contacts = dict.fromkeys(("alpha", "delta"), contact)
-    text = shown_of(federation, kit, now, 80, contacts, "fedavg", 100, 100, "its reply is not finite")
-    lines = [line.rstrip() for line in text.splitlines()]
-    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["alpha"])
-    assert [line.split()[:1] for line in lines[first : first + 3]] == [["alpha"], ["rot0"], ["beta"]]
-    assert "alpha: round 100: its reply is not finite" in lines
+    assert "alpha: round 3: its reply is not finite" in [line.rstrip() for line in shown.splitlines()]
     sites = [Finding(site, True, Answer(node=1, site=site.name, **installed_versions())) for site in federation.sites]
-    assert "…" not in text + text_of(table(federation, sites, "sites"), 80)
-    for word in ("connected", "silent", "192.168.100.100", "1.41.0, -10.1 s", "down 1000.0 MB", "(target)"):
-        assert word in text
+    assert "…" not in shown + text_of(table(federation, sites, "sites"), width)
 
 
 def test_a_supernode_that_was_started_again_is_no_stranger(federation, kit):
@@ -89,19 +72,11 @@ def test_a_supernode_that_was_started_again_is_no_stranger(federation, kit):
     assert "alpha:" not in text_of(status_table(federation))
 
 
-@pytest.mark.parametrize(
-    ("offset", "said"), [(0.0, ""), (2.0, ""), (3.4, "3 s ahead of"), (-59, ""), (-90, "90 s behind")]
-)
-def test_clocks_are_said_before_flowers_limits(offset, said):
-    assert (said in clock_problem(offset)) if said else clock_problem(offset) == ""
-
-
-def test_times_are_said_as_people_say_them():
+def test_clocks_are_said_before_flowers_limits_and_times_as_people_say_them(federation, kit):
+    for offset, said in ((0.0, ""), (2.0, ""), (3.4, "3 s ahead of"), (-59, ""), (-90, "90 s behind")):
+        assert (said in clock_problem(offset)) if said else clock_problem(offset) == ""
     assert [ago(at, 1000.0) for at in (0.0, 999.0, 700.0)] == ["never", "1 s ago", "5 min ago"]
     assert ago(4600.0, 1000.0).startswith("in the future")
-
-
-def test_a_contact_in_the_future_is_no_connection(federation, kit):
     Contacts(kit / CONTACTS).seen("alpha", "10.0.0.1", "pull-messages", 0.0, "1.41.0")
     assert "connected" in text_of(status_table(federation))
     assert "connected" not in text_of(status_table(federation, time.time() - 3600))
@@ -165,10 +140,7 @@ def test_a_full_disk_ends_neither_gate_nor_polling_nor_run(kit, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("file", "contents"),
-    [
-        ("contacts.json", ["[]", "{", '{"alpha": 3}', '{"alpha": {"last": "x"}}']),
-        ("progress.json", ["[]", "{", '{"name": "x"}']),
-    ],
+    [("contacts.json", ["[]", '{"alpha": {"last": "x"}}']), ("progress.json", ["{", '{"name": "x"}'])],
 )
 def test_a_damaged_file_is_one_line(federation, kit, file, contents):
     for content in contents:
@@ -192,16 +164,3 @@ def test_no_markup_or_escape_code_of_a_site_reaches_the_terminal(federation, kit
     said = capsys.readouterr()
     assert (said.out, said.err) == ("a [2Jline\n", "client a: [2Jfine\n")
     assert printable("a\udcffb") == "a\udcffb"  # a name that is not UTF-8, which is written as an escape
-
-
-def test_a_long_name_is_cut_in_messages():
-    class Member:
-        site, domain, role = "alpha", "rot0", "source"
-
-        def serves(self, client, role):
-            return False
-
-    who, why = impostor(13, "x" * 3_000_000, "source", lambda node: None)
-    assert len(who) < 200
-    assert why
-    assert all(len(text) < 500 for text in impostor(13, "x" * 3_000_000, "y" * 3_000_000, lambda node: Member()))

@@ -1,85 +1,54 @@
-"""A real federation on this machine: SuperLink, three source sites and a target site, TLS, keys, kits and scripts."""
+"""Real federations on this machine: SuperLink, source sites and a target site, TLS, keys, kits and scripts."""
 
-import functools
+import http.client
 import json
 import os
-import shlex
+import re
+import shutil
 import signal
+import ssl
+import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import tomli_w
-from harness import SMALL, SOURCES, TARGET, Loopback, run_folder, run_inline
+from harness import FEDSIM, NGINX, SOURCES, TARGET, Loopback, run_folder, run_inline
+from image_trees import write_tree
+from machines import AVAILABLE, PORT, SERVER, Machines
 from outcomes import statuses
-from processes import until
+from processes import command_lines, until
 from support import numbers
 
-from fedsim.deploy.control import Control
-from fedsim.deploy.federation import CONNECTION
+import fedsim.deploy
+from fedsim.common.errors import UserError
+from fedsim.deploy.control import Control, register, registered_nodes
+from fedsim.deploy.kits import init, is_locked
 
-ROOT = Path(__file__).parents[2]
 THREE = {"train.rounds": 3}
-MASKS = {
-    "data.dataset": "digit-masks",
-    "data.domains": '["inverted", "noise", "shaded", "textured"]',
-    "data.fraction": 0.05,
-    "data.split": "random",
-    "model.backbone": "unet-small",
-    "run.target": "textured",
-}
-METHODS = {  # settings, sources, target
-    "fedavg": ({}, SOURCES, TARGET),
-    "fada": ({}, SOURCES, TARGET),  # the target trains
-    "elcfs": (MASKS, ("inverted", "noise", "shaded"), "textured"),  # segmentation
-}
-SECURE = {"method.fuse": "secure_mean", "run.update_limit": 0, "run.on_client_failure": "continue"}
-pytestmark = pytest.mark.deployment
 
 
-def same(deployed, inline, atol=1e-4, columns=()):
+def same(deployed, inline, columns=()):
     """Whether the numbers of two rounds.csv agree: those of these columns, or all but bytes."""
     ours, theirs = (numbers(folder / "rounds.csv") for folder in (deployed, inline))
     columns = list(columns) or [name for name in theirs if not name.startswith("bytes")]
-    pd.testing.assert_frame_equal(ours[columns], theirs[columns], rtol=0, atol=atol)
+    pd.testing.assert_frame_equal(ours[columns], theirs[columns], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_deployed_run_gives_the_numbers_of_inline(method, tmp_path):
-    settings, sources, target = METHODS[method]
-    inline = run_inline(tmp_path / "inline", method, **settings)
-    with Loopback(tmp_path, sources=sources, unseen=target) as federation:
-        for _ in range(2):  # a starved SuperLink loses messages: its SQLite gives up on a lock after five seconds
-            done = federation.run(tmp_path / "out", method, **settings, **{"run.timeout": 120})
-            if done.returncode != 1:
-                break
-            federation.stop("server")
-            federation.start("server")
+def completed(federation, *words, **settings):
+    done = federation.run(*words, **settings)
     assert done.returncode == 0, done.stderr
-    deployed = run_folder(tmp_path / "out", method, target)
-    same(deployed, inline, 1e-4 if method == "fedavg" else 1e-5)
-    assert set(statuses(deployed)) == {"ok"}
-    assert set(statuses(deployed).index.get_level_values("client")) == {*sources, target}
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """One federation for all tests of this module; without pins, as a plain `flwr run` submits the repository."""
-    with Loopback(tmp_path_factory.mktemp("federation"), settings={"pin": False}) as running:
+    """After the kits' own stop.sh nothing is left."""
+    folder = tmp_path_factory.mktemp("a federation")  # people's folders have blanks
+    with Loopback(folder, settings={"retry_seconds": 2}, nginx=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def inline(tmp_path_factory):
-    """Folder of the same experiment in one process, by method."""
-    output = tmp_path_factory.mktemp("inline")
-    return functools.cache(lambda method: run_inline(output / method, method, **THREE))
-
-
-def rounds_done(folder):
-    file = folder / "rounds.csv"
-    return len(file.read_text().splitlines()) - 1 if file.is_file() else 0
+    until(lambda: not command_lines(running.federation.kits), 60, "end")  # Flower's helpers notice it
 
 
 def interrupted(federation, output, method, after, number):
@@ -90,12 +59,13 @@ def interrupted(federation, output, method, after, number):
     return process.communicate(timeout=120)[1], process.returncode, folder
 
 
-def completed(federation, *words, **settings):
-    done = federation.run(*words, **settings)
-    assert done.returncode == 0, done.stderr
+def rounds_done(folder):
+    file = folder / "rounds.csv"
+    return len(file.read_text().splitlines()) - 1 if file.is_file() else 0
 
 
-def test_ctrl_c_stops_the_run_and_the_same_command_continues_it(federation, inline, tmp_path):
+@pytest.mark.deployment
+def test_ctrl_c_stops_the_run_and_the_same_command_continues_it(federation, tmp_path):
     """Nothing runs in the federation any more, and the sites keep their clients' state."""
     said, code, folder = interrupted(federation, tmp_path, "fedbn", 2, signal.SIGINT)
     assert code == 130, said
@@ -104,25 +74,22 @@ def test_ctrl_c_stops_the_run_and_the_same_command_continues_it(federation, inli
     time.sleep(8)
     assert rounds_done(folder) == before < 4
     completed(federation, tmp_path, "fedbn", **THREE)
-    same(folder, inline("fedbn"))
+    same(folder, run_inline(tmp_path / "inline", "fedbn", **THREE))
 
 
-def test_a_killed_command_leaves_the_run_going_and_follows_it_when_called_again(federation, inline, tmp_path):
-    *_, folder = interrupted(federation, tmp_path, "fedavg", 1, signal.SIGKILL)
+@pytest.mark.deployment
+def test_a_killed_command_leaves_the_run_going_and_follows_it_when_called_again(federation, tmp_path):
+    """With a method whose target site trains."""
+    *_, folder = interrupted(federation, tmp_path, "fada", 1, signal.SIGKILL)
     run_id = json.loads((folder / "deployment.json").read_text())["run"]
-    completed(federation, tmp_path, **THREE)
+    completed(federation, tmp_path, "fada", **THREE)
     assert json.loads((folder / "deployment.json").read_text())["run"] == run_id
-    same(folder, inline("fedavg"))
+    same(folder, run_inline(tmp_path / "inline", "fada", **THREE))
+    assert set(statuses(folder)) == {"ok"}
+    assert set(statuses(folder).index.get_level_values("client")) == {*SOURCES, TARGET}
 
 
-def test_a_failed_run_exits_1_with_the_clients_name_and_traceback(federation, tmp_path):
-    federation.break_site("raise", round=1)
-    done = federation.run(tmp_path, **{"run.on_client_failure": "stop"})
-    assert done.returncode == 1
-    assert "client 'rot15' failed in round 1" in done.stderr
-    assert "told to raise" in done.stderr
-
-
+@pytest.mark.deployment
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
@@ -139,33 +106,113 @@ def test_bad_input_exits_2_before_anything_is_submitted(federation, tmp_path, me
     assert method == "deepall" or not (tmp_path / "small").exists()
 
 
-def test_plain_flwr_run_in_the_repository_works_too(federation, inline, tmp_path):
-    words = {**SMALL, **THREE, "run.evaluate_target": "site"}
-    overrides = " ".join(shlex.quote(f"{key}={value}") for key, value in words.items())
-    settings = tmp_path / "settings.toml"
-    settings.write_text(tomli_w.dumps({"experiment": "digits", "output": str(tmp_path), "overrides": overrides}))
-    started = Control(federation.federation).flwr("run", str(ROOT), CONNECTION, "--run-config", str(settings))
-    assert started.get("success"), started
-    folder = run_folder(tmp_path)
-    until((folder / "summary.csv").is_file, 240, "end of the run")
-    same(folder, inline("fedavg"))
-
-
-def test_a_secure_sum_is_the_inline_mean_also_without_a_site_that_fails(federation, tmp_path):
-    """Two rounds; then a run in which a site fails in round 1 after it has sent its shares, and returns later."""
+@pytest.mark.deployment
+def test_a_secure_sum_is_the_inline_mean(federation, tmp_path):
     inline = run_inline(tmp_path / "inline", **{"run.update_limit": 0})
-    completed(federation, tmp_path / "out", **SECURE)
-    folder = run_folder(tmp_path / "out", "fedavg@fuse=secure_mean")
-    same(folder, inline, columns=["mean_validation_loss", "target_loss"])
-    assert set(statuses(folder)) == {"ok"}
+    completed(federation, tmp_path / "out", **{"method.fuse": "secure_mean", "run.update_limit": 0})
+    same(run_folder(tmp_path / "out", "fedavg@fuse=secure_mean"), inline, ["mean_validation_loss", "target_loss"])
     kept = list(federation.folder.glob("**/secure-mean.json"))
     assert [file.stat().st_mode & 0o777 for file in kept] == [0o600] * 3
     for file in kept:
         assert set(json.loads(json.loads(file.read_text())["text"])) == {"answered", "answer"}
-    federation.break_site("raise", round=1)
-    completed(federation, tmp_path / "broken", **SECURE)
-    broken = run_folder(tmp_path / "broken", folder.parents[1].name)
-    assert "told to raise" in statuses(broken)[1, "rot15"]
-    weights = pd.read_csv(broken / "clients.csv").set_index(["round", "client"])["weight"]
-    assert weights[1, "rot0"] + weights[1, "rot30"] == pytest.approx(1)
-    assert weights[2, "rot15"] > 0
+
+
+@pytest.mark.deployment
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+def test_only_the_sites_paths_are_open_to_the_outside(federation):
+    """Whatever the spelling; the same SuperLink answers on its loopback port."""
+    described = federation.federation
+
+    def status(port, method, path):
+        context = ssl.create_default_context(cafile=described.ca_certificate)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
+        connection.request(method, path, body=b"" if method == "POST" else None)
+        return connection.getresponse().status
+
+    for path in ("/health", "/openapi.json", "/v1/fleet/pull-messages"):
+        assert status(described.port, "GET", path) == 403
+    assert status(described.port, "POST", "/v1/runtime/pull-task") == 403
+    for path in ("/v1/", "//v1/", "/v1/fleet/../", "/v1/fleet/%2e%2e/", "/v1/fleet/..%2f"):
+        assert status(described.port, "POST", f"{path}control/list-runs") == 403
+    assert status(described.port, "POST", "/v1/Control/list-runs") == 403
+    assert status(described.control_port, "GET", "/health") == 200
+
+
+@pytest.mark.deployment
+def test_sites_and_server_stop_and_start_and_who_is_shut_out_comes_back_with_a_new_key(federation):
+    """SIGTERM leaves the federation, so the site's key is free at once."""
+    described, site, nodes = federation.federation, f"site-{TARGET}", registered_nodes(federation.federation)
+    assert "superlink is running" in federation.start("server").stdout
+    began = time.monotonic()
+    assert [federation.stop(site) for _ in range(2)] == ["stopped\n", "not running\n"]
+    federation.start(site)
+    assert time.monotonic() - began < 60
+    federation.stop("server")
+    federation.start("server")
+    assert registered_nodes(described) == nodes
+    until(lambda: all(Control(described).online()[node] for node in nodes.values()), 90, "sites")
+    federation.stop(site)
+    public = described.kit("server") / "sites" / f"{site}.pub"
+    key = public.read_text()
+    public.unlink()
+    assert register(described).keys() == nodes.keys() - {site}
+    federation.rewrite(site, "TRIES=0", "TRIES=2")
+    before = len(federation.log(site))
+    federation.start(site, 1)
+    until(lambda: not is_locked(described.kit(site) / "run" / "lock"), 120, "end of the attempts")
+    said = "gave up after 2 attempts: the server refuses this site's key: it is not registered"
+    assert said in federation.log(site)[before:]
+    public.write_text(key)
+    with pytest.raises(UserError, match=f"site '{site}': its key was registered before and then removed"):
+        register(described)
+    shutil.rmtree(described.kit(site))
+    assert init(described, add=True) == [described.kit(site)]
+    assert register(described).keys() == nodes.keys()
+    federation.start(site)
+
+
+@pytest.mark.deployment
+def test_in_deploy_pages_example_the_server_needs_names_and_no_images(tmp_path):
+    """Without the names of the classes the check says which lines are missing; with them it holds, and the run ends."""
+    page = (Path(fedsim.deploy.__file__).parent / "DEPLOY.md").read_text()
+    section = page[page.index("## 7. A whole example") : page.index("## 8.")]
+    table, experiment = [tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", section, re.S)]
+    (tmp_path / "hospitals.toml").write_text(tomli_w.dumps(experiment))
+    lacking = {**experiment, "data": {**experiment["data"], "domains": [], "classes": []}}
+    (tmp_path / "lacking.toml").write_text(tomli_w.dumps(lacking))
+    names = [site["name"] for site in table["sites"]]
+    for number, name in enumerate(names):
+        write_tree(tmp_path / "sites" / name, [name], experiment["data"]["classes"], 8, seed=100 * number)
+    data = {name: str(tmp_path / "sites" / name) for name in names}
+    with Loopback(tmp_path, sources=tuple(names[:2]), unseen=names[2], data=data, warm=False) as federation:
+
+        def fedsim_here(*words):
+            said = {"cwd": tmp_path, "env": federation.environment, "text": True, "capture_output": True}
+            done = subprocess.run([*FEDSIM, *words, "--federation", "federation.toml"], timeout=900, **said)
+            return done.returncode, done.stdout + done.stderr
+
+        code, said = fedsim_here("deploy", "check", "lacking.toml")
+        assert code == 2
+        assert 'data.domains = ["bern", "geneva", "zurich"] and data.classes = ["benign", "malignant"]' in said
+        code, said = fedsim_here("deploy", "check", "hospitals.toml")
+        assert code == 0, said
+        quick = ["--set", "train.rounds=1", "--set", "run.device=cpu", "--set", "run.timeout=600"]
+        code, said = fedsim_here("run", "hospitals.toml", "--runtime", "deployment", "--method", "feddg-ga", *quick)
+        assert code == 0, said
+    rounds = pd.read_csv(tmp_path / "outputs/hospitals/feddg-ga/zurich/seed0/rounds.csv")
+    assert list(rounds["round"]) == [0, 1]
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(not AVAILABLE, reason="needs root and ip (iproute2)")
+def test_separate_machines_give_the_numbers_of_inline(tmp_path):
+    """Three rounds over TLS with keys; only the target site has the target's images, and no site reaches another."""
+    settings = {**THREE, "method.cross_client_style.encoder": "pixel"}
+    inline = run_inline(tmp_path / "inline", "ccst", **settings)
+    with Machines(tmp_path) as machines:
+        completed(machines, tmp_path / "out", "ccst", **settings)
+        others = machines.federation.site("site-rot15").port
+        for address, port, code in ((SERVER, PORT, 0), ("10.77.0.3", others, 1)):
+            words = [*machines.inside("site-rot0"), "bash", "-c", f"exec 3<>/dev/tcp/{address}/{port}"]
+            assert subprocess.run(words, capture_output=True).returncode == code
+    same(run_folder(tmp_path / "out", "ccst"), inline, ["round", "mean_validation_accuracy", "target_accuracy"])

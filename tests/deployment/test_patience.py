@@ -67,23 +67,17 @@ def test_a_lost_reply_is_asked_for_again_at_the_clients_present_node():
     assert (world.asked, world.waits) == (["a", "b", "b"], [(5, ("b",))])
 
 
-@pytest.mark.parametrize("answer", [Error(2, "Traceback"), Error(0, "too large"), None])
-def test_an_exception_a_refusal_and_silence_of_a_client_itself_count(answer):
-    world = World({"a": [answer]})
-    reply = world.run()["a"]
-    assert reply is None or reply.has_error()
-    assert world.asked == ["a"]
-
-
-def test_a_site_that_stays_away_is_lost_and_not_waited_for_again():
+def test_what_is_a_clients_own_a_site_that_stays_away_and_many_attempts_count():
+    """An exception, a refusal and silence of a client itself; the process of a client that dies every time."""
+    for answer in (Error(2, "Traceback"), Error(0, "too large"), None):
+        world = World({"a": [answer]})
+        reply = world.run()["a"]
+        assert reply is None or reply.has_error()
+        assert world.asked == ["a"]
     world = World({"a": [RecordDict()], "b": [LOST]}, back=False)
     assert world.run()["b"].error.code == 5
-    assert (world.given_up, world.asked) == (["b"], ["a", "b"])
-
-
-def test_attempts_are_bounded_and_without_patience_there_is_one():
-    """The process of the client dies every time."""
-    for patience, attempts in ((5.0, MOST_ATTEMPTS), (0.0, 1)):
+    assert (world.given_up, world.asked) == (["b"], ["a", "b"])  # it is not waited for again
+    for patience, attempts in ((5.0, MOST_ATTEMPTS), (0.0, 1)):  # without patience there is one
         world = World({"b": [Error(8, "stopped responding")] * 20})
         assert world.run(patience)["b"].has_error()
         assert len(world.asked) == attempts

@@ -1,13 +1,15 @@
 """What is not public in Flower is used through one table, and a version that lacks a name is refused in one line."""
 
 import re
-import subprocess
-import sys
+import runpy
+from inspect import signature
 from pathlib import Path
 
 import pytest
+from support import numbers, run_small, tiny_experiment
 
 from fedsim.common.errors import UserError
+from fedsim.flower import numpy_client
 from fedsim.flower import private as table
 from fedsim.flower.private import PRIVATE, private, replace
 
@@ -43,14 +45,15 @@ def test_the_range_is_that_of_the_package():
     assert set(re.findall(r'"flwr(?:\[simulation\])?(>=[^"]*)"', text)) == {table.VERSIONS.removeprefix("flwr")}
 
 
-def test_clients_work_without_flowers_class():
-    """A client trains and validates in a process whose Flower has no NumPyClient."""
-    code = (
-        "import tempfile, flwr.client; del flwr.client.NumPyClient\n"
-        "from fedsim.commands.contract import run_watched, small_plan\n"
-        "from fedsim.flower.numpy_client import NumPyClient\n"
-        "assert NumPyClient.__module__ == 'fedsim.flower.numpy_client'\n"
-        "run = run_watched(small_plan('fedavg', tempfile.mkdtemp(), ['train.rounds=1', 'data.fraction=0.05']))\n"
-        "assert run.rounds['clients'].iloc[-1] == 3\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
+def test_clients_work_without_flowers_class(monkeypatch, tmp_path):
+    """They use nothing of Flower's NumPyClient, and there is one of the same form where Flower has none."""
+    flowers = numpy_client.NumPyClient
+    for name in [name for name in vars(flowers) if not name.startswith("__")]:
+        monkeypatch.delattr(flowers, name)
+    folder, _ = run_small(tiny_experiment(tmp_path, rounds=1))
+    assert numbers(folder / "rounds.csv")["clients"].iloc[-1] == 3
+    monkeypatch.delattr("flwr.client.NumPyClient")
+    own = runpy.run_path(numpy_client.__file__)["NumPyClient"]
+    assert own is not flowers
+    for name in ("fit", "evaluate"):
+        assert signature(getattr(own, name)).parameters.keys() == {"self", "parameters", "config"}

@@ -1,4 +1,4 @@
-"""A client app for tests of the Ray runtime: it says where it runs, and can sleep, raise an exception or die."""
+"""What Ray's processes import in tests: an app that says where it runs and can sleep, raise or die, and a callback."""
 
 import os
 import signal
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+
+from fedsim.results.callbacks import RunCallback
 
 app = ClientApp()
 answered = 0
@@ -29,3 +31,15 @@ def probe(message: Message, context: Context) -> Message:
     answered += 1
     where = ConfigRecord({"pid": os.getpid(), "answered": answered, "client": context.node_config["partition-id"]})
     return Message(RecordDict({"where": where, **message.content.array_records}), reply_to=message)
+
+
+class DieOnce(RunCallback):
+    """Sends SIGKILL to its own process in round 2 of the runs on rot15, but only the first time."""
+
+    def on_start(self, experiment, folder):
+        self.mark = folder.parent / "died" if experiment.run.target == "rot15" else None
+
+    def on_round(self, row, clients):
+        if self.mark and row["round"] == 2 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

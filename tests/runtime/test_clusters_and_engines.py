@@ -16,49 +16,27 @@ import pytest
 from processes import command_lines, until
 from support import free_ports, numbers, run_small, small_experiment
 
-from fedsim.flower.processes import SuperLink
-from fedsim.run.plan import complete
+from fedsim.run.plan import run_folder
 from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import read_experiment
 
-FEDSIM = [sys.executable, "-c", "from fedsim.commands.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-RECORDS = Path("small", "fedavg", "rot45", "seed0")
 
 
-def settings_of(experiment, *more: str) -> list[str]:
-    """The options of the command line for `small_experiment`."""
-    words = [
-        "data.domains=" + str(experiment.data.domains).replace("'", '"'),
-        "data.fraction=0.1",
-        "data.holdout=0.2",
-        f"train.rounds={experiment.train.rounds}",
-        f"train.batch_size={experiment.train.batch_size}",
-        "train.momentum=0.5",
-        "run.device=cpu",
-        "name=small",
-        *more,
-    ]
-    return [part for word in words for part in ("--set", word)]
-
-
-def command(experiment, output: Path, runtime: str, *more: str) -> list[str]:
-    """`fedsim run` of a small experiment."""
-    words = ["--method", experiment.method_name, "--target", "rot45", "--output", str(output), "--runtime", runtime]
-    return [*FEDSIM, "run", "digits", *words, *settings_of(experiment, *more)]
-
-
-def run(words: list[str], folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+def command(experiment) -> list[str]:
+    """`fedsim run` of an experiment, which is written into a file."""
+    file = Path(experiment.run.output).with_suffix(".toml")
+    file.write_text(experiment.toml())
+    return [sys.executable, "-c", "from fedsim.commands.cli import main; main()", "run", str(file)]
 
 
 def processes_with(word: str) -> list[int]:
     return [pid for pid, line in command_lines().items() if word in line]
 
 
-def same(records: Path, inline: Path, rtol: float = 0) -> None:
-    pd.testing.assert_frame_equal(numbers(records / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=rtol, atol=0)
+def same(records: Path, inline: Path) -> None:
+    pd.testing.assert_frame_equal(numbers(records / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -93,40 +71,29 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.slow
-def test_a_run_spans_the_machines_of_an_existing_cluster(two_nodes, tmp_path):
-    """Two nodes with one CPU each have one worker each; the numbers are those of the inline runtime."""
-    experiment = small_experiment(tmp_path / "inline", "fedbn")
-    inline, _ = run_small(experiment)
-    words = (f'run.ray_address="{two_nodes}"', "run.workers=2")
-    done = run(command(experiment, tmp_path / "ray", "ray", *words), tmp_path)
-    assert done.returncode == 0, done.stderr
-    same(tmp_path / "ray" / "small" / "fedbn" / "rot45" / "seed0", inline)
+@pytest.mark.parametrize("runtime", [
+    pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.flower),
+])  # fmt: skip
+def test_a_cluster_of_two_machines_and_flowers_engine_give_the_numbers_of_inline(runtime, tmp_path, request):
+    """The two nodes with one CPU each have one worker each."""
+    own = {"ray_address": request.getfixturevalue("two_nodes"), "workers": 2} if runtime == "ray" else {}
+    inline, _ = run_small(small_experiment(tmp_path / "inline", "fedbn"))
+    experiment = small_experiment(tmp_path / runtime, "fedbn", run={"runtime": runtime, **own})
+    done = subprocess.run(command(experiment), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    same(run_folder(experiment), inline)
 
 
 @pytest.mark.slow
-def test_no_cluster_at_the_address_is_one_line(tmp_path):
-    address = f'run.ray_address="127.0.0.1:{free_ports(1)[0]}"'
-    done = run(command(small_experiment(tmp_path), tmp_path, "ray", address), tmp_path)
-    assert done.returncode == 2
-    assert "no Ray cluster at" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["run", "sweep"])
-def test_ctrl_c_leaves_nothing_behind(verb, tmp_path):
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
     """A run interrupted in a round has exit code 130, prints only the interruption, and leaves no Ray process."""
-    experiment = small_experiment(tmp_path, train={"rounds": 300})
-    sweep = [*FEDSIM, "sweep", "digits", "--methods", "fedavg", "--targets", "rot45", "--seeds", "0", "--jobs", "1"]
-    sweep += ["--output", str(tmp_path), *settings_of(experiment, "run.runtime=ray")]
+    experiment = small_experiment(tmp_path / "out", train={"rounds": 300}, run={"runtime": "ray"})
     folder = Path("/tmp") / f"fc{os.getpid()}"  # its name is in the command lines of Ray's processes
     process = subprocess.Popen(
-        command(experiment, tmp_path, "ray") if verb == "run" else sweep,
-        cwd=tmp_path, env={**os.environ, "RAY_TMPDIR": str(folder)}, start_new_session=True, text=True,
+        command(experiment), env={**os.environ, "RAY_TMPDIR": str(folder)}, start_new_session=True, text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    rounds = tmp_path / RECORDS / "rounds.csv"
+    rounds = run_folder(experiment) / "rounds.csv"
 
     def trains():
         return rounds.is_file() and len(rounds.read_text().splitlines()) > 3
@@ -144,35 +111,13 @@ def test_ctrl_c_leaves_nothing_behind(verb, tmp_path):
 
 
 @pytest.mark.flower
-def test_flowers_engine_gives_the_numbers_of_inline(tmp_path):
-    experiment = small_experiment(tmp_path / "inline", "fedbn")
-    inline, _ = run_small(experiment)
-    done = run(command(experiment, tmp_path / "flower", "flower"), tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    same(tmp_path / "flower" / "small" / "fedbn" / "rot45" / "seed0", inline, 1e-4)
-    assert not processes_with("fedsim-flower-")  # no SuperLink is left
-
-
-@pytest.mark.flower
 def test_a_failing_run_in_flowers_engine_exits_1(tmp_path):
     """`flwr run` itself would exit with 0."""
-    done = run(command(small_experiment(tmp_path), tmp_path, "flower", "run.timeout=0.001"), tmp_path)  # too short
+    too_short = small_experiment(tmp_path / "out", run={"runtime": "flower", "timeout": 0.001})
+    done = subprocess.run(command(too_short), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Flower's run ended as finished:failed" in done.stderr
     assert not processes_with("fedsim-flower-")
-
-
-@pytest.mark.flower
-def test_flwr_run_from_the_repository(tmp_path):
-    """`flwr run . --stream`, as in the README, uses pyproject's settings, which the run config overrides."""
-    words = ["train.rounds=2", "data.fraction=0.1", "run.device=cpu"]
-    inline, _ = run_small(complete(read_experiment("digits", [*words, f"run.output={tmp_path / 'inline'}"])))
-    config = f"experiment='digits' method='fedavg' seed=0 output='{tmp_path / 'flwr'}' overrides='{' '.join(words)}'"
-    flwr = [BIN / "flwr", "run", ".", "--stream", "--run-config", config]
-    nodes = ["--federation-config", "num-supernodes=5 client-resources-num-cpus=1"]
-    with SuperLink(tmp_path, {}) as link:
-        subprocess.run([*flwr, *nodes], cwd=ROOT, env=link.environment, check=True, capture_output=True)
-    same(tmp_path / "flwr" / "digits" / "fedavg" / "rot75" / "seed0", inline, 1e-4)
 
 
 @pytest.fixture

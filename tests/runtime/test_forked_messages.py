@@ -1,19 +1,19 @@
-"""What forked processes get and send: noise of their own, and the model as it is when a message is sent."""
+"""What forked processes get and send: about the same work, noise of their own, the model as it is when it is sent."""
 
-import errno
-import os
 import time
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from support import small_experiment
+from support import small_experiment, tiny_experiment
 
-from fedsim.common.errors import NotForkedError
+import fedsim.runtime.forked
+from fedsim.client_app import app
 from fedsim.flower.identity import assume_identity, stamp
+from fedsim.results.client_rows import client_rows
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import resolve
-from fedsim.runtime.forked import ForkedGrid
+from fedsim.runtime.forked import ForkedGrid, shares
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
@@ -67,18 +67,6 @@ def echo(message, context):
     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
 
-def test_a_fork_that_fails_is_reported_and_leaves_nothing_behind(two_processes, monkeypatch):
-    def refused():
-        raise BlockingIOError(errno.EAGAIN, "no more processes")
-
-    monkeypatch.setattr(os, "fork", refused)
-    process, _ = two_processes(echo)
-    with pytest.raises(NotForkedError, match="no more processes"):
-        answer(process, state_to_record({"w": np.zeros(3, np.float32)}))
-    process.end()
-    assert (process.pid, process.pipe, len(process.waiting)) == (0, None, 0)
-
-
 def test_a_model_that_was_put_back_is_sent_again(two_processes):
     """The guard changes the record in place, and the processes keep a model that several messages have in common."""
     record = state_to_record({"w": np.zeros(3, np.float32)})
@@ -106,3 +94,37 @@ def test_a_process_that_is_late_is_ended(tmp_path):
     assert replies(3) == []
     assert replies(2) == [2]
     grid.close()
+
+
+def test_the_longest_work_is_shared_first():
+    """Sources of PACS by images, on two cores: 2048 + 2344 beside 3929, and not 2048 + 3929 beside 2344."""
+    assert shares([2048, 2344, 3929], 2) == [[2], [0, 1]]
+    assert shares([0.0] * 5, 2) == [[0, 2, 4], [1, 3]]  # nothing is known: they take turns
+    many = shares([float(place) for place in range(1000)], 2)
+    assert sorted(many[0] + many[1]) == list(range(1000))
+    assert all(len({place // 8 for place in own}) == 125 for own in many)  # both have some of every eight neighbours
+    sums = [sum(own) for own in many]
+    assert abs(sums[0] - sums[1]) <= 2
+
+
+@pytest.mark.parametrize(("many", "seconds", "first", "rest"), [
+    (1, {"rot0": 1.0, "rot15": 2.0, "rot30": 4.0}, ["rot30"], 2),
+    (10, {f"rot0/{place}": 1.0 for place in range(3)}, None, 15),  # who was not drawn in that round is as the others
+    # Rows are merged by domain; in the first one each of three clients trains ten times as long as the others.
+    (3, {f"rot{15 * (k // 3)}/{k % 3}": 0.1 if k > 2 else 1.0 for k in range(9)}, ["rot0/0", "rot0/2"], 7),
+])  # fmt: skip
+def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path, many, seconds, first, rest):
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
+    monkeypatch.setattr(fedsim.runtime.forked.ForkedProcess, "start", lambda process: None)
+    plan = resolve(tiny_experiment(tmp_path, rounds=11, data={"clients_per_domain": many, "fraction": 0.1}))
+    rows = [
+        {"round": 1, "client": name, "domain": name.split("/")[0], "status": "ok", "train_seconds": taken}
+        for name, taken in seconds.items()
+    ]
+    grid = ForkedGrid(app, plan, len(plan.clients), str)
+    merged = client_rows(rows, "domains") if many == 3 else rows
+    grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, merged)
+    places = dict(zip(grid.node_ids, plan.clients))
+    divided = [[places[node] for node in process.contexts] for process in grid._processes]
+    assert first in (None, divided[0])
+    assert (sum(map(len, divided)), len(divided[1])) == (3 * many, rest)

@@ -17,20 +17,14 @@ class Control:
         return {"runs": [{"status": self.state, "status-details": "the reason"}]}
 
 
-def test_a_server_app_that_died_is_not_waited_for(tmp_path):
+def test_the_end_of_a_run_follows_from_its_status_and_its_folder(tmp_path):
     """Flower says "running" until a heartbeat is missed, but no process holds the folder, so the run is stopped."""
     control = Control("running")
     with pytest.raises(ClientFailedError, match=r"has died .*the same command\s+continues"):
         verdict(control, "7", tmp_path, patience=0.0)
     assert control.told == ["list", "stop"]
-
-
-@pytest.mark.parametrize("state", ["pending", "starting"])
-def test_a_run_that_begins_is_waited_for(state, tmp_path):
-    assert verdict(Control(state), "7", tmp_path, patience=0.0) is False
-
-
-def test_a_run_that_failed_says_why_in_flowers_details(tmp_path):
+    for state in ("pending", "starting"):
+        assert verdict(Control(state), "7", tmp_path, patience=0.0) is False
     with pytest.raises(ClientFailedError, match=r"^the reason$"):
         verdict(Control("finished:failed"), "7", tmp_path, patience=0.0)
 
