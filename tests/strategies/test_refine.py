@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from replies import model
 from safetensors.numpy import load_file
-from support import Interrupt, numbers, run_small, small_experiment
+from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
@@ -51,8 +51,8 @@ def test_steps_and_averages_by_hand(part, thetas, expected):
     assert refined(part, *thetas) == [pytest.approx(each, rel=1e-6) for each in expected]
 
 
-def run(folder, method, *callbacks, **train):
-    folder, _ = run_small(small_experiment(folder, method, train={"iterations": 1, **train}), *callbacks)
+def run(folder, method, *callbacks, rounds=3, **train):
+    folder, _ = run_small(tiny_experiment(folder, method, rounds, train=train), *callbacks)
     return load_file(folder / "last.safetensors"), numbers(folder / "rounds.csv")
 
 

@@ -198,8 +198,6 @@ def test_a_client_that_fails_does_not_keep_others_from_the_bank_and_gets_it_agai
     assert np.isnan([*cells(folder, "bytes_down_style", 2)[::2], *cells(folder, "bytes_down_style", 3)[::2]]).all()
 
 
-# --- FedCCRL's rows ---------------------------------------------------------------------------------------------------
-
 SMALL = {"name": "fedccrl", "aligned_views": {"width": 1}}
 
 
