@@ -164,8 +164,8 @@ def small_net():
 
 
 def test_spread_of_alpha_and_an_adapter_at_its_bound(caplog):
-    """Mean, standard deviation and range are over all images of an evaluation, which come in batches. There the
-    clamp has no gradient, so the first evaluation that finds it warns once and names the layer."""
+    """They are over all images of an evaluation, which come in batches. At the bound the clamp has no gradient, so
+    that the first evaluation that finds it there warns once and names the layer."""
     (net, layers), rule, images = small_net(), ZeroShotAdapter(), torch.rand(12, 1, 28, 28)
     predict = rule.begin(net, tuple)
     apart = torch.cat([predict(part) for part in images.split(5)])

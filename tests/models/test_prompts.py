@@ -234,9 +234,7 @@ def test_the_loss_of_the_first_stage(tmp_path, number):
 
 def test_a_round_that_failed_leaves_no_stage_behind(tmp_path, monkeypatch):
     """Clients share the network: after a failure in the stage of the prompts, another client trains aggregators.
-
-    Gradients of 0, which a proximal term has where nothing moves, do not expose the other stage to the decay.
-    """
+    Gradients of 0, which a proximal term has where nothing moves, do not expose the other stage to the decay."""
     space = Workspace(small_plan("plan+fedprox", tmp_path, ["train.iterations=2", "train.weight_decay=0.01"]))
     trained = [parameter.requires_grad for parameter in space.net.parameters()]
     monkeypatch.setattr(space.client("rot0", "").data, "batch", lambda *given: 1 / 0)

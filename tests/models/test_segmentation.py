@@ -52,10 +52,8 @@ def test_largest_component_of_several_structures(layout):
 
 
 def test_surface_distance():
-    """Single pixels that are 3 and 4 apart have the distance 5, equal masks 0, and an empty mask the diagonal.
-
-    The surface of a square has four pixels at 1 and four at sqrt(2) from its middle, whose own nearest one is at 1.
-    """
+    """Single pixels that are 3 and 4 apart have the distance 5, equal masks 0, and an empty mask the diagonal. The
+    surface of a square has four pixels at 1 and four at sqrt(2) from its middle, whose own nearest one is at 1."""
     a, b, nothing = np.zeros((3, 6, 8), np.uint8)
     a[0, 0] = b[3, 4] = 1
     pairs = ((a, b), (a, a), (a, nothing), (nothing, nothing))

@@ -34,9 +34,8 @@ def logits(*rows):
 
 
 def test_loss_and_teachers_by_hand():
-    """The loss has no factor tau^2; equal logits give 0 and no gradient. (4, 0) and (0, 0) give softmax (.8808,
-    .1192), not the mean of the probabilities. No batch is smaller than the others, and all images come in turn.
-    They normalize by the statistics of the batch (-1 and 1), which eval mode replaces by the running ones."""
+    """The loss has no factor tau^2; equal logits give 0 and no gradient. (4, 0) and (0, 0) give softmax (.8808, .1192),
+    not the mean of the probabilities. In training mode teachers normalize by the statistics of the batch."""
     for student, teacher, tau, loss in (((0, 0), (1, 0), 1, 0.120114), ((2, 0), (1, 0), 1, 0.067131),
                                         ((2, 0), (1, 0), 2, 0.026345)):  # fmt: skip
         assert distillation_loss(logits(student), logits(teacher), tau).item() == pytest.approx(loss, abs=1e-6)
@@ -120,9 +119,9 @@ def test_when_nothing_is_distilled(server, tmp_path):
         assert part.refine(fused, round) == fused
 
 
-def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
+def test_images_of_clients_and_target_are_refused(tmp_path):
     """Their folders, a copied file, and a copied folder whose original is not here but in the records."""
-    tree = make_tree(("cartoon", "photo", "sketch"))
+    tree = write_tree(tmp_path / "images", ("cartoon", "photo", "sketch"), ("cat", "dog"), 4)
     data = DataSettings(dataset="folder", root=str(tree), cache=str(tmp_path / "cache"), image_size=16)
     aux = draw_images(tmp_path / "aux", 1)
     refuse_own_images(aux, data, {})
@@ -139,8 +138,7 @@ def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
 
 
 def test_folder_of_auxiliary_images(tmp_path, monkeypatch):
-    """Images are grey for grey data, as Pillow converts them. A relative folder is where fedsim was started, in
-    Flower's engine too."""
+    """Images are grey for grey data. A relative folder is where fedsim was started, in Flower's engine too."""
     data = DataSettings(cache=str(tmp_path / "cache"), image_size=16)
     (tmp_path / "aux" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
