@@ -47,8 +47,6 @@ class Recording(Term):
 
 @dataclass(frozen=True)
 class Ending(Report):
-    """A report that notices its end."""
-
     def before(self, round):
         EVENTS.append(("before",))
         return {}
@@ -79,8 +77,8 @@ def test_order_of_a_round(tmp_path):
     assert Recipe(reports=(Ending(), Ending())).client_parts().count(Ending()) == 1  # what has two slots ends once
 
 
-def test_tallies_and_remembered_values():
-    """A mean divides by the steps with a value, a sum does not. A remembered value is renewed when its key changes."""
+def test_tallies_remembered_values_and_records():
+    """A mean divides by the steps with a value, a sum does not; values follow their key; `tensors` gives copies."""
     round = small_round(steps=4)
     for value in (1.0, 2.0, 5.0):
         round.tally("loss", torch.tensor(value, requires_grad=True))
@@ -91,10 +89,6 @@ def test_tallies_and_remembered_values():
         round.remembered("style", key, lambda key=key: made.append(key) or key)
     assert made == [1, 2, 1]
     assert round.for_phase("other").remembered("style", 1, lambda: 0) == 1
-
-
-def test_records_as_tensors_and_back():
-    """`tensors` gives copies on the device, and `send` fills the outbox; an error names a record that is not there."""
     arrays = {"w": np.array([1.0, 2.0], np.float32)}
     arrays["w"].setflags(write=False)
     round = small_round(None, {"bank": arrays})
@@ -133,8 +127,6 @@ def test_draws_apart():
 
 @dataclass(frozen=True)
 class HeadOnly(Share):
-    """The backbone is frozen, the classifier is shared."""
-
     def place(self, net):
         return {name: "shared" if name.startswith("head") else "frozen" for name in net.state_dict()}
 

@@ -61,6 +61,7 @@ def test_projections_refuse_what_they_cannot_do():
 
 
 def test_attention_by_hand():
+    """By hand, and by explicit maps without gradient; queries and keys scale a level's position scores alone."""
     A = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(1, 2, 2, 1)]
     B = [torch.tensor(b).view(1, 2, 2, 1) for b in ([[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [-1.0, -1.0]])]
     torch.testing.assert_close(explicit_scores(A, B, channel=False), torch.tensor([[2.5, -2.0]]))
@@ -70,10 +71,6 @@ def test_attention_by_hand():
     torch.testing.assert_close(attention(A, B, position=False), torch.tensor([[0.924142, 0.075858]]), **close)
     torch.testing.assert_close(attention(A, B), torch.tensor([[0.956577, 0.043423]]), **close)
     assert torch.equal(attention(A, B, position=False, channel=False), torch.tensor([[0.5, 0.5]]))
-
-
-def test_attention_equals_the_explicit_maps():
-    """It has no gradient; a query and a key per level scale that level's row of the position scores alone."""
     A, B = [a.requires_grad_() for a in features(seed=1, shift=0.3)], features(seed=2, shift=0.2)
     position, channel = (explicit_scores(A, B, channel=kind).softmax(1) for kind in (False, True))
     torch.testing.assert_close(attention(A, B, channel=False), position.detach())
@@ -158,8 +155,9 @@ def test_alignment_alone_leaves_bottleneck_and_head_alone(tmp_path):
     gradients = {name: parameter.grad for name, parameter in client.net.named_parameters()}
     assert all(gradients[name] is None for name in gradients if name.startswith(("bottleneck", "head", "backbone.fc")))
     assert gradients["backbone.conv1.weight"].abs().sum() > 0
-    before, local = client.store.get(ACQUIRED), round.scratch[ACQUIRED]
-    client._train(client._open(ROUND))
+    before, again = client.store.get(ACQUIRED), client._open(ROUND)
+    client._train(again)
+    local = again.scratch[ACQUIRED]
     assert not any(client.state[name].equal(value) for name, value in before.items())
     assert all(value.equal(before[name]) for name, value in local.state_dict().items())
     assert not any(parameter.requires_grad for parameter in local.parameters())

@@ -97,6 +97,7 @@ def test_without_foreign_amplitudes_the_meta_test_set_is_the_batch(clients):
 
 
 def test_versions_lean_towards_the_foreign_brightness():
+    """Window and full spectrum train alike and disclose different things."""
     part = EpisodicStep(lam=(1.0, 1.0), L_w=0.0, m_test="all")
     round = small_round(small_data(colour_images(6)), amplitudes(part))
     raw = round.data.raw(np.arange(6))
@@ -109,9 +110,6 @@ def test_versions_lean_towards_the_foreign_brightness():
     drawn = EpisodicStep(L_w=0.0).transfer(round)(raw)[0]
     shares = (drawn.mean(dim=(1, 2, 3)) - raw.mean(dim=(1, 2, 3))).tolist()
     assert len({f"{share:.3f}" for share in shares}) > 3  # lambda is drawn per image
-
-
-def test_window_and_full_spectrum_train_alike_and_disclose_different_things():
     results = []
     for spectrum, shape in (("window", (3, 3, 7, 4)), ("full", (3, 3, 16, 9))):
         part = EpisodicStep(L_w=0.2, spectrum=spectrum)

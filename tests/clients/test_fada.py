@@ -138,7 +138,6 @@ def test_coefficients_are_those_of_the_shared_network(made, field, others, metho
 
 
 def test_own_networks_are_kept_with_their_moments(made):
-    """A second round continues where the first has ended."""
     part = DisentanglingAdversary()
     part.begin(made)(made.data.batch(np.arange(6)))
     part.end(made)
@@ -198,7 +197,6 @@ def test_servers_without_the_target():
 
 
 def weigh(part, names, tight=None, state=None):
-    """Weights of a round, with or without an answer."""
     server = ServerRound(1, 2, names, {}, state=state if state is not None else {})
     if tight is not None:
         server.answers = {"attention": {"tightness": {"tightness": np.array(tight)}}}
@@ -210,7 +208,6 @@ SOURCES = ("rot0", "rot15", "rot30")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder, messages, experiment) of a complete run."""
     experiment = tiny_experiment(tmp_path_factory.mktemp("fada"), "fada", 3)
     return *run_small(experiment), experiment
 

@@ -50,7 +50,6 @@ def test_losses():
 
 
 def test_players():
-    """Codes, shapes and signs, scores, and sizes."""
     code = label_code(torch.tensor([2, 0]), 3, 0.7)
     assert code.tolist() == [pytest.approx([0, 0, 0.7]), pytest.approx([0.7, 0, 0])]
     features = Generator(4, 3, 8, 6, nonnegative=True)(torch.rand(2, 4), code)

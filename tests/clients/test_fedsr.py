@@ -139,7 +139,6 @@ def test_weight_zero_leaves_the_reference_alone():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_absent_class_is_neither_moved_nor_sent(optimizer):
-    """This holds even with momentum and weight decay."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.full((3, 4), 1.5, np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=1.0)], (0, 2), records, optimizer=optimizer)
     for name, value in (("r_mu", 2.0), ("r_rho", 1.5)):

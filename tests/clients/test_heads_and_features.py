@@ -23,7 +23,6 @@ from strategies.parts import ServerRound, Update
 
 
 def head_of(*probabilities):
-    """A head that gives these probabilities for the feature 1."""
     return np.log(np.array(probabilities, np.float32))[:, None]
 
 
@@ -73,7 +72,6 @@ LABELS = torch.arange(6) % 3
 
 
 def batch_of(net, features, labels=LABELS):
-    """A batch after the forward pass."""
     batch = Batch(features, labels, features=features, logits=net.head(features))
     batch.loss = nn.functional.cross_entropy(batch.logits, labels)
     return batch

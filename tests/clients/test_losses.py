@@ -26,7 +26,6 @@ Y = torch.tensor([[2.0], [3.0]])
 
 
 def naive_mmd(x, y, scales=MMD_SCALES, statistic="u"):
-    """The formula term by term, with explicit differences."""
     z = torch.cat([x, y])
     s = (z[:, None] - z[None]).square().sum(2).mean().detach()
 

@@ -24,7 +24,6 @@ VALUES = {"posterize": 6.0, "solarize": 178 / 255, "rotate": 25.0, "translate_x"
 
 
 def images(count=6, channels=3, size=24):
-    """Images in [0, 1] of 256 values."""
     torch.manual_seed(0)
     return torch.randint(20, 220, (count, channels, size, size)).float() / 255
 

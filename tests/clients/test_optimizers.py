@@ -126,17 +126,13 @@ def test_steps_are_pytorchs(kind, words):
     nets[1].load_state_dict(nets[0].state_dict())
     kinds = (kind, eager(kind))
     optimizers = [kind_(net.parameters(), 0.1, fused=True, **words) for kind_, net in zip(kinds, nets)]
-    for number in range(3):
+    for _ in range(3):
         images = torch.randn(4, 5)
         for net, optimizer in zip(nets, optimizers):
             optimizer.zero_grad(set_to_none=True)
             net(images).square().sum().backward()
             optimizer.step()
         assert all((a == b).all() for a, b in zip(*(net.parameters() for net in nets)))
-        if number == 1:
-            saved = optimizers[1].state_dict()
-            optimizers[1] = eager(kind)(nets[1].parameters(), 0.1, fused=True, **words)
-            optimizers[1].load_state_dict(saved)
     assert torch.is_grad_enabled()
 
 
@@ -173,7 +169,6 @@ class Rate(Report):
 
 
 def test_a_method_brings_a_schedule_of_its_own(tmp_path):
-    """As on the page about own methods."""
     client = client_of(tmp_path, Recipe(client=Halving(), reports=(Rate(),)))
     for number, rate in ((1, 0.05), (2, 0.025), (3, 0.0125)):
         metrics = fit(client, {**CONFIG, "round": number})[2]

@@ -22,8 +22,6 @@ NO_D = {"momentum": {}}
 
 
 class Scalar(nn.Module):
-    """One parameter w."""
-
     def __init__(self, w):
         super().__init__()
         self.w = nn.Parameter(torch.tensor([float(w)]))
@@ -86,17 +84,6 @@ def test_numbers_by_hand(step, term, round, w):
     assert after_one_step(scalar_round(**values), step, term) == pytest.approx(
         w, abs=0 if values.get("lr") == 0 else 1e-6
     )
-
-
-@pytest.mark.parametrize(("settings", "pull"), [
-    ({}, 0.05), ({"variant": "official"}, 0.5), ({"alpha": 1.0}, 0.5), ({"first_round": "plain"}, 0.5),
-])  # fmt: skip
-def test_the_pull_of_a_proximal_term_is_multiplied_like_the_gradient(settings, pull):
-    """alpha = .1 and mu = .5: the pull that acts is .05; there is no D, so that `plain` changes nothing."""
-    round = scalar_round(1, records=NO_D)
-    round.pull = 0.5
-    after_one_step(round, None, ClientMomentum(**settings))
-    assert round.pull == pytest.approx(pull)
 
 
 def test_direction_of_a_parameter_with_a_rate_of_its_own():

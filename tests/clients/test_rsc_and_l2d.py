@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_round import (
-    Scaled,
-    changed,
-    colour_images,
-    digits_net,
-    ready_round,
-    small_data,
-    small_round,
-    snapshot,
-    step_of,
-)
+from small_round import Scaled, changed, digits_net, ready_round, small_round, snapshot, step_of
 from torch import nn
 
 from clients.augment.style_augmenter import StyleAugmenter, branch_weights, convolved, transposed
@@ -82,8 +72,8 @@ def test_the_gradient_is_that_of_the_masked_features():
     assert torch.allclose((start - net.head.weight) / 0.01, expected, atol=1e-5)
 
 
-def test_map_masks():
-    """The released code's masks: ceil(HW/3) positions by sum_c mean(g)_c U_c; ceil(C/3.2) channels by mean g."""
+def test_map_masks_and_batch_share():
+    """Of ceil(HW/3) positions and ceil(C/3.2) channels; the share is .3, and .2 more after ten local epochs."""
     level = torch.zeros(1, 2, 2, 2)
     level[0, 0] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert rsc.spatial_mask(level, torch.ones(1, 2, 2, 2)).tolist() == [[[[1, 1], [0, 0]]]]  # ceil(4/3) = 2
@@ -93,12 +83,8 @@ def test_map_masks():
     after = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.7, 0.3], [0.95, 0.05]]).log()
     assert rsc.largest_falls(before, after, labels, 0.3).tolist() == [True, False, False, False]
     assert rsc.largest_falls(before, after, labels, 1.0).tolist() == [True, False, True, False]
-
-
-def test_batch_share_counts_the_epochs_of_the_run():
-    """It is .3, and .2 more after every ten local epochs of the run; it does not start again in each round."""
     assert [rsc.batch_share(e) for e in (0, 9.9, 10, 25, 99)] == pytest.approx([0.3, 0.3, 0.5, 0.7, 1.0])
-    round = small_round(small_data(colour_images(8)), round=4, steps=6, train=TrainSettings(epochs=3))
+    round = ready_round(digits_net(), images=8, round=4, steps=6, train=TrainSettings(epochs=3))
     assert rsc.epochs_done(round, 4) == 3 * 3 + 2
     round.train, round.images = TrainSettings(iterations=6), 12  # of the 8 images: 1.5 epochs a round
     assert rsc.epochs_done(round, 4) == pytest.approx(4.5 + 1)
@@ -143,8 +129,8 @@ def test_the_released_variant_takes_a_step():
     assert batch.labels.equal(round.data.labels[batch.positions])
 
 
-def test_contrast_numbers():
-    """Two orthogonal classes, both views equal, temperature 1; and the formula, anchor by anchor."""
+def test_contrast_and_mmd():
+    """Two orthogonal classes at temperature 1, and the formula by anchors; the MMD is a mean over present classes."""
     z = torch.eye(2).repeat(2, 1)
     assert supervised_contrast(z, torch.tensor([0, 1, 0, 1]), 1.0).item() == pytest.approx(0.551445, abs=1e-6)
     torch.manual_seed(0)
@@ -155,6 +141,13 @@ def test_contrast_numbers():
         positive = [j for j in others if labels[j] == labels[i]]
         total -= sum(math.log(s[i, j] / sum(s[i, k] for k in others)) for j in positive) / len(positive)
     assert supervised_contrast(z, labels, 0.3).item() == pytest.approx(total / 6, rel=1e-5)
+    torch.manual_seed(0)
+    a, b, labels = torch.randn(5, 4), torch.randn(5, 4) + 1, torch.tensor([3, 0, 3, 0, 3])
+    expected = (by_hand(a[labels == 0], b[labels == 0]) + by_hand(a[labels == 3], b[labels == 3])) / 2
+    assert class_mmd(a, b, labels, 65).item() == pytest.approx(expected, rel=1e-4)
+    assert class_mmd(a, a, labels, 65).item() == pytest.approx(0, abs=1e-6)
+    alone = class_mmd(a[:1], b[:1], labels[:1], 65)  # two points at distance s: 2 * 5 - 2 sum exp(-4 / 2^i)
+    assert alone.item() == pytest.approx(2 * (5 - sum(math.exp(-4 / 2**i) for i in range(5))), rel=1e-4)
 
 
 @pytest.mark.parametrize(("logvar", "partners", "bound"), [(0, [1, 0], 2), (0, [0, 1], 0), (math.log(4), [1, 0], 0.5)])
@@ -174,20 +167,8 @@ def by_hand(a, b):
     return (k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()).item()
 
 
-def test_mmd_of_classes():
-    """Equal embeddings give 0; the mean is over the classes that have images."""
-    torch.manual_seed(0)
-    a, b, labels = torch.randn(5, 4), torch.randn(5, 4) + 1, torch.tensor([3, 0, 3, 0, 3])
-    expected = (by_hand(a[labels == 0], b[labels == 0]) + by_hand(a[labels == 3], b[labels == 3])) / 2
-    assert class_mmd(a, b, labels, 65).item() == pytest.approx(expected, rel=1e-4)
-    assert class_mmd(a, a, labels, 65).item() == pytest.approx(0, abs=1e-6)
-    alone = class_mmd(a[:1], b[:1], labels[:1], 65)  # two points at distance s: 2 * 5 - 2 sum exp(-4 / 2^i)
-    assert alone.item() == pytest.approx(2 * (5 - sum(math.exp(-4 / 2**i) for i in range(5))), rel=1e-4)
-
-
 @pytest.mark.parametrize(("mine", "reference"), [(convolved, F.conv2d), (transposed, F.conv_transpose2d)])
 def test_convolutions(mine, reference):
-    """Values and gradients are equal to PyTorch's."""
     torch.manual_seed(0)
     x, kernel, bias = torch.randn(2, 3, 12, 13, requires_grad=True), torch.randn(3, 3, 5, 5), torch.randn(3)
     wanted = reference(x, kernel, bias)
@@ -221,7 +202,6 @@ def test_augmenter():
 
 
 def embedded():
-    """A small embedded with the embedding."""
     torch.manual_seed(0)
     net = digits_net(28, bottleneck=8)
     StochasticEmbedding(width=6).apply(net)
@@ -266,7 +246,7 @@ def test_a_step_moves_both_and_the_augmenter_stays_home(precision):
 
 
 def test_stage_two_takes_no_step_of_the_network():
-    """The embedded's step is independent of stage 2."""
+    """The network's step is independent of stage 2."""
     nets = []
     for beta in (0.1, 5.0):
         round = ready_round(embedded(), size=28, lr=0.05)

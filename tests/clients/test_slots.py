@@ -58,8 +58,6 @@ def test_what_does_not_combine_is_refused_by_a_fact(method, words):
 
 @dataclasses.dataclass(frozen=True)
 class Mine(Step):
-    """A step from outside, as earlier versions knew it."""
-
     def begin(self, round):
         return lambda batch: round.apply_gradients(round.loss_of(batch))
 
@@ -72,7 +70,6 @@ def test_a_step_from_outside_takes_neither_objective_nor_update_unless_it_says_s
 
 
 def test_parts_that_were_steps_are_found_in_client():
-    """They replace what answered the three questions before."""
     assert Recipe(client=Jigsaw()) == Recipe(objective=Jigsaw())
     assert Recipe(client=Ditto()) == Recipe(companions=(Ditto(),))
     found = assemble({"name": "fedsam", "client": "jigsaw"}, {})

@@ -161,7 +161,6 @@ def test_partners(others, fourth):
 
 
 def maps(count, side=3, seed=0):
-    """Random maps of two channels with a gradient."""
     return torch.randn(count, 2, side, side, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 

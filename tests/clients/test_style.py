@@ -24,7 +24,6 @@ from strategies.parts import ServerRound
 
 
 def row(*values):
-    """One image of one channel, with these values."""
     return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
 
 

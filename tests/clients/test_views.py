@@ -68,7 +68,6 @@ def one_step(part, size=28, insert=None):
     RandomConvolution("img_p", weight=0.0, p=1.0), ConsistentViews(weight=0.0), MixUp(0.0), CutMix(0.0),
 ])  # fmt: skip
 def test_neutral_settings_are_the_supervised_step(part):
-    """They are equal bit for bit."""
     (loss, net, _), (wanted, plain, _) = one_step(part), one_step(SupervisedStep())
     assert loss.equal(wanted)
     assert not changed(net, plain.state_dict())
@@ -96,10 +95,6 @@ def test_mixtures_by_hand():
     assert mixed[0, 0].tolist() == [[1, 0, 0, 1], [1] * 4, [1] * 4, [1] * 4]
     assert mixed[1].equal(1 - mixed[0])
     assert soft.tolist() == [[0.875, 0.125], [0.125, 0.875]]
-
-
-def test_losses_with_soft_labels():
-    """p = y = (1/4, 3/4): the entropy .562335. Masks of .5 where p = .5: 1 - 2 * 4 * .25 / (2 + 2) = .5."""
     logits = torch.tensor([[0.0, math.log(3)]])
     assert CLASSIFIES.loss(logits, torch.tensor([[0.25, 0.75]])).item() == pytest.approx(0.562335, abs=1e-6)
     masks = torch.tensor([1, 0], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 1, 2)
