@@ -99,7 +99,7 @@ def method_page(name: str, recipe: Recipe) -> str:
             "One client holds all data." if recipe.pooled else "It is the reference: every part is the standard one."
         )
     lines += ["", *results(name), ""]
-    for _, part in {id(part): (slot, part) for slot, part in parts}.values():
+    for part in dict.fromkeys(part for _, part in parts):
         lines += part_section(type(part), part)
     return "\n".join(lines)
 

@@ -33,8 +33,9 @@ def pair_page() -> str:
     """The page as Markdown."""
     across = rows_with("update", "companions", "client")
     down = rows_with("objective", "client")
+    heads = [f"{part.replace('_', ' ')}<br>{row}" for part, row in across.items()]
     lines = [
-        f"| | {' | '.join(f'`{part}`<br>{row}' for part, row in across.items())} |",
+        f"| | {' | '.join(heads)} |",
         "|---" * (len(across) + 1) + "|",
     ]
     reasons: list[str] = []

@@ -60,9 +60,10 @@ def part_section(kind: type, part: object = None) -> list[str]:
     fields = dataclasses.fields(kind)
     if fields:
         shown = {field.name: field.default if part is None else getattr(part, field.name) for field in fields}
+        lines += [f"`--set method.{name}.SETTING=VALUE` changes a setting:", ""]
         lines += [f"| setting | {'default' if part is None else 'value in this row'} | meaning |", "|---|---|---|"]
         lines += [
-            f"| `method.{name}.{key}` | `{toml_value(value)}` | "
+            f"| `{key}` | `{toml_value(value)}` | "
             f"{in_cell(explained(texts[key], needs.get(key, ()), drawn.get(key, ())))} |"
             for key, value in shown.items()
         ]

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from markdown_it import MarkdownIt
 
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
 from fedsim.methods.papers import papers, papers_of
@@ -68,7 +70,8 @@ def test_every_part_is_on_a_page_with_its_settings(pages):
         assert re.search(rf"^\| \[{name}\]\(\w+\.md#{name}\) \| .+ \|$", index, re.M), name
         assert f"\n## {name}\n" in text
         assert one_line(kind)
-        assert all(f"`method.{name}.{field.name}`" in text for field in dataclasses.fields(kind))
+        own = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert all(f"\n| `{field.name}` | `" in own for field in dataclasses.fields(kind)), name
 
 
 def test_every_setting_of_a_part_is_explained():
@@ -104,6 +107,30 @@ def test_the_table_of_methods_says_what_leaves_the_clients(pages):
     assert list(leaves.values()) == ["model updates"] * 2 + ["updates and single numbers"] + [more] * 3 + [
         "all raw data"
     ]
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="no chromium here")
+def test_the_table_of_methods_filters_in_a_browser(pages, browser, tmp_path):
+    table = MarkdownIt().enable("table").render((pages / "methods" / "table.txt").read_text())
+    scripts = "".join(
+        f'<script src="{file}"></script>' for file in (pages / "scripts/datatables.js", DOCS / "site/methods.js")
+    )
+    (tmp_path / "a.html").write_text(f'<div class="methods">{table}</div>{scripts}')
+    browser.get((tmp_path / "a.html").as_uri())
+
+    def shown() -> list[str]:
+        return [row.text.split("\n")[0] for row in browser.find_elements("css selector", ".methods tbody tr a")]
+
+    assert len(shown()) == 10
+    browser.find_element("css selector", ".dt-search input").send_keys("style transfer")
+    assert shown() == ["ccst", "fisc"]
+    browser.refresh()
+    for column, choice in ((5, "classification, segmentation"), (2, "updates and single numbers")):
+        browser.find_elements("css selector", ".dtcc-button:not(.dtcc-button_order)")[column].click()
+        choices = browser.find_elements("css selector", ".dtcc-list-buttons button")
+        next(one for one in choices if one.text.strip() == choice).click()
+    assert shown() == ["feddg-ga", "fednova", "afl", "fedcm", "mofedsam"]
 
 
 @pytest.mark.parametrize(

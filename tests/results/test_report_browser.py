@@ -17,10 +17,6 @@ pytestmark = [
         reason="no chromium and chromedriver here: apt-get install chromium chromium-driver",
     ),
 ]
-ARGUMENTS = (
-    "headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "disable-background-networking",
-    "disable-component-update", "disable-sync",
-)  # fmt: skip
 CLICK_AND_READ = """
 const [head, column, done] = arguments, before = head.ariaSort;
 head.querySelector(".dt-column-title").click();
@@ -54,21 +50,6 @@ def report(tmp_path_factory):
     shutil.rmtree(folder / "csac" / "sketch")
     notes = {name: {"paper": f"paper of {name}", "group": "server" if "ga" in name else "clients"} for name in methods}
     return write_report(folder, notes)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Headless Chromium with an empty profile that logs messages and requests; ends with the tests."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in (*ARGUMENTS, f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    driver.set_script_timeout(120)  # a machine that does other work, too
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture
