@@ -9,6 +9,7 @@ from fedsim.commands.methods import first_try
 from fedsim.methods.listing import MethodRow, listed, step_costs
 from fedsim.methods.papers import papers_of
 from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.registry import one_line
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
 
@@ -88,12 +89,11 @@ def method_page(name: str, recipe: Recipe) -> str:
     lines += [f"- **Tasks:** {tasks(recipe)}.", "", "## Recipe", ""]
     parts = own_parts(recipe)
     if parts:
-        lines += ["All other slots are FedAvg's.", "", "| slot | part | source |", "|---|---|---|"]
+        lines += ["All other slots are FedAvg's.", "", "| slot | part | what it does |", "|---|---|---|"]
         for slot, part in parts:
-            kind = type(part)
-            lines.append(
-                f"| [{slot}](../parts/{slot}.md) | [{part_name(part)}](#{part_name(part)}) | {code_link(kind)} |"
-            )
+            kind, key = type(part), part_name(part)
+            cells = [f"[{slot}](../parts/{slot}.md)", f"[{key}](#{key})<br>{code_link(kind, 'source')}"]
+            lines.append(f"| {' | '.join([*cells, in_cell(one_line(kind))])} |")
     else:
         lines.append(
             "One client holds all data." if recipe.pooled else "It is the reference: every part is the standard one."

@@ -44,9 +44,10 @@ def write_code_pages(folder: Path) -> None:
         (folder / f"{module}.md").write_text(f"---\norphan: true\n---\n\n# {file}\n\n{code}")
 
 
-def code_link(kind: type) -> str:
-    """The name of a part's file, with a link to its page."""
-    return f"[`{kind.__module__.replace('.', '/')}.py`](../code/{kind.__module__}.md)"
+def code_link(kind: type, words: str = "") -> str:
+    """The name of a part's file, or other words, with a link to its page."""
+    file = f"`{kind.__module__.replace('.', '/')}.py`"
+    return f"[{words or file}](../code/{kind.__module__}.md)"
 
 
 def part_section(kind: type, part: object = None) -> list[str]:

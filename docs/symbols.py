@@ -22,7 +22,8 @@ WORDS = {
 }  # functions, also without ()
 PROSE = {"the", "of", "is", "in", "for", "true", "false", "else", "where", "with", "and", "over", "than", "to", "or"}
 SIGNS = {
-    "<-": "\\leftarrow ", "->": "\\to ", ">=": "\\ge ", "<=": "\\le ", "!=": "\\ne ", "*": "\\cdot ", "~": "\\sim ",
+    "<-": "\\leftarrow ", "->": "\\to ", ">=": "\\ge ", "<=": "\\le ", "!=": "\\ne ", "*": "\\cdot ",
+    "~": "\\;\\sim\\; ",
     "=": "=", "+": "+", "-": "-", "<": "<", ">": ">",
 }  # fmt: skip
 BARS = {"||": "\\Vert", "|": "\\vert"}

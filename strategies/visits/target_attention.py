@@ -30,7 +30,7 @@ def attention(tightness: np.ndarray, mode: str = "relative", temperature: float 
 
 @dataclass(frozen=True)
 class TargetAttention(Visit, Weights):
-    """theta <- theta + sum_i alpha_i (theta_i - theta), with alpha = softmax(g) and g_i = (I_0 - I_i) / (att_temp I_0).
+    """theta <- theta + sum_i alpha_i (theta_i - theta), alpha = softmax(g), g_i = (I_0 - I_i) / (att_temp * I_0).
 
     The sum is over the sources that replied. I_i is the tightness of the target's clusters under the model of source i;
     the target's client measures it before the weights are needed.

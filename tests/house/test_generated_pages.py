@@ -86,7 +86,9 @@ def test_a_method_has_its_paper_recipe_results_and_source(pages):
         cited |= (found := {paper.citation for paper in papers_of(recipe.paper)})
         assert len(found) == (name != "deepall"), name
         assert all(f"[{paper.title}]({paper.link})" in text for paper in papers_of(recipe.paper))
-        linked = re.findall(r"^\| \[\w+\]\S+ \| \[(\w+)\]\S+ \| \[`\S+`\]\(\.\./(code/\S+)\) \|$", text, re.M)
+        linked = re.findall(
+            r"^\| \[\w+\]\S+ \| \[(\w+)\]\(#\w+\)<br>\[source\]\(\.\./(code/\S+)\) \| .+ \|$", text, re.M
+        )
         assert [part for part, _ in linked if f"\n## {part}\n" not in text] == []
         assert all((pages / file).is_file() for _, file in linked)
         assert name in ("fedavg", "deepall") or linked
