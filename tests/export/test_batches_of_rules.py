@@ -88,5 +88,7 @@ def test_a_transductive_rule_adapts_again(tmp_path, rule):
     model.double()
     with pytest.raises(UserError, match="uses images of the unseen domain first; call adapt"):
         model(images.double())
+    with pytest.raises(UserError, match="no single file holds the model"):
+        export(model, "onnx", tmp_path / "model.onnx")
     moved = model.adapt([images.double()])(images.double())
     torch.testing.assert_close(moved.float(), before, atol=1e-4, rtol=0)

@@ -149,17 +149,6 @@ def test_folder_of_images(runs, pictures):
     assert alone["accuracy"][0] == measures["accuracy"][0]
 
 
-def test_transductive_rule_adapts(runs, pictures):
-    """Without images of the domain the rule cannot predict; its predictions depend on all images that it was shown."""
-    model, files = fedsim.load(runs("silobn")), sorted(pictures.rglob("*.png"))
-    with pytest.raises(UserError, match="Recompute uses images of the unseen domain first; call adapt"):
-        model(model.prepare(files))
-    some, all_ = predict(model, files[:4]), predict(model, files)
-    assert not np.allclose(some["probability"], all_["probability"][:4])
-    with pytest.raises(UserError, match="no single file holds the model"):
-        export(model, "onnx", pictures / "model.onnx")
-
-
 @pytest.mark.parametrize(("method", "format"), [
     ("fedsr", "torch"), ("copa", "onnx"), pytest.param("fedig-a", "onnx", marks=pytest.mark.slow),
 ])  # fmt: skip
