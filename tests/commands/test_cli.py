@@ -1,7 +1,6 @@
 """The command line: one line and exit code 2 for wrong input, no traceback, and no incomplete files."""
 
 import errno
-import io
 import multiprocessing
 import os
 import signal
@@ -78,13 +77,11 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(tmp_path, 
 
 @pytest.mark.parametrize(("words", "said"), [
     ("run digits --method gperxn", "did you mean 'gperxan'"),
-
     ("run digits --seed -1", "greater than or equal to 0"),
     ("run nowhere.toml", "no experiment file"),
     ("run tests", "'tests' is a folder"),
     ("run digits --method fedavg,fedprox", "fedsim sweep digits --methods fedavg,fedprox"),
     ("datasets foto", "no folder or table 'foto' in "),
-
     ("run digits --set run.device=cuda", "no CUDA device"),
     ("run --what", "No such option"),
     ("run digits --method fedprox --set method.name=fedavg", "another value, 'fedprox'; remove"),
@@ -93,7 +90,6 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(tmp_path, 
     ("sweep digits --grid train={lr=0.1},{lr=0.2}", "train is a section; set single keys"),
     ("compare /nowhere", "/nowhere"),
     ("run tables/fedig-a-table-5", "fedsim sweep tables/fedig-a-table-5"),
-
     ("datasets pacs --grid x.png", "--grid draws the images of a folder or table of your own"),
     ("methods --changes fuse,,terms", "--changes 'fuse,,terms': a name is empty"),
 ])  # fmt: skip
@@ -132,15 +128,6 @@ sys.meta_path.insert(0, Finder())
 runpy.run_module("fedsim", run_name="__main__")
 """)
     assert (done.returncode, done.stderr.strip()) == (130, INTERRUPTED)
-
-
-def test_a_shell_completes_commands(monkeypatch, called):
-    code, script, _ = called("completion", "bash")
-    assert (code, "complete -o default" in script) == (0, True)
-    assert called("completion", "tcsh")[0] == 2
-    words = {"COMP_WORDS": "fedsim sw", "COMP_CWORD": "1", "_FEDSIM_COMPLETE": "complete_bash"}
-    code = "import sys; sys.argv = ['fedsim']; from fedsim.commands.start import main; main()"
-    assert python(code, env={**os.environ, **words}).stdout.split() == ["sweep"]
 
 
 def test_help_data_sets_and_results_import_nothing_heavy():
@@ -208,16 +195,6 @@ def test_a_full_standard_output():
         assert "No space left on device" in one_line(fedsim("datasets", stdout=full), 2)
 
 
-@pytest.mark.parametrize("words", ["methods", "--help"])
-def test_an_ascii_terminal(words, monkeypatch, called):
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    monkeypatch.setenv("COLUMNS", "200")
-    assert called(words)[0] == 0
-    sys.stdout.flush()
-    assert b"method" in written.getvalue()
-
-
 def test_modules_that_hide_our_packages_are_named_with_both_paths(tmp_path):
     """`python -m` searches the working folder first; both Flower apps say it too."""
     for name, command in (("clients", ["methods"]), ("strategies", ["datasets"])):
@@ -259,9 +236,3 @@ def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tm
     for log in logs:
         assert str(log) in line
         assert "Traceback" in log.read_text()
-
-
-def test_a_full_disk_does_not_hide_an_unforeseen_error(capsys, monkeypatch):
-    monkeypatch.setattr(Path, "write_text", failing(OSError(errno.ENOSPC, "full")))
-    assert edge.guarded(failing(ZeroDivisionError("division by zero"))) == 1
-    assert "(an unexpected error)" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from PIL import Image
 
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_target
@@ -55,25 +54,6 @@ def test_a_copy_is_found_where_images_have_no_names(copied, decoded):
         fingerprints(data)
     for _ in range(2):  # the second time from the cache
         assert len(fingerprints(data.model_copy(update={"domains": ["art", "photo"]}))) == 2
-
-
-def test_a_renamed_copy_with_its_masks_is_refused(tmp_path):
-    def write(site, names, first=0):
-        for index, name in enumerate(names, first):
-            for part, mode in (("image", "RGB"), ("mask", "L")):
-                (tmp_path / site / part).mkdir(parents=True, exist_ok=True)
-                Image.new(mode, (12, 12), 10 * index).save(tmp_path / site / part / f"{name}.png")
-
-    write("site1", "0123")
-    write("site2", "ba", 4)
-    settings = {"root": str(tmp_path), "cache": str(tmp_path / "cache"), "image_size": 12}
-    data = DataSettings(dataset="masks", structures={"disc": [0, 10, 20, 30, 40, 50]}, **settings)
-    assert len(fingerprints(data)) == 2
-    write("site3", "cbda")  # in another order, too
-    with pytest.raises(UserError, match=r"the domains 'site1' and 'site3' of .* have the same 4 images"):
-        fingerprints(data)
-    Image.new("L", (12, 12), 40).save(tmp_path / "site3" / "mask" / "a.png")  # another mask
-    assert len(fingerprints(data)) == 3
 
 
 def test_the_sites_of_a_deployment_are_compared(tree_settings):

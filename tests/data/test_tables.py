@@ -89,7 +89,6 @@ LISTS = {"split": "lists", "test_split": "list"}
     (lambda f: f.drop(columns="label"), {}, "has no column 'label'; it has: path, domain, split, note; name it"),
     (lambda f: f.assign(domain=["a\nb"] + ["a"] * 23), {}, r"cannot be called 'a\\nb', which has"),
     (lambda f: f.assign(domain=[""] + ["a"] * 23), {}, "row 2: the column 'domain' is empty"),
-
     (lambda f: f.head(0), {}, "has no rows"),
     (lambda f: f.assign(path=[f"nowhere{index}.png" for index in range(24)]), {}, r"cannot read .*nowhere\d+\.png"),
     *((lambda f, path=path: f.assign(path=[path, *f["path"][1:]]), {}, TWO)  # row 2 is of another domain than row 3
@@ -99,7 +98,6 @@ LISTS = {"split": "lists", "test_split": "list"}
     (lambda f: f.replace({"split": {"val": "dev"}}), LISTS,
      r"mine.csv: 'dev' in the column 'split' of domain '7' is none of train, val"),
     (lambda f: f.replace({"split": {"test": ""}}), LISTS, r"no row of domain '7' has 'test' in the column 'split'"),
-
 ])  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(table, change, settings, message):
     data = table(change(ROWS), **settings)
@@ -114,7 +112,6 @@ def test_what_is_wrong_is_said_in_one_line(table, change, settings, message):
                    "photo,art/0.png,cat,art\n")),  # a comma in the path
     ("mine.csv", b"\xff\xfe\x00path", "cannot read the table"),
     ("mine.txt", b"path,label,domain\n", r"data.root: .* is no table; name a file that ends in .csv"),
-
     ("no.csv", None, r"data.root: no file .*/no.csv; name the table's file"),
 ])  # fmt: skip
 def test_files_that_are_no_tables(tmp_path, name, content, message):

@@ -111,7 +111,7 @@ def test_every_setting_can_be_copied_at_80_columns(monkeypatch, capsys, name):
     assert assemble(method, {}) == recipe
     for _, part in parts_of(recipe):
         assert method.get(part_name(part), {}).keys() == {field.name for field in dataclasses.fields(part)}
-    assert max(len(line) for line in lines if "fedsim run" not in line) <= 80
+    assert max(len(line) for line in lines if "fedsim run" not in line and "://" not in line) <= 80
 
 
 def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, capsys):
@@ -122,7 +122,7 @@ def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, 
     for text in (
         "--set method.semantic_calibration.smoothing=0.1 number >= 0 and <= 1; rho of stage A",
         "--set 'method.xan.stages=[1, 2, 3, 4]' list of whole number; the stages",
-        '--set method.without_batch_norm.scope=xan "all" or "xan" or "none"; the part\'s default is "all"',
+        '--set method.without_batch_norm.scope=xan "all" batch norm of the network, that of the "xan" layers alone',
         '--set method.episodic_step.m_test=1 whole number >= 0 or "all"; Number',
         "the experiment's; it has no effect here, only with acquire_iterations = 0",
         "leaves it out; it has an effect only with data that have masks",

@@ -91,7 +91,6 @@ def test_combinations_and_exchange():
     ("fedavg+fedprox", "fedavg adds nothing to fedprox"),
     ("fedbn without_batch_norm.upload=false", "no model for the unseen domain"),
     ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
-
     ("fada inserts=none", "a part of fada needs disentangler there"),
     ("fada weights=uniform", "target_attention visits for the weights of method.weights alone"),
     ("fedavg weights=uniform add=['generalization_adjustment']", "uniform and generalization_adjustment are both for"),

@@ -28,12 +28,9 @@ MU = {"proximal": {"mu": 0.5}}
     ({"name": "fedprox", "proximal": {"mu": 0.01}}, "fedprox@proximal.mu=0.01"),
     ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
     ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
-
     ({"add": ["uniform"]}, "fedavg@weights=uniform"),
-
     ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
     ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
-
     ({"name": "ccst", "cross_client_style": {"quantise": True}}, "ccst@cross_client_style.quantise=true"),
     # [parts] belongs to the data set; a setting of the method is compared with these values.
     ({"parts": MU, "name": "fedprox", **MU}, "fedprox"),

@@ -1,6 +1,5 @@
 """Ways in which a reply can be wrong. A mutation changes a draft of a good reply; it returns False if it cannot."""
 
-import io
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,14 +129,6 @@ def damaged_bytes(array, record, rng, odd):
     cut, more = rng.randrange(len(data)), bytes(1 + rng.randrange(9))
     damaged = rng.choice([data[:cut], data + more, rng.randbytes(len(data)), b"", data[cut + 1 :]])
     return Array(str(array.dtype), array.shape, NUMPY_STYPE, damaged)
-
-
-@of_tensor("train", "collect")
-def pickled(array, record, rng, odd):
-    """An object array, as `.npy` pickles it."""
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([odd, None], dtype=object), allow_pickle=True)
-    return Array(rng.choice(["object", str(array.dtype)]), (2,), NUMPY_STYPE, buffer.getvalue())
 
 
 @of_tensor("train", "collect")

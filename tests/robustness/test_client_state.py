@@ -46,16 +46,6 @@ def test_a_foreign_folder_is_refused_by_name(folder, names, owner, said):
         store_with(folder, range(3), **names)
 
 
-def test_a_folder_that_becomes_foreign_is_noticed_by_the_second_writer(folder):
-    first, second = (ClientStore(folder, "photo", run) for run in ("a", "b"))
-    for store in (first, second):
-        store.open_round(1)
-    first.put_number("risk", 1.0)
-    first.commit()
-    with pytest.raises(UserError, match="in run 'a', not that of 'photo' in run 'b'"):
-        second.open_round(2)
-
-
 def test_a_client_without_state_leaves_no_folder(folder):
     store = ClientStore(folder, "photo", "a")
     store.open_round(5, counted=-1, saved=4)

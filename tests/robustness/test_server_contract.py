@@ -109,12 +109,6 @@ def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monk
     assert sum("weight" in row for row in outcome.rows.values()) == 2
 
 
-def test_even_a_single_contribution_keeps_to_the_layout_of_earlier_rounds(scene):
-    outcome = scene.play("train", [with_vector(scene, np.zeros((2, 3), np.float32))[VICTIM]])
-    assert "its arrays are" in outcome.rows[VICTIM]["status"]
-    assert outcome.state["parts"]["banks.vectors"] == {"rounds": 1}
-
-
 def test_streams_depend_on_seed_purpose_and_round_alone():
     first = ServerRound(1, 3, [], {}, seed=4)
     assert torch.equal(*(torch.rand(3, generator=first.generator("a")) for _ in range(2)))

@@ -94,21 +94,6 @@ def test_a_machine_that_is_gone_loses_its_claim_after_a_stated_time(tmp_path, mo
     assert not list((tmp_path / "run").iterdir())
 
 
-@pytest.mark.parametrize("left", [b"\xff\xfe\x00process", b"x" * 10_000, b"\n\n"])
-def test_a_damaged_claim_is_refused_in_a_line_and_free_after_that_time(tmp_path, monkeypatch, left):
-    """As a power cut or another program may leave it."""
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
-    of_another_machine(tmp_path / "run")
-    (tmp_path / "run" / ".lock").write_bytes(left)
-    with pytest.raises(ClaimedError) as refused, claim(tmp_path / "run"):
-        pass
-    assert len(str(refused.value)) < 600
-    os.utime(tmp_path / "run" / ".lock", (storage_time(tmp_path) - GONE_SECONDS - 1,) * 2)
-    with claim(tmp_path / "run"):
-        pass
-    assert not list((tmp_path / "run").iterdir())
-
-
 def test_a_holder_gives_signs(tmp_path, monkeypatch):
     assert 3 * BEAT_SECONDS <= GONE_SECONDS
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)

@@ -1,6 +1,5 @@
 """The protocol: no client trains on validation or test images, seeds choose the data, and changed data are noticed."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -11,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, client_names, load_client, load_pooled
-from fedsim.data.digits import digits_domain, digits_file
+from fedsim.data import client_names, load_client
+from fedsim.data.digits import digits_domain
 from fedsim.data.fingerprint import difference, fingerprints
 from fedsim.methods.assembly import build_recipe
 from fedsim.run.conflicts import refuse_other_settings
@@ -43,14 +42,6 @@ def test_no_validation_image_of_a_client_trains_another(choices):
     tested = digits_domain(0, 8, data.split_seed, apart=True)[0]
     assert not training & validation
     assert not (training | validation) & {image.tobytes() for image in tested}
-
-
-def test_pooled_data_holds_out_the_same_images_too(tree_settings):
-    pooled = load_pooled(DataSettings(dataset="digits", image_size=8), "rot75")
-    assert len(set(pooled.validation % 1000)) == 100
-    assert not set(pooled.train % 1000) & set(pooled.validation % 1000)
-    own = benchmark(tree_settings())
-    assert (own.same_images, [own.environment(name) for name in ("art", "photo", "sketch")]) == (False, [0, 1, 2])
 
 
 def test_the_seed_of_splits_is_the_runs_unless_it_is_fixed():
@@ -115,21 +106,3 @@ def test_a_finished_run_on_other_data_is_not_taken_for_this_one(finished, tmp_pa
     (tmp_path / "other" / "art" / "cat" / "000.png").unlink()
     with pytest.raises(UserError, match=r"^[^\n]*other data \(art: 8 images then, 7 now\)[^\n]*$"):
         again(moved)
-
-
-def test_a_folder_that_comes_to_the_data_root_makes_another_federation(finished, tmp_path):
-    """It is one more client. The record of a deployment has only the domains whose sites have answered."""
-    experiment, folder, again = finished
-    shutil.copytree(tmp_path / "images" / "art", tmp_path / "images" / "text")
-    (tmp_path / "images" / "text" / "cat" / "000.png").unlink()
-    with pytest.raises(UserError, match=r"^[^\n]*other data \(new in data.root: text\)[^\n]*$"):
-        again(experiment)
-    (folder / "experiment.toml").write_text(experiment.replace(run={"runtime": "deployment"}).toml())
-    again(experiment)
-
-
-def test_embedded_data_has_a_fingerprint_of_its_version():
-    content = digits_file().read_bytes()
-    digest = hashlib.blake2b(len(content).to_bytes(8, "big") + content, digest_size=10).hexdigest()
-    found = fingerprints(DataSettings(dataset="digits")).values()
-    assert {(entry["content"], entry["images"]) for entry in found} == {(digest, 1000)}
