@@ -74,8 +74,8 @@ def mean_squares(features: Tensor, styled: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StyleContrast(Term):
-    """triplet_weight T + norm_weight R, where f and f' are the features of a batch x and of x', x in the style of all
-    clients:
+    """triplet_weight * T + norm_weight * R, where f and f' are the features of a batch x and of x', which is x in the
+    style of all clients:
 
         T = mean_i max(0, D(f_i, f'_i) - D(f_i, f'_n(i)) + margin),   D of normalized features,   y_n(i) != y_i
         R = mean of f^2 + f'^2 over batch and dimensions
