@@ -187,8 +187,9 @@ def test_in_deploy_pages_example_the_server_needs_names_and_no_images(tmp_path):
     with Loopback(tmp_path, sources=tuple(names[:2]), unseen=names[2], data=data, warm=False) as federation:
 
         def fedsim_here(*words):
-            said = {"cwd": tmp_path, "env": federation.environment, "text": True, "capture_output": True}
-            done = subprocess.run([*FEDSIM, *words, "--federation", "federation.toml"], timeout=900, **said)
+            own = {"cwd": tmp_path, "env": {**federation.environment, "COLUMNS": "400"}, "timeout": 900}
+            words = [*FEDSIM, *words, "--federation", "federation.toml"]
+            done = subprocess.run(words, text=True, capture_output=True, **own)
             return done.returncode, done.stdout + done.stderr
 
         code, said = fedsim_here("deploy", "check", "lacking.toml")
