@@ -72,6 +72,7 @@ class Loopback:
         roles = ["target" if name == self.unseen else "source" for name in names]
         sites = [
             {"name": f"site-{name}", "domain": name, "role": role, "port": port}
+            | ({"data_dir": self.data[name]} if self.data else {})
             for name, role, port in zip(names, roles, ports, strict=True)
         ]
         proxy = {"proxy": "nginx", "control": f"127.0.0.1:{control}"} if self.nginx and NGINX else {"proxy": "none"}

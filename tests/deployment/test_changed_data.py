@@ -96,14 +96,9 @@ class During(Interrupt):
 @pytest.mark.parametrize("domain", ["a", "c"])  # one that trains, and the unseen one
 def test_images_that_change_while_the_process_of_their_site_starts_anew_stop_the_run(domain, sites):
     """The site stays online as the same node, so that there is no second handshake."""
-
-    def change(round):
-        if round == 1:
-            sites.change(domain)
-            close_workspaces()
-
+    starts_anew = During(lambda round: round == 1 and (sites.change(domain), close_workspaces()))
     with pytest.raises(ClientFailedError, match=f"client '{domain}' failed in round 2: .*images or labels of its site"):
-        sites.run("run", During(change), rounds=2)
+        sites.run("run", starts_anew, rounds=2)
 
 
 def late(after_round=-1):

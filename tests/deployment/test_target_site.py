@@ -122,13 +122,6 @@ def test_two_runs_have_a_state_folder_each_which_goes_a_month_after_its_last_use
     assert len(list(states.iterdir())) == len(found) == 2
 
 
-def test_no_target_site_is_said_by_name_after_a_bounded_wait(tmp_path):
-    with pytest.raises(ClientFailedError, match=r"no node for rot45 within 0.1 s; online: rot0, rot15, rot30"):
-        run_small(on_site(tmp_path, wait_for_sites=0.1))
-    with pytest.raises(UserError):
-        on_site(tmp_path, evaluate_target="nowhere")
-
-
 @pytest.mark.parametrize("runtime", ["inline", "ray", "flower"])
 def test_only_a_deployment_has_a_target_site(runtime, tmp_path):
     """It is refused at once, and not after a wait for the site."""
