@@ -1,7 +1,4 @@
-"""Messages contain exactly what the tables below list: records, tensors, shapes, bytes.
-
-Three clients, images of 16 pixels with one channel, ten classes, the small CNN: 50 features, 20 embedded ones.
-"""
+"""Records, tensors, shapes and bytes of messages: three clients, images of 16 pixels, ten classes, 50 features."""
 
 from dataclasses import dataclass, field
 

@@ -10,11 +10,10 @@ from fedsim.commands.cli import app
 from fedsim.commands.methods import show_method, show_methods, show_names
 from fedsim.common.console import console
 from fedsim.common.errors import UserError
-from fedsim.methods import listing as method_list
 from fedsim.methods.assembly import assemble, find_recipe
 from fedsim.methods.groups import FILE, table_text
-from fedsim.methods.listing import in_words, listed, step_costs
-from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.methods.listing import in_words, listed
+from fedsim.methods.recipe import parts_of
 from fedsim.methods.registry import parts_by_slot
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
@@ -46,32 +45,6 @@ def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
     assert "server (" not in out
     with pytest.raises(UserError, match="did you mean 'server'"):
         show_methods(group="serve")
-
-
-def test_filter_by_slots_and_sides():
-    fused = [name for name, recipe in METHODS.items() if recipe.fuse != Recipe().fuse]
-    assert sorted(names(listed("fuse"))) == sorted(fused)
-    assert set(names(listed("fuse,norm"))) == {*fused, *(n for n, r in METHODS.items() if r.norm != Recipe().norm)}
-    assert {"mixstyle", "gperxan"} <= set(names(listed("model")))
-    assert "fedprox" not in names(listed("model"))
-    with pytest.raises(UserError, match="did you mean 'fuse'"):
-        listed("fus")
-
-
-def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsys):
-    table = tmp_path / "costs.csv"
-    table.write_text("method,ratio,measured\nfedsam,1.987,a small machine\n")
-    monkeypatch.setattr(method_list, "step_costs", lambda: step_costs(table))
-    monkeypatch.setattr(console, "width", 80)
-    show_methods("objective,update")
-    lines = capsys.readouterr().out.splitlines()
-    assert "1.99" in next(line for line in lines if line.split()[:1] == ["fedsam"])
-    assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "objective:"
-    assert any("a small machine" in line for line in lines)
-    assert step_costs(tmp_path / "none.csv") == ({}, "")
-    costs, measured = step_costs()
-    assert costs.keys() <= METHODS.keys()
-    assert not costs or (measured and costs["fedavg"] == 1.0 and min(costs.values()) > 0)
 
 
 @pytest.mark.parametrize(("method", "words"), [

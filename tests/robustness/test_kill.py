@@ -57,7 +57,7 @@ def test_killed_before_and_after_every_write(tmp_path):
     """An incomplete round is not taken for a complete one."""
 
     def of(name):
-        return small_experiment(tmp_path / name, "gperxan", train={"rounds": 2})
+        return small_experiment(tmp_path / name, "gperxan", train={"rounds": 2}, run={"processes": 1})
 
     assert run(of("whole")) == 0
     for place in range(1, 1000):

@@ -1,8 +1,4 @@
-"""Malformed replies: none changes the global model, none ends the server, each gets a reason in one line.
-
-Each kind is tried in every phase of every method: some 500 replies in every run of the tests, and 2,500 in
-`pytest -m slow`.
-"""
+"""Malformed replies, of every kind in every phase of every method: none changes the global model or ends the server."""
 
 import dataclasses
 import random

@@ -1,7 +1,6 @@
 """Frozen and initial weights are in no file of a run: it records their hash, and later ones are compared with it."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from fedsim.models import build_model
 from fedsim.models.texts import Texts
 from fedsim.results import compare, read_runs
 from fedsim.run.conflicts import refuse_other_settings
-from fedsim.run.frozen import frozen_content, frozen_record
+from fedsim.run.frozen import frozen_record
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace, close_workspaces
 from fedsim.settings import ModelSettings
@@ -90,23 +89,6 @@ def test_computed_texts_are_not_compared(method, computed, tmp_path, monkeypatch
     assert other.frozen_content == space.frozen_content
     net.backbone.patches.weight.data[0] += 1e-6
     assert frozen_record(net) != recorded
-
-
-def test_a_site_reads_the_names_of_classes_of_the_server(tmp_path):
-    """Names and the weights behind the texts are compared in the place of the texts, also when all else is sent."""
-    plan = small_plan("fedavg", tmp_path, [*TINY[:2], "model.train=all"])
-    renamed = replace(plan.data, classes=("zero", *plan.data.classes[1:]))
-    said = Workspace(plan).frozen_content
-    assert len(said) == 20
-    assert Workspace(replace(plan, data=renamed)).frozen_content != said
-    places, state = {"backbone.w": "shared", "head.w": "shared"}, {"backbone.w": torch.ones(2), "head.w": torch.ones(2)}
-    contents = {}
-    for name in state:
-        other = state | {name: torch.zeros(2)}
-        contents[name] = frozen_content(other, places, "w.pth", ("cat",)), frozen_content(other, places, "w.pth")
-    same = frozen_content(state, places, "w.pth", ("cat",))
-    assert contents["backbone.w"][0] != same == contents["head.w"][0]
-    assert contents["backbone.w"][1] == contents["head.w"][1] == ""
 
 
 def trained_whole(folder, method="fedavg"):

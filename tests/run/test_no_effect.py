@@ -60,18 +60,6 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
         resolve(Experiment(train=train, run={"label": "train.dp_epsilon=0.5"}))
 
 
-@pytest.mark.parametrize(("method", "idle"), [
-    ("stablefdg", True), ("l2d", True), ("fada", True), ("augmix", True), ("rsc", False), ("fisc", False),
-    ({"name": "augmix", "consistent_views": {"weight": 0}}, False),
-    ({"name": "rsc", "self_challenging": {"variant": "official"}}, True),
-])  # fmt: skip
-def test_a_compilation_that_the_methods_step_never_takes_is_said(method, idle):
-    """It is not refused, because a sweep over methods has one train.compile."""
-    plan = resolve(small_experiment("unused", method, train={"compile": "default"}))
-    said = [text.split(", only with")[0] for text in no_effect_remarks(plan.experiment, plan.recipe, {})]
-    assert said == ["train.compile has no effect here"] * idle
-
-
 @pytest.mark.parametrize(("method", "setting", "value", "facts", "needed"), [
     ("randconv", "random_convolution.p", 0.1, {}, "method.random_convolution.variant = 'img_p'"),
     ("fedbn", "without_batch_norm.share_scores", True, {}, "method.norm = 'xan'"),

@@ -53,11 +53,9 @@ def test_all_free_cores_become_a_number_that_is_recorded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("files", "granted"), [
-    ({"proc": "0::/app\n", "app/cpu.max": "150000 100000\n"}, 1.5),
     ({"proc": "0::/app\n", "app/cpu.max": "max 100000\n", "cpu.max": "200000 100000\n"}, 2.0),  # a parent's limit
     ({"proc": "0::/\n", "cpu.max": "max 100000\n"}, inf), ({"proc": "0::/gone\n"}, inf), ({}, inf),
     ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, 0.5),
-    ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, inf),
 ])  # fmt: skip
 def test_quotas_of_control_groups(files, granted, tmp_path):
     for name, text in files.items():
