@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from made_up_runs import cell, notes_of, one_each, table_of_runs, two_methods
+from invented import cell, notes_of, one_each, table_of_runs, two_methods, write_run
+from invented import pacs_experiment as full_size
 
 from fedsim.common.errors import UserError
-from fedsim.results import compare
+from fedsim.results import compare, read_runs
 from fedsim.results.statistics import holm, paired
 
 
@@ -28,9 +29,17 @@ def test_numbers_by_hand():
     assert (csac["difference"], csac["p_value"]) == (pytest.approx(0.835 - 0.785), pytest.approx(2 / 64))
     assert (csac["pairs"], csac["seconds_per_round"], csac["bytes_down_per_round"]) == (6, 3.0, 3_000_000)
     assert math.isnan(fedavg["difference"])
+    assert "mean ± sample standard deviation over seeds" in comparison.notes[0]
     uncorrected = compare(two_methods(), baseline="fedavg", correction="none")
     assert "p_holm" not in uncorrected.methods
     assert "No correction for testing several methods" in " ".join(uncorrected.notes)
+    upper = compare(two_methods(), select="oracle")
+    assert ("ORACLE" in upper.title, "upper bound" in " ".join(upper.notes)) == (True, True)
+    assert cell(upper, "fedavg", "photo")["mean"] == pytest.approx(0.93)
+    few = compare(one_each("fedavg", "csac"), baseline="fedavg")
+    for words in ("too few cells for any p < .05", "not independent", "One seed: no standard deviation"):
+        assert words in " ".join(few.notes)
+    assert "too few" not in " ".join(comparison.notes)
 
 
 def test_holm_by_hand():
@@ -53,9 +62,8 @@ def grid(values):
     return pd.DataFrame(values, columns=pd.Index(range(len(values[0])), name="target"))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_signed_rank_equals_enumeration(seed):
-    ours, base = np.random.default_rng(seed).random((2, 3, 3))
+def test_signed_rank_equals_enumeration():
+    ours, base = np.random.default_rng(0).random((2, 3, 3))
     found = paired(grid(ours), grid(base))
     assert found["p_value"] == pytest.approx(exact_signed_rank((ours - base).ravel()))
     assert found["difference"] == pytest.approx((ours - base).mean())
@@ -65,16 +73,6 @@ def test_signed_rank_equals_enumeration(seed):
     none = paired(grid(ours), grid(ours * math.nan))
     assert np.isnan([none["p_value"], none["difference"]]).all()
     assert (none["pairs"], none["covers"]) == (0, frozenset())
-
-
-def test_few_pairs_are_admitted():
-    few = compare(one_each("fedavg", "csac"), baseline="fedavg")
-    for words in ("too few cells for any p < .05", "not independent", "One seed: no standard deviation"):
-        assert words in " ".join(few.notes)
-    assert math.isnan(few.cells["std"].iloc[0])
-    notes = compare(two_methods(), baseline="fedavg").notes
-    assert "too few" not in " ".join(notes)
-    assert "mean ± sample standard deviation over seeds" in notes[0]
 
 
 def test_an_incomplete_method_leaves_the_others_their_average():
@@ -93,35 +91,8 @@ def test_an_incomplete_method_leaves_the_others_their_average():
     (missing,) = notes_of(comparison, "Missing")
     assert missing.endswith("fedbn: photo (seed 1); csac: sketch (every seed).")
     assert notes_of(comparison, "Without a rank: csac")
-    assert "\N{EN DASH}" in (text := comparison.render("markdown"))
-    assert "| 1 of 2 |" in text
-
-
-def test_difference_and_rank_are_paired_where_seeds_are_uneven():
-    """FedAvg has a third, easy seed: the difference of the averages is -1.5 points, that of the pairs +2."""
-    runs = table_of_runs({"fedavg": {"photo": (0.70, 0.70, 0.805)}, "csac": {"photo": (0.72, 0.72)}})
-    with_base = compare(runs, baseline="fedavg")
-    methods = with_base.methods.set_index("label")
-    csac = methods.loc["csac"]
-    assert csac["average"] - methods.loc["fedavg", "average"] == pytest.approx(-0.015)
-    assert (csac["difference"], csac["pairs"], csac["rank"]) == (pytest.approx(0.02), 2, 1)
-    assert notes_of(with_base, "Seed 2 is only in fedavg")
-    assert "| 2 |" in with_base.render("markdown").splitlines()[5]
-    alone = compare(runs)
-    assert alone.methods.set_index("label")["rank"].to_dict() == {"fedavg": 2, "csac": 1}
-    assert notes_of(alone, "Ranks rest on the seeds that all ranked methods have: 0, 1.")
-
-
-def test_no_complete_or_common_seed_gives_no_average_and_no_rank():
-    comparison = compare(table_of_runs({"fedavg": {"photo": [0.9]}, "csac": {"sketch": [0.6]}}), baseline="fedavg")
-    assert comparison.methods[["average", "difference"]].isna().all(axis=None)
-    for format in ("table", "csv", "markdown", "latex"):
-        assert comparison.render(format)
-    runs = table_of_runs({"fedavg": {"photo": [0.5]}, "fedbn": {"photo": [0.6]}, "csac": {"photo": {7: 0.9}}})
-    comparison = compare(runs)
-    assert comparison.methods.set_index("label")["rank"].fillna(0).to_dict() == {"fedavg": 2, "fedbn": 1, "csac": 0}
-    assert notes_of(comparison, "Without a rank: csac")
-    assert notes_of(comparison, "One seed each: no standard deviation, differences may be noise.")
+    texts = [comparison.render(form) for form in ("markdown", "table", "csv", "latex")]
+    assert ("\N{EN DASH}" in texts[0], "| 1 of 2 |" in texts[0], all(texts)) == (True, True, True)
 
 
 @pytest.mark.parametrize(("column", "sign"), [("transductive", "†"), ("uses_target_unlabelled", "‡")])
@@ -141,7 +112,7 @@ def test_methods_that_see_target_images_are_ranked_apart(column, sign):
         assert "**60.0**" in lines[4]
 
 
-def test_budgets_are_columns_and_differences_are_said():
+def test_budgets_are_columns_and_differences_and_same_splits_are_said():
     runs = two_methods()
     assert not notes_of(compare(runs), "Budgets")
     runs.summary["images"] = np.where(runs.summary["method"] == "csac", 20_800, 13_000)
@@ -151,35 +122,20 @@ def test_budgets_are_columns_and_differences_are_said():
         assert words in text
     (note,) = notes_of(compare(runs, baseline="csac"), "Budgets differ")
     assert "beside the images of csac, fedavg 0.62 times;" in note
-
-
-@pytest.mark.parametrize("baseline", [None, "fedavg"])
-def test_budgets_are_compared_over_the_targets_that_both_have(baseline):
-    """A run on photo trains on more images than one on sketch, whichever method it is."""
+    # A run on photo trains on more images than one on sketch, whichever method it is.
     runs = table_of_runs({"fedavg": {"photo": [0.9], "sketch": [0.6]}, "csac": {"sketch": [0.7]}})
     runs.summary["images"] = runs.summary["target"].map({"photo": 20_000, "sketch": 10_000})
-    comparison = compare(runs, baseline=baseline)
+    comparison = compare(runs, baseline="fedavg")
     assert not notes_of(comparison, "Budgets differ")
     assert notes_of(comparison, "Budgets and costs of csac are averages over sketch alone")
-    runs.summary.loc[runs.summary["method"] == "csac", "images"] = 20_000
-    (note,) = notes_of(compare(runs, baseline=baseline), "Budgets differ")
-    assert "beside the images of fedavg, csac 2 times;" in note
-
-
-def test_same_splits_are_said():
-    runs = two_methods()
+    runs.summary.loc[runs.summary["method"] == "fedavg", "images"] *= 2
+    assert "csac 0.5 times;" in notes_of(compare(runs, baseline="fedavg"), "Budgets differ")[0]
+    runs = two_methods()  # on splits of their own, or on the same ones
     runs.summary["split_seed"] = runs.summary["seed"]
     assert not notes_of(compare(runs), "Same splits")
     for method, said in (("fedavg", "fedavg"), ("csac", "all methods")):
         runs.summary.loc[runs.summary["method"] == method, "split_seed"] = 3
         assert notes_of(compare(runs), f"Same splits for all seeds ({said})")
-
-
-def test_oracle_is_labelled():
-    comparison = compare(two_methods(), select="oracle")
-    assert "ORACLE" in comparison.title
-    assert "upper bound" in " ".join(comparison.notes)
-    assert cell(comparison, "fedavg", "photo")["mean"] == pytest.approx(0.93)
 
 
 def test_targets_are_in_their_natural_order_and_none_is_called_average():
@@ -188,3 +144,95 @@ def test_targets_are_in_their_natural_order_and_none_is_called_average():
     assert compare(table_of_runs({"fedavg": names})).targets == ["9.5", "10", "photo", "²"]
     with pytest.raises(UserError, match="a domain is called 'average'"):
         compare(table_of_runs({"fedavg": names | {"average": [0.5]}}))
+
+
+def pacs_experiment(*run, data=None, **sections):
+    """Settings with images of a size that no paper has."""
+    return full_size(*run, data={"image_size": 64} | (data or {}), **sections)
+
+
+def labels(runs, *by):
+    return list(compare(runs, by=by).methods["label"])
+
+
+def test_runs_with_different_settings_are_not_mixed():
+    runs = one_each(pacs_experiment(), pacs_experiment("csac", train={"lr": 0.1, "epochs": 5}))
+    with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)"):
+        compare(runs)
+    with pytest.raises(UserError, match=r"train\.epochs"):
+        compare(runs, by=["train.lr"])
+    comparison = compare(runs, by=["train.lr", "train.epochs"])
+    assert list(comparison.methods["label"]) == ["csac (lr=0.1, epochs=5)", "fedavg (lr=0.01, epochs=1)"]
+    assert list(comparison.methods["train.lr"]) == ["0.1", "0.01"]
+
+
+def test_where_it_ran_and_what_its_row_has_is_no_difference():
+    where = {"run": {"runtime": "ray", "threads": 2, "device": "cpu"}, "data": {"root": "elsewhere", "cache": "there"}}
+    weight = {"method": {"name": "gperxan", "guiding_head": {"weight": 0.25}}}  # stands in its label
+    for change in (where | {"name": "other"}, weight):
+        assert len(labels(one_each(pacs_experiment(), pacs_experiment("csac", **change)))) == 2
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ({"by": ["train.rl"]}, r"did you mean 'train\.lr'"), ({"baseline": "fedprox"}, "there are: fedavg, csac"),
+    ({"select": "lats"}, "did you mean 'last'"),
+    ({"baseline": "fedavg", "correction": "bonferroni"}, "known: holm, none"),
+    ({"by": ["run.seed"]}, "no run has the setting 'run.seed'"),
+])  # fmt: skip
+def test_what_cannot_be_compared_is_said(words, said):
+    with pytest.raises(UserError, match=said):
+        compare(two_methods(), **words)
+    with pytest.raises(UserError, match="known: table, csv, markdown, latex"):
+        compare(two_methods()).render("html")
+
+
+def test_runs_with_another_answer_to_failures_are_compared_and_failures_are_said(tmp_path):
+    """It may change between the calls of a run; what matters is whether a client has failed."""
+    for seed, answer in enumerate(("stop", "continue")):
+        folder = write_run(tmp_path, pacs_experiment("fedavg", "photo", seed, run={"on_client_failure": answer}))
+    assert "failed" not in " ".join(compare(read_runs(tmp_path)).notes)
+    rounds = pd.read_csv(folder / "rounds.csv")
+    rounds.loc[rounds["round"].isin([2, 5]), "failed"] = 1
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    (note,) = [note for note in compare(read_runs(tmp_path)).notes if "failed" in note]
+    assert "pacs/fedavg/photo/seed1 (2 rounds)" in note
+
+
+def test_runs_are_told_apart_by_labels_and_by_any_setting_of_the_run():
+    """A sweep's grid may be over a setting of [run] on which numbers seldom depend."""
+    assert labels(one_each("fedavg", "csac", labels={"fedavg": "X", "csac": "X"})) == ["X [csac]", "X [fedavg]"]
+    weight = {"guiding_head": {"weight": 0.25}}
+    runs = one_each(pacs_experiment("gperxan"), pacs_experiment("gperxan", method=weight))
+    assert labels(runs) == ["gperxan@guiding_head.weight=0.25", "gperxan"]
+    runs = one_each(*(pacs_experiment(run={"update_limit": limit}) for limit in (0, 100)))
+    with pytest.raises(UserError, match=r"more than once: 0/photo/seed0, 1/photo/seed0; .*--by run\.update_limit"):
+        compare(runs)
+    assert set(labels(runs, "run.update_limit")) == {"fedavg (update_limit=0.0)", "fedavg (update_limit=100.0)"}
+
+
+def compared_shares(*shares):
+    """A run for each (method, share of the target's images that are not tested)."""
+    own = [pacs_experiment(method, "photo", seed, data={"adapt_share": s}) for seed, (method, s) in enumerate(shares)]
+    return table_of_runs({f"{seed}": {"photo": {seed: 0.5}} for seed in (0, 1)}, {f"{i}": e for i, e in enumerate(own)})
+
+
+def test_one_method_is_not_tested_on_different_shares_of_the_target():
+    """Two methods may differ: one that adapts is tested on what it does not train on, and a note says so."""
+    with pytest.raises(UserError, match=r"data\.adapt_share \(0\.0 \| 0\.9\); say .* --by data\.adapt_share"):
+        compare(compared_shares(("fedavg", 0.0), ("fedavg", 0.9)))
+    apart = labels(compared_shares(("fedavg", 0.2), ("fedavg", 0.5)), "data.adapt_share")
+    assert set(apart) == {"fedavg (adapt_share=0.2)", "fedavg (adapt_share=0.5)"}
+    assert set(labels(compared_shares(("fada", 0.5), ("fedavg", 0.0)))) == {"fada", "fedavg"}
+
+
+def test_the_title_says_what_selected_the_round():
+    own = {"validation_domain": "sketch"}
+    runs = one_each(pacs_experiment("fedavg", run=own), pacs_experiment("csac", run=own))
+    comparison, title = compare(runs), "best validation on sketch, which no client has"
+    assert (comparison.title, comparison.rule) == (f"pacs: {title}", title)
+    assert notes_of(comparison, "The round was selected on sketch")
+    assert compare(runs, "last").rule == "last round"
+    runs = one_each(pacs_experiment(), pacs_experiment("csac", run={"select_on": "local"}))
+    with pytest.raises(UserError, match=r"run\.select_on"):
+        compare(runs)
+    assert compare(runs, by=["run.select_on"]).title == "pacs: best validation"

@@ -47,17 +47,11 @@ def test_metrics_by_hand():
     assert METRICS["balanced_accuracy"].of(SMALL) == pytest.approx((2 / 3 + 1 / 2) / 3)
     assert METRICS["macro_f1"].of(SMALL) == pytest.approx((2 / 3 + 2 / 5) / 3)
     assert confusion_matrix(SMALL).tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-
-
-def test_auroc_by_counting_pairs():
-    """a: .7 .6 .2 against .1 .4 .1: 8 of 9 pairs. b: .8 .3 against .1 .3 .5 .5: 4 and 1.5 of 8. c: .4 above all: 1."""
+    # AUROC of a: .7 .6 .2 against .1 .4 .1: 8 of 9. b: .8 .3 against .1 .3 .5 .5: 4 and 1.5 of 8. c: .4 above all: 1.
     assert METRICS["auroc"].of(SMALL) == pytest.approx((8 / 9 + 5.5 / 8 + 1) / 3)
     one_class = Predictions(np.arange(2), np.zeros(2, int), PROBABILITIES[:2], SMALL.classes)
     assert math.isnan(METRICS["auroc"].of(one_class))
-
-
-def test_calibration_error_by_hand():
-    """Two bins: confidences .5 .4 .5 up to .5 (0 right, gap 1.4), .7 .6 .8 above (3 right, gap .9)."""
+    # Calibration in two bins: confidences .5 .4 .5 up to .5 (0 right, gap 1.4), .7 .6 .8 above (3 right, gap .9).
     assert expected_calibration_error(SMALL, bins=2) == pytest.approx((1.4 + 0.9) / 6, abs=1e-6)
     sure = Predictions(np.arange(2), np.array([0, 1]), np.array([[1.0, 0.0], [1.0, 0.0]]), ("a", "b"))
     assert expected_calibration_error(sure) == pytest.approx(0.5)

@@ -1,5 +1,7 @@
 """Figures are drawn if the records have their columns, are not blank, have labels, and repeat with the same bytes."""
 
+import logging
+import warnings
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -7,24 +9,19 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from invented import pacs_experiment, write_run
+from invented import pacs_experiment, write_crowd, write_run
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from fedsim.common.errors import UserError
-from fedsim.results import choose_runs, compare, plot_all, read_runs
+from fedsim.results import choose_runs, compare, plot_all, read_runs, write_report
 from fedsim.results.bars import target_bars
-from fedsim.results.client_rows import layer_group
+from fedsim.results.client_rows import client_key, layer_group
 from fedsim.results.cost_figure import FRONT, cost_front, readable
 from fedsim.results.figure_style import styles, wrapped
-from fedsim.results.figures import (
-    are_shares,
-    detail_over_rounds,
-    few_enough,
-    histogram_bounds,
-    metric_over_rounds,
-)
-from fedsim.results.plots import draw
+from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, metric_over_rounds
+from fedsim.results.fonts import fonts_for, missing_text
+from fedsim.results.plots import draw, names_in
 
 NAME = "an-experiment-with-a-long-name"
 METHODS = ("fedavg", "feddg-ga", "csac")
@@ -59,20 +56,7 @@ def texts(found):
     return [text.get_text() for text in found]
 
 
-def assert_whole(figure):
-    figure.draw_without_rendering()
-    box, page = figure.get_tightbbox(), figure.get_size_inches()
-    assert min(box.x0, box.y0) >= -0.02
-    assert (box.x1, box.y1) <= (page[0] + 0.02, page[1] + 0.02)
-
-
-def test_nothing_is_cut_off(figures, of_one_run):
-    for key in NAMES - {"client-gap", "client-weight", "divergence_weight-csac"}:
-        assert_whole(of_one_run[key])
-    assert_whole(figures["client-gap"])
-
-
-def test_axes_and_titles_are_labelled(figures, of_one_run):
+def test_axes_and_titles_are_labelled_and_whole(figures, of_one_run):
     """The titles say the rule and the seeds; of several seeds they say what the band is."""
     assert set(figures) == NAMES
     for key, figure in figures.items():
@@ -86,6 +70,12 @@ def test_axes_and_titles_are_labelled(figures, of_one_run):
     # Constant weights are left out where others move; the legend has the client that is unseen in a panel, too.
     assert set(texts(figures["client-gap"].legends[0].get_texts())) == {"art_painting", "cartoon", "photo", "sketch"}
     assert {axes.get_ylabel() for axes in figures["client-weight"].axes} == {"feddg-ga\nweight", ""}
+    # Nothing is cut off.
+    for figure in (*(of_one_run[key] for key in ("target-accuracy", "alpha-csac-histogram")), figures["client-gap"]):
+        figure.draw_without_rendering()
+        box, page = figure.get_tightbbox(), figure.get_size_inches()
+        assert min(box.x0, box.y0) >= -0.02
+        assert (box.x1, box.y1) <= (page[0] + 0.02, page[1] + 0.02)
 
 
 def test_an_unfinished_run_has_curves_only_which_are_not_blank_and_repeat(tmp_path):
@@ -106,19 +96,6 @@ def test_an_unfinished_run_has_curves_only_which_are_not_blank_and_repeat(tmp_pa
         (folder / name).unlink()
     with pytest.raises(UserError, match="nothing to plot"):
         plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")
-
-
-def test_experiments_are_drawn_apart(tmp_path, unrendered):
-    for name, rate in (("pacs", 0.01), ("pacs-fast", 0.1)):
-        write_run(tmp_path, pacs_experiment(name=name, train={"rounds": 1, "lr": rate}), finish=False)
-    stems = {path.stem for path in plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")}
-    assert stems == {f"{name}-{key}" for name in ("pacs", "pacs-fast") for key in ("learning-curves", "client-weight")}
-
-
-def test_styles_differ_without_colour():
-    looks = styles([f"method {i}" for i in range(20)]).values()
-    assert len({(look.color, str(look.line)) for look in looks}) == 20
-    assert len({(str(look.line), look.marker) for look in looks}) == 20
 
 
 def test_shares_are_drawn_by_their_spread(alpha):
@@ -146,6 +123,9 @@ def test_details_without_tensors_or_clients(alpha):
 
 def test_no_panel_has_more_curves_than_one_can_tell_apart():
     """Of 57 methods the twelve best ones are drawn, or the eleven best ones and FedAvg, and the title says so."""
+    looks = styles([f"method {i}" for i in range(20)]).values()
+    assert len({(look.color, str(look.line)) for look in looks}) == 20
+    assert len({(str(look.line), look.marker) for look in looks}) == 20  # without colour
     labels = [f"m{index}" for index in range(56)] + ["fedavg"]
     assert few_enough(labels[:12], labels) == (labels[:12], "")
     assert few_enough(labels, labels[::-1]) == (labels[45:], "; 12 of 57 methods: the best")
@@ -165,6 +145,11 @@ def test_numbers_and_names_of_axes():
     assert all(histogram_bounds(*ends) == pytest.approx(bounds) for ends, bounds in zoomed.items())
     groups = {"features.layer1.0.bn1.weight": "layer1", "fc.bias": "fc", "blocks.3.attention": "blocks.3"}
     assert {name: layer_group(name) for name in groups} == groups
+    # Long labels keep their differences in further lines, at most three; a word that is too long for one is cut.
+    whole = ["fedprox (proximal.mu=0.01,", "fraction=0.1, rounds=2,", "lr=0.02543)"]
+    assert wrapped(" ".join(whole)).split("\n") == whole
+    assert (wrapped("x" * 100).count("\n"), len(wrapped("x" * 100)) <= 28, wrapped("$ $")) == (0, True, r"\$ \$")
+    assert wrapped(f"{'a' * 20} {'b' * 20} {'c' * 20} {'d' * 20} end").split("\n")[2] == f"… {'d' * 20} end"
 
 
 def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(runs):
@@ -195,40 +180,6 @@ def test_a_method_looks_the_same_in_all_figures(figures):
     assert len(set(colours[0].values())) == len(METHODS)
 
 
-def test_the_lowest_panel_of_every_column_has_numbers(runs):
-    """Six targets and the average fill two rows of four, so that one place is empty."""
-    own = choose_runs(runs, ["fedavg"])
-    found = compare(own, published=False)
-    found.targets = [f"d{index}" for index in range(6)]
-    figure = target_bars(found, own.summary.assign(label="fedavg", accuracy=0.5), "six", styles(["fedavg"]))
-    figure.draw_without_rendering()
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    numbers = [any(label.get_visible() for label in axes.get_xticklabels()) for axes in shown]
-    assert numbers == [False] * 3 + [True] * 4
-
-
-def test_long_labels_keep_their_differences():
-    """They go on in further lines, at most three; a word that is too long for one is cut."""
-    whole = ["fedprox (proximal.mu=0.01,", "fraction=0.1, rounds=2,", "lr=0.02543)"]
-    assert wrapped(" ".join(whole)).split("\n") == whole
-    assert (wrapped("x" * 100).count("\n"), len(wrapped("x" * 100)) <= 28, wrapped("$ $")) == (0, True, r"\$ \$")
-    assert wrapped(f"{'a' * 20} {'b' * 20} {'c' * 20} {'d' * 20} end").split("\n")[2] == f"… {'d' * 20} end"
-
-
-def test_a_constant_is_drawn_on_an_axis_from_zero():
-    """Around one number, an axis of its own would have 0.19 to 0.21, as if there were something to see."""
-
-    def limits(*values):
-        rows = [(client, round_, value) for client, value in zip("abc", values) for round_ in (1, 2)]
-        frame = pd.DataFrame(rows, columns=["client", "round", "weight"])
-        frame = frame.assign(run="r", label="fedavg", target="photo", seed=0)
-        return metric_over_rounds(frame, "weight", "pacs").axes[0].get_ylim()
-
-    assert limits(0.2, 0.2, 0.2) == pytest.approx((0, 0.22))
-    assert limits(0.2, 0.3, 0.5)[0] > 0.1
-    assert limits(0.0, 0.0, 0.0)[0] < 0
-
-
 @pytest.mark.slow
 def test_figures_that_are_not_drawn_any_more_are_removed(own_grid):
     """Only those that the same command has drawn, and only where it draws all runs: FOLDER/plots."""
@@ -247,3 +198,61 @@ def test_figures_that_are_not_drawn_any_more_are_removed(own_grid):
     left = plot_all(read_runs(own_grid), plots)
     kept = {file.name for file in [*left, *own]} | {"renamed.png", "renamed.svg"}
     assert {file.name for file in plots.iterdir()} == kept
+
+
+DOMAINS = ("art", "cartoon", "photo")
+
+
+def weights_of(runs):
+    clients = runs.clients.assign(label=runs.clients["method"])
+    return clients, metric_over_rounds(clients, "weight", "crowd")
+
+
+def line_of(figure, name):
+    """The line with that label, in the first panel that has it."""
+    return next(line for axes in figure.axes for line in axes.get_lines() if line.get_label() == name)
+
+
+def test_lines_break_where_a_client_was_not_drawn_and_not_where_nobody_was(tmp_path):
+    folder = write_crowd(tmp_path, DOMAINS, rounds=12, clients=2, drawn=2)
+    clients, figure = weights_of(read_runs(folder / "fedavg" / "art"))
+    rounds = clients.groupby("client")["round"].agg(set)
+    gaps_of = {client: set(range(min(own), max(own))) - own for client, own in rounds.items()}
+    client, gaps = next((client, gaps) for client, gaps in gaps_of.items() if gaps)
+    line = line_of(figure, client)
+    assert {round_ for round_, value in zip(line.get_xdata(), line.get_ydata()) if np.isnan(value)} == gaps
+    assert line.get_markevery() == 1  # a value without neighbours is a marker
+    frame = pd.DataFrame({"round": [2, 4, 6], "client": "art", "gap": [0.1, 0.2, 0.3], "label": "a", "target": "b"})
+    figure = metric_over_rounds(frame.assign(run="x", seed=0), "gap", "crowd")
+    assert list(line_of(figure, "art").get_ydata()) == [0.1, 0.2, 0.3]
+
+
+def test_whose_lines_they_are():
+    """One line for all where domains are too many; rows of domains, from records of many clients, are none of clients.
+
+    Each holds the sum of its clients' weights.
+    """
+    many = pd.DataFrame({"client": [f"d{number}/{part}" for number in range(40) for part in range(2)]})
+    frame, key, words = client_key(many, 2)
+    assert set(frame[key]) == {"all clients"}
+    assert "all clients" in words
+    rows = pd.DataFrame({"client": ["rot0/*", "rot15/*"], "weight": [0.5, 0.5]})
+    assert client_key(rows, 2)[1:] == ("client", "of each domain's clients together (mean ± std over seeds")
+    assert client_key(rows, 1)[2] == "of each domain's clients together (one seed"
+
+
+def test_foreign_names_have_a_font_or_are_said(tmp_path, monkeypatch, caplog):
+    write_crowd(tmp_path, ["写真", "a$b^$", "[red]x[/y]"], rounds=1)
+    folder = tmp_path / "crowd" / "fedavg" / "写真"
+    names = names_in(read_runs(folder))
+    assert {"写真", "a$b^$", "fedavg", "crowd"} <= set(names)
+    families, missing = fonts_for(names)
+    assert (len(families) > 1) == (not missing)
+    monkeypatch.setattr("fedsim.results.fonts.installed", dict)
+    assert fonts_for(["写真 photo"])[1] == "写真"
+    assert missing_text("") == ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = write_report(folder).read_text()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert "写真" in page

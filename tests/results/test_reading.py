@@ -10,7 +10,6 @@ from invented import pacs_experiment, write_run
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
-from fedsim.commands.results import chosen_runs
 from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
 from fedsim.common.files import alone
@@ -131,20 +130,7 @@ def test_the_verbs_take_methods_targets_and_seeds(own_grid, unrendered):
     page = (own_grid / "report-part.html").read_text()
     assert page.count("fedsim run ") == 1
     assert "A part of the runs: only methods csac; targets photo; seeds 0." in page
-    assert not [name for name in ("plots", "report.html") if (own_grid / name).exists()]
-
-
-@pytest.mark.parametrize("words", [["--methods", "csac"], ["--seeds", "0"], ["--select", "oracle"]])
-def test_only_the_main_table_is_kept_as_a_file(own_grid, words):
-    """A part of the runs, or another rule, must not replace the numbers of all runs without a word."""
-    shown = CliRunner().invoke(app, ["compare", str(own_grid), *words])
-    assert shown.exit_code == 0, shown.output
-    said = f"A part of the runs: only {words[0].strip('-')} {words[1]}."
-    assert (said in shown.output) == (words[0] != "--select")
-    assert not (own_grid / "comparison.csv").exists()
-    if words[0] == "--seeds":
-        assert "A part" not in CliRunner().invoke(app, ["compare", str(own_grid), "--baseline", "fedavg"]).output
-        assert (own_grid / "comparison.csv").is_file()
+    assert not [name for name in ("plots", "report.html", "comparison.csv") if (own_grid / name).exists()]
 
 
 def test_the_end_of_a_run_says_what_selected_the_round(tmp_path, monkeypatch):
@@ -162,12 +148,20 @@ def test_the_end_of_a_run_says_what_selected_the_round(tmp_path, monkeypatch):
     assert second == "done: no round has a validation (best source validation of the local models)"
 
 
-def test_a_label_with_a_comma_is_chosen(tmp_path):
-    """The label of a method with two changed settings has a comma between them."""
-    for label in ("fedprox@a=1,b=2", "fedprox"):
-        own = {"proximal": {"mu": len(label)}}
-        write_run(tmp_path / label, pacs_experiment("fedprox", method=own, train={"rounds": 1}), label=label)
-    for words in ("fedprox@a=1,b=2", "fedprox, fedprox@a=1,b=2"):
-        assert set(chosen_runs(tmp_path, words, "", "").labels().values()) == set(words.split(", "))
-    with pytest.raises(UserError, match="of the method 'a=1'"):
-        chosen_runs(tmp_path, "a=1,b=2", "", "")
+def said(command, folder, *options):
+    """What a command answers: its refusal, or the text that a reader sees, with the report's page."""
+    result = CliRunner().invoke(app, [command, str(folder), *options])
+    page = folder / "report.html"
+    read = page.read_text() if command == "report" and page.is_file() else result.output
+    return str(result.exception) if result.exception else read
+
+
+@pytest.mark.parametrize("command", ["compare", "plot", "report"])
+def test_runs_that_differ_are_refused_or_told_apart(command, tmp_path, unrendered):
+    for rate in (0.1, 0.5):
+        write_run(tmp_path / f"{rate}", pacs_experiment(train={"rounds": 1, "lr": rate}))
+    assert "more than method, target and seed: train.lr (0.1 | 0.5)" in said(command, tmp_path)
+    assert not (tmp_path / "plots").exists()
+    found = " ".join(said(command, tmp_path, "--by", "train.lr").split())
+    assert "One seed" in found
+    assert command == "plot" or "fedavg (lr=0.5)" in found

@@ -8,10 +8,9 @@ from invented import embedded
 
 from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import scores, task_in, task_of
 from fedsim.results import compare, read_runs, write_report
 from fedsim.results.case_grid import error_map, overlay
-from fedsim.results.cases import Cases, read_cases, worst_middle_best
+from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import read_predictions
 
 MASKS = [
@@ -62,13 +61,6 @@ def test_tables_figures_and_report(outputs, unrendered):
     assert experiment["curves"][0] == ["target_dice", "target Dice (%)"]
 
 
-def test_worst_middle_and_best():
-    """Of ten scores three are chosen of each kind; a small set is shown completely."""
-    score = np.array([5, 3, 9, 1, 7, 0, 8, 2, 6, 4])
-    assert score[worst_middle_best(score)].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
-    assert worst_middle_best(np.array([0.5, 0.2])).tolist() == [1, 0]
-
-
 def test_cases_of_masks():
     truth = torch.zeros(2, 1, 6, 8, dtype=torch.uint8)
     truth[0, 0, 0, 0] = truth[1, 0, 3, 4] = 1
@@ -81,10 +73,7 @@ def test_cases_of_masks():
     assert cases.surface_distance[:, 0].tolist() == [0.0, 5.0]
     assert cases.details() == [("dice", "spot", 0.5), ("surface_distance", "spot", 2.5)]
     assert [image.max() for image in cases.images] == [0, 1]  # the worst first
-
-
-def test_overlay_and_error():
-    """Only pixels of masks change colour; missed ones are red, invented ones blue, right ones keep their grey."""
+    # Only pixels of masks change colour; missed ones are red, invented ones blue, right ones keep their grey.
     grey = np.full((1, 4, 3), 0.5)
     truth, predicted = np.array([[[1, 1, 0, 0]]], bool), np.array([[[1, 0, 1, 0]]], bool)
     assert (overlay(grey, truth) != grey).any(axis=2).tolist() == [[True, True, False, False]]
@@ -93,10 +82,3 @@ def test_overlay_and_error():
     assert red[0] > red[2]
     assert blue[2] > blue[0]
     assert shown[0, 0].tolist() == shown[0, 3].tolist() == [0.75] * 3
-
-
-def test_the_task_of_records():
-    """It follows from the columns that hold values."""
-    frame = pd.DataFrame({"target_accuracy": [np.nan], "target_dice": [0.5]})
-    assert (task_of(frame).metric, task_in(["round"]).metric) == ("dice", "accuracy")
-    assert scores({"mean_validation_dice": None, "target_dice": 0.25}) == [("target", 0.25)]

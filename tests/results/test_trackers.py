@@ -1,15 +1,18 @@
-"""W&B and MLflow, each with the real library and without a network: what a run and its continuation leave there."""
+"""TensorBoard, W&B and MLflow (the real libraries, without a network): what a run and its continuation leave there."""
 
+import math
 import re
 import struct
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from invented import pacs_experiment
 from support import Interrupt, run_small, tiny_experiment
 
 from fedsim.common.errors import UserError
-from fedsim.results.callbacks import find_callback
+from fedsim.results.callbacks import TensorBoardCallback, find_callback
 from fedsim.results.trackers import MLflow
 
 ROUNDS = 3
@@ -40,13 +43,22 @@ def records_of(content):
             whole = b""
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_missing_tracker_is_said_in_one_line(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        UserError, match=re.escape(f"has '{name}', which is not installed: pip install 'feddg-sim[{name}]'")
-    ):
+@pytest.mark.parametrize(("name", "said"), [
+    *((name, f"has '{name}', which is not installed: pip install 'feddg-sim[{name}]'") for name in ("wandb", "mlflow")),
+    ("fedsim.results.callbacks:TensorBoardCallback", "pip install"), (":Name", "not of the form"),
+    ("nocolon", "not of the form package.module:name"),
+    ("no_such_module:Name", "No module named 'no_such_module'; install it"),
+    ("json:Encoder", "json has no 'Encoder'; did you mean 'JSONEncoder'"),
+    ("pathlib:Path", "has no on_start, on_round, on_end; see RunCallback in fedsim.results.callbacks"),
+    ("math:pi", "neither a class nor a function"),
+])  # fmt: skip
+def test_a_callback_that_is_not_there_is_said_in_one_line(monkeypatch, name, said):
+    for module in ("wandb", "mlflow", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=re.escape(said)) as error:
         find_callback(name)()
+    assert "\n" not in str(error.value)
+    assert name in str(error.value) or "TensorBoard" in name
 
 
 def test_mlflow(tmp_path, monkeypatch):
@@ -93,3 +105,32 @@ def test_wandb(tmp_path, monkeypatch):
     assert found == pytest.approx(dict(zip(rounds["round"], rounds["target_accuracy"])))
     exits = [record.exit.exit_code for record in records if record.HasField("exit")]
     assert exits == [1, 0]
+
+
+def test_scalars_are_written(tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, *scalar):
+            written.append(scalar)
+
+        def __getattr__(self, name):
+            return lambda: written.append(name)
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    callback = TensorBoardCallback()
+    callback.on_start(pacs_experiment(), tmp_path)
+    clients = [{"round": 4, "client": "photo/0", "status": "ok", "gap": 0.25}]
+    callback.on_round({"round": 4, "target_accuracy": 0.5, "train_loss": math.nan, "failed": 0}, clients)
+    callback.on_end({})
+    assert written == [
+        (str(tmp_path / "tensorboard"), 4),
+        ("round/target_accuracy", 0.5, 4),
+        ("round/failed", 0.0, 4),
+        ("photo/0/gap", 0.25, 4),
+        "flush",
+        "close",
+    ]

@@ -1,38 +1,32 @@
 """The papers' tables as experiments: all names in their files exist, and printed numbers are shown beside ours."""
 
+import json
 import math
-import re
 import shutil
 
 import pytest
-from paper_runs import compared, finish, own_table, shipped, shown
+from paper_runs import ROWS, compared, finish, own_table, shipped, shown
 from support import run_small
 from typer.testing import CliRunner
 
-from clients.terms.proximal import Proximal
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.methods.assembly import build_recipe
 from fedsim.results import read_runs
 from fedsim.results.published import domain_key, printed_numbers
+from fedsim.results.selection import RULE_TITLES
 from fedsim.settings.experiment import known_tables
 from fedsim.sweep.reproduction import Line, Numbers, reproductions
 from fedsim.sweep.reproduction_texts import csv_rows, render
 from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, row_experiment
 
 SEEDS = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}  # the papers'
-TABLES = [
-    "csac-table-1", "csac-table-2", "csac-table-3", "csac-table-4", "csac-table-5", "fedig-a-table-1",
-    "fedig-a-table-2", "fedig-a-table-3", "fedig-a-table-5", "fedig-a-table-6", "fedig-a-table-9", "fedsb",
-    "gperxan-regulariser", "gperxan-table-2", "gperxan-table-3", "gperxan-table-4",
-]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", sorted(known_tables()))
 def test_every_row_is_a_method_with_settings_that_exist(name):
     """Each row has another recipe, each target is a domain, and nothing printed is left out without a reason."""
-    assert name in known_tables()
     assert len(shipped(name).seeds) == SEEDS[name.split("-")[0]]
     for block in shipped(name).blocks:
         experiments = [row_experiment(block, row) for row in block.rows]
@@ -72,8 +66,6 @@ def test_cells_are_blocks_times_rows_times_targets_times_seeds(tmp_path):
     ({}, Choice(["fedavgg"]), [], "no row 'fedavgg'; did you mean 'fedavg'"),
     ({}, Choice(targets=["rot0", "rot90"]), [], "--targets rot90: no block of the table has this domain"),
     ({}, Choice(), ["name=mine"], "the table's file sets this"),
-    ({}, Choice(), ["train.roundz=1"], "train.roundz"),
-    ({"rows": '{ metod = "fedavg" }'}, Choice(), [], "rows.0"),
     ({"rows": '{ method = "fedavg", settings = ["train.lr=1.0"] }'}, Choice(), [], "applies to a whole block"),
     ({"seeds": "[]"}, Choice(), [], "seeds"),
     ({"rows": '{ method = "fedafg" }'}, Choice(), [], "block 'digits' of the table: .*fedafg"),
@@ -103,13 +95,6 @@ def test_inside_is_at_most_the_printed_deviation():
     line.unlike = ["data.image_size is 64, there 224"]
     assert math.isnan(line.difference("a"))
     assert math.isnan(line.difference("b"))
-
-
-def test_fedprox_has_the_mu_that_its_file_states():
-    (block,) = [block for block in shipped("fedig-a-table-5").blocks if block.name == "pacs"]
-    (stated,) = re.findall(r"FedProx's mu is ([\d.]+\d)", find_table("fedig-a-table-5").read_text())
-    (row,) = [row for row in block.rows if row.method == "fedprox"]
-    assert build_recipe(row_experiment(block, row)).terms == (Proximal(float(stated)),)
 
 
 def test_ours_stand_beside_theirs(tmp_path):
@@ -169,3 +154,144 @@ def test_a_table_from_the_command_line(tmp_path):
     assert "Own - other: best source validation" in said("compare", str(tmp_path / "out" / "table"))
     assert (tmp_path / "out" / "table" / "comparison.csv").is_file()
     assert isinstance(CliRunner().invoke(app, [*words, "--grid", "train.lr=0.1,0.2"]).exception, UserError)
+
+
+NAME = "fedig-a-table-5"
+BLOCK = shipped(NAME).blocks[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two seeds of the first row of a shipped table."""
+    shutil.copy(find_table(NAME), tmp_path / "table.toml")
+    for seed in (0, 1):
+        for target in ("art_painting", "cartoon", "photo", "sketch"):
+            finish(BLOCK, tmp_path, target, seed, 0.8)
+    return tmp_path
+
+
+def record(folder, target="photo", **facts):
+    (folder / "pacs" / "fedavg" / target / "seed0" / "environment.json").write_text(json.dumps(facts))
+
+
+def test_other_recipes_of_one_row_and_a_run_that_is_there_twice_are_refused(folder):
+    for target, mu in (("photo", 0.1), ("cartoon", 0.2)):
+        record(folder, target, recipe={"terms.proximal": {"mu": mu}})
+    with pytest.raises(UserError, match="FedAvg was not the same recipe"):
+        compared(folder)
+    record(folder)
+    finish(BLOCK, folder, "photo", settings=["run.label=again"])
+    with pytest.raises(UserError, match=r"FedAvg on photo with seed 0 is there more .*fedavg@again/photo/seed0"):
+        compared(folder)
+
+
+def test_missing_unfinished_and_other_versions_are_said(folder):
+    text = shown(compared(folder))
+    for word in ("Missing", "left out", "Not the same", "(2 seeds)", "rests on fewer"):
+        assert word not in text
+    settings = finish(BLOCK, folder, "photo", row=1) / "experiment.toml"
+    record(folder, threads=1)
+    record(folder, "sketch", threads=2)
+    open_run = folder / "pacs" / "fedprox" / "sketch" / "seed0"
+    open_run.mkdir(parents=True)
+    shutil.copy(settings, open_run)
+    text = shown(compared(folder))
+    for words in (
+        "FedAvg (2 seeds)", "FedProx (1 seed)", "FedProx: art_painting (seed 0)", "1 unfinished run is left out",
+        "Seed 1 is only in FedAvg; averages over different seeds do not compare.", "Not the same for all runs: threads",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_an_average_over_fewer_seeds_has_no_verdict(folder):
+    finish(BLOCK, folder, "photo", 2, 0.9)
+    result = compared(folder)
+    (line,) = result.lines
+    assert [line.ours[name].seeds for name in ("photo", "sketch", "average")] == [3, 2, 2]
+    line.theirs["average"] = Numbers(0.8, 0.5)
+    assert not math.isnan(line.difference("average"))
+    assert line.verdict("average") == ""
+    text = shown(result)
+    assert "FedAvg (2 to 3 seeds)" in text
+    assert "the average rests on fewer seeds than its columns" in text
+    even = Line(PaperRow(method="fedavg"), {"average": Numbers(0.8, 0.1, 2)}, {"average": Numbers(0.8, 0.5)})
+    assert even.verdict("average") == "inside"
+
+
+def test_only_the_whole_table_under_the_default_rule_is_kept_as_a_file(folder):
+    whole = ["compare", str(folder)]
+    for words in (["--targets", "photo"], ["--select", "oracle", "--format", "latex"]):
+        output = CliRunner().invoke(app, [*whole, *words]).output
+        assert ("only targets photo" in output) == ("--targets" in words)
+        assert not (folder / "comparison.csv").exists()
+    (title,) = [line for line in output.splitlines() if line.startswith("%") and "Tables 5, 7 and 8" in line]
+    assert RULE_TITLES["oracle"] in title
+    assert r"\multicolumn" in output
+    assert CliRunner().invoke(app, whole).exit_code == 0
+    assert (folder / "comparison.csv").is_file()
+
+
+def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
+    """With one of the seeds it can be compared; settings of a part that the row does not have mix nothing."""
+    file = own_table(tmp_path, settings='"train.rounds=2"')
+    for target in ("rot0", "rot75"):
+        for seed, settings in ((0, ()), (1, ["train.rounds=1"]), (2, ["parts.proximal.mu=0.5"])):
+            folder = finish(file, tmp_path, target, seed, settings=settings)
+            (folder / "environment.json").write_text('{"recipe": {"local.sgd": {}}}')
+    with pytest.raises(UserError) as caught:
+        compared(tmp_path)
+    assert "\n" not in str(caught.value)
+    for words in ("block 'digits'", "'FedAvg'", "train.rounds (2 | 1)", "--seeds"):
+        assert words in str(caught.value)
+    for seeds, other in (("0,2", False), ("1", True)):
+        output = CliRunner().invoke(app, ["compare", str(tmp_path), "--seeds", seeds]).output
+        assert ("the settings are not the table's (train.rounds is 1, there 2)" in output) == other
+        assert "FedAvg" in output
+
+
+def test_a_table_is_compared_where_its_images_are_not(tmp_path):
+    """Its targets are then as its file has them."""
+    images = tmp_path / "images"
+    for folder in ("alpha/cat", "alpha/dog", "beta/cat", "beta/dog"):
+        (images / folder).mkdir(parents=True)
+    for root in (images, tmp_path / "elsewhere"):
+        file = own_table(tmp_path, targets='["alpha"]', settings=f'"data.dataset=folder", "data.root={root}"')
+        if root == images:
+            finish(file, tmp_path, "alpha")
+        assert compared(tmp_path).targets == ["alpha"]
+
+
+def test_runs_of_targets_that_the_table_has_no_more_are_left_out_and_named(tmp_path):
+    file = own_table(tmp_path)
+    finish(file, tmp_path, "rot0")
+    finish(file, tmp_path, "rot75", accuracy=0.1)
+    finish(file, tmp_path, "rot75", row=1, settings=["method.proximal.mu=0.5"])
+    own_table(tmp_path, targets='["rot0"]')
+    result = compared(tmp_path)
+    assert (result.targets, set(result.lines[0].ours)) == (["rot0"], {"rot0", "average"})
+    assert result.lines[0].ours["average"].mean == pytest.approx(0.5)
+    named = "fedavg on rot75 (1 run); fedprox@proximal.mu=0.5 on rot75 (1 run)"
+    assert f"Runs on no target of the table, which are left out: {named}." in result.notes
+    own_table(tmp_path, targets='["rot45"]')
+    assert compared(tmp_path).lines == []
+    assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 0
+
+
+def test_a_wrong_row_or_target_names_its_block(tmp_path):
+    """Two rows with one recipe would be the same runs, and one of them would not be shown."""
+    one, mu = '{ method = "fedprox", printed = "A" }', ', settings = ["method.proximal.mu=0.1"]'
+    for rows, targets, said in (
+        (f"{one}, {one}", '["rot0"]', "block 'digits': two rows are called 'A'"),
+        (ROWS, '["rot0", "rot99"]', "block 'digits' of the table: .* has no domain 'rot99'"),
+        (
+            f'{one}, {{ method = "fedprox", printed = "B"{mu} }}',
+            '["rot0"]',
+            "the rows 'A' and 'B' have the same recipe",
+        ),
+    ):
+        file = own_table(tmp_path, rows, targets)
+        with pytest.raises(UserError, match=said):
+            plan_table(file, Choice(), (), str(tmp_path / "out"))
+    finish(file, tmp_path, "rot0")
+    with pytest.raises(UserError, match=said):
+        compared(tmp_path)

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from processes import is_alive, until
-from support import numbers
 
 from fedsim.common.errors import UserError
 from fedsim.run.claim import is_claimed
-from fedsim.sweep import Axes, budget, run_sweep
+from fedsim.sweep import Axes, Budget, budget, run_sweep
 from fedsim.sweep.plan import plan_cells
-from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, give, stop
+from fedsim.sweep.pool import LocalPool, WorkerProcess, give, stop
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
@@ -36,32 +36,23 @@ def workers(output: Path) -> dict[Path, int]:
 
 @pytest.mark.slow
 @needs_proc
-def test_orphans_die_and_the_same_command_continues(tmp_path):
-    """After `kill -9` of a sweep, its workers write nothing more; the records are then those of an unbroken one."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+def test_orphans_die(tmp_path):
+    """After `kill -9` of a sweep, its workers write nothing more."""
     words = shlex.split("-m fedsim sweep digits --methods fedbn --targets rot0,rot15 --cores-per-cell 1 --jobs 2")
     words += [part for word in (*SMALL, "train.rounds=30") for part in ("--set", word)]
 
-    def start(output):
-        return subprocess.Popen([sys.executable, *words, "--output", str(output)], start_new_session=True)
-
     def rows():
-        return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in broken.rglob("rounds.csv"))
+        return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in tmp_path.rglob("rounds.csv"))
 
-    sweep = start(broken)
-    until(lambda: rows() >= 8 and len(workers(broken)) == 2, 300)
-    orphans = list(workers(broken).values())
+    sweep = subprocess.Popen([sys.executable, *words, "--output", str(tmp_path)], start_new_session=True)
+    until(lambda: rows() >= 8 and len(workers(tmp_path)) == 2, 300)
+    orphans = list(workers(tmp_path).values())
     sweep.kill()
     sweep.wait()
     until(lambda: not any(map(is_alive, orphans)), 300)
     written = rows()
     time.sleep(0.3)
     assert rows() == written < 62
-    assert start(broken).wait(timeout=300) == start(whole).wait(timeout=300) == 0
-    files = [sorted(str(file.relative_to(folder)) for file in folder.rglob("*")) for folder in (broken, whole)]
-    assert files[0] == files[1]
-    for name in (name for name in files[0] if name.endswith(".csv")):
-        assert numbers(broken / name).equals(numbers(whole / name)), name
 
 
 @needs_proc
@@ -86,53 +77,20 @@ def test_a_dead_worker_fails_its_cell_only_and_ctrl_c_leaves_the_others_resumabl
         LocalPool(cells, [budget.Reservation(1, ())] * 2).run(SimpleNamespace(update=update))
     assert (cells[0].state, cells[0].reason) == ("failed", "the worker process died (SIGKILL, out of memory?)")
     assert set(held) == {cell.folder for cell in cells[1:]}
-    assert not any(map(is_alive, held.values()))
-    assert not any(is_claimed(folder) for folder in held)
+    assert [pid for pid in held.values() if is_alive(pid)] + [folder for folder in held if is_claimed(folder)] == []
     assert not list(tmp_path.rglob("summary.csv"))
 
 
-class Deaf:
-    """A process that ends only when it is killed, and the clock that runs while it is waited for."""
-
-    seconds = 0.0
-
-    def __init__(self):
-        self.living = True
-
-    def is_alive(self):
-        return self.living
-
-    def join(self, timeout=None):
-        assert timeout is not None or not self.living
-        Deaf.seconds += timeout or 0.0
-
-    def kill(self):
-        self.living = False
-
-
-def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
-    """All have been told to end at the same time, so that ten seconds are enough for all of them together."""
-    monkeypatch.setattr("fedsim.sweep.pool.time", SimpleNamespace(monotonic=lambda: Deaf.seconds), raising=False)
-    pipe = SimpleNamespace(send=lambda message: None, close=lambda: None)
-    workers = [WorkerProcess(budget.Reservation(1, ()), Deaf(), pipe) for _ in range(3)]
-    stop(workers)
-    assert Deaf.seconds == STOP_SECONDS
-    assert not any(worker.process.is_alive() for worker in workers)
-
-
-@pytest.mark.parametrize(("error", "said"), [
-    (OSError("AF_UNIX path too long"), "AF_UNIX path too long"), (EOFError(), "EOFError"),
-])  # fmt: skip
-def test_a_worker_that_cannot_be_started_is_one_line(error, said, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("AF_UNIX path too long"), EOFError()])
+def test_a_worker_that_cannot_be_started_is_one_line(error, monkeypatch):
     """The fork server's socket lies in TMPDIR, and its path may have 107 characters."""
 
     def refuse(process):
         raise error
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(refuse))
-    pool = LocalPool(
-        [SimpleNamespace(folder=Path("/nowhere"), doomed=None)], [budget.Reservation(1, ()), budget.Reservation(1, ())]
-    )
+    cells, said = [SimpleNamespace(folder=Path("/nowhere"), doomed=None)], str(error) or "EOFError"
+    pool = LocalPool(cells, [budget.Reservation(1, ())] * 2)
     with pytest.raises(UserError, match=rf"no worker process can be started \({said}\); .* \(TMPDIR\)"):
         pool.run(None)
 
@@ -177,3 +135,54 @@ def test_a_sweep_of_an_unguarded_script_is_refused_in_its_workers(monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(UserError, match='below `if __name__ == "__main__":`'):
         run_sweep("digits", Axes(["fedavg"], ["rot0"], [0]), budget.Budget(), dry_run=True)
+
+
+@pytest.fixture
+def reserved(monkeypatch):
+    """Function: (a wish, cores and GPUs of the machine, device, threads) -> (cores, GPUs of each cell)."""
+
+    def reserve(wish, cores, gpus="", device="auto", threads=1):
+        monkeypatch.setattr(budget, "cores", lambda: cores)
+        monkeypatch.setattr(budget, "visible_gpus", lambda: list(gpus))
+        found = budget.local_reservations(wish, device, threads)
+        return [each.cores for each in found], ["".join(each.gpus) for each in found]
+
+    return reserve
+
+
+@pytest.mark.parametrize(("wish", "cores", "gpus", "expected", "devices"), [
+    (Budget(), 4, "", [1, 1, 1, 1], [""] * 4),
+    (Budget(jobs=2), 4, "", [1, 1], [""] * 2),  # the same threads, so the same numbers, whatever runs beside it
+    (Budget(jobs=8), 4, "", [1] * 8, [""] * 8),  # more cells than cores is the user's choice
+    (Budget(cores=2), 5, "", [2, 2], [""] * 2),
+    (Budget(jobs=8, cores=2), 4, "", [2, 2], [""] * 2),  # but not more cores than there are
+    (Budget(jobs=1, cores=2), 8, "", [2], [""]),
+    (Budget(), 4, "ab", [1, 1, 1, 1], list("abab")),  # GPUs are shared evenly
+    (Budget(gpus=1), 8, "ab", [1, 1], list("ab")),
+    (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], list("aa")),
+    (Budget(gpus=2), 8, "abcde", [1, 1], ["ab", "cd"]),  # no device is given twice
+])  # fmt: skip
+def test_reservations_keep_the_budget(reserved, wish, cores, gpus, expected, devices):
+    assert reserved(wish, cores, gpus) == (expected, devices)
+
+
+@pytest.mark.parametrize(("wish", "device", "gpus", "said"), [
+    (Budget(cores=9), "auto", "", "has 8 cores"),
+    (Budget(gpus=0.5), "auto", "", "no CUDA device"),
+    (Budget(gpus=0.5), "cpu", "a", "run.device is 'cpu'"),
+    (Budget(gpus=3), "auto", "ab", "whole number up to 2"),
+])  # fmt: skip
+def test_what_does_not_fit_is_said(reserved, wish, device, gpus, said):
+    with pytest.raises(UserError, match=said):
+        reserved(wish, 8, gpus, device)
+
+
+def test_devices_are_the_visible_ones_and_threads_those_of_the_settings(monkeypatch, reserved):
+    """The devices in the sweep's CUDA_VISIBLE_DEVICES are divided; no others are used."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
+    assert budget.visible_gpus() == ["5", "GPU-abc"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert budget.visible_gpus() == ["0", "1"]
+    assert reserved(Budget(), 8, "ab", device="cpu")[1] == [""] * 8
+    assert [reserved(wish, 8, "ab", threads=3)[0] for wish in (Budget(), Budget(jobs=4))] == [[3] * 2, [3] * 4]
