@@ -121,7 +121,8 @@ def test_a_sampler_depends_on_the_trials_alone():
     outside = ({"train.lr": 5.0, "train.batch_size": 64, "train.epochs": 0}, 0.1)
     first, again, other = (suggest("tpe", 3, knobs, own) for own in (earlier, earlier, [outside, *earlier]))
     assert first == again
-    for rate, batch, epochs in map(dict.values, (first, other)):
+    for drawn in (first, other):
+        rate, batch, epochs = (drawn[f"train.{name}"] for name in ("lr", "batch_size", "epochs"))
         assert 0.001 <= float(rate) <= 0.1
         assert rate == repr(float(f"{float(rate):.4g}"))
         assert (batch in ("8", "16"), epochs in map(str, range(1, 10))) == (True, True)
