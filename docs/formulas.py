@@ -4,6 +4,9 @@ import re
 
 from symbols import BARS, CLOSING, GREEK, JOINS, PROSE, SIGNS, STOPS, WORDS, Token, bare, english, number, symbol
 
+TIMES = "\\times "
+FRACTION = r"\\frac(\{([^{}]|\{[^{}]*\})*\}){2}"
+
 
 class StopError(Exception):
     """What follows is no formula."""
@@ -55,6 +58,8 @@ class Reader:
     def factor(self, product: list[str]) -> list[str]:
         """The product with one more factor; a division makes a fraction of it."""
         token = self.peek()
+        if token.kind == "number" and product and product[-1].strip() in GREEK.values():
+            raise StopError  # "gamma 1" are two words
         if token.text != "/":
             return [*product, self.scripted(self.atom(), token)]
         if not product or token.before != token.after:
@@ -88,8 +93,13 @@ class Reader:
         if token.kind != "name" or not self.is_symbol(token):
             raise StopError
         self.take()
-        times = token.text == "x" and token.before and (self.peek().kind == "number" or self.peek().text == "(")
-        return "\\times " if times else symbol(token.text)
+        times = (
+            token.text == "x"
+            and token.before
+            and token.after
+            and (self.peek().kind == "number" or self.peek().text == "(")
+        )
+        return TIMES if times else symbol(token.text)
 
     def is_symbol(self, token: Token) -> bool:
         """Whether a name belongs to a formula, and is no English word."""
@@ -168,12 +178,7 @@ class Reader:
             inside += self.item()
         self.take()
         self.words = words
-        if (
-            re.fullmatch(r"\\frac\{[^{}]*\}\{[^{}]*\}", inside)
-            and opening == "("
-            and not arguments
-            and self.peek().text != "^"
-        ):
+        if re.fullmatch(FRACTION, inside) and opening == "(" and not arguments and self.peek().text != "^":
             return inside
         left, right = (f"\\{opening}", f"\\{CLOSING[opening]}") if opening == "{" else (opening, CLOSING[opening])
         return f"\\left{left}{inside}\\right{right}"

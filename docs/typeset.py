@@ -55,13 +55,15 @@ def tells(run: str) -> bool:
     """Whether a run of symbols is a formula beyond doubt: it has a script, a relation, or a Greek letter."""
     known = any(re.sub(r"\d", "", name) in GREEK for name in re.findall(r"[A-Za-z0-9]+", run))
     without = re.sub(r"\b[a-z]{2,}(_[a-z]{3,})+", "name", run)  # names of settings
-    return known or bool(re.search(r"\w[_^][\w({]|<-|->| ([=*~+<>]|[<>!]=) |[\d)] / | / [\d(]|\|\||\w\(\w\)", without))
+    return known or bool(
+        re.search(r"[\w)][_^][\w({]|<-|->| ([=*~+<>]|[<>!]=) |[\d)] / | / [\d(]|\|\||\w\(\w\)", without)
+    )
 
 
 def roles(terms: list[str]) -> str:
     """The terms of a formula as math roles: a browser breaks no line within one."""
     joined = terms if sum(map(len, terms)) > LONG else ["".join(terms)]
-    return "".join(f"{{math}}`{term.strip()}`" for term in joined)
+    return "".join(f"{{math}}`{term.strip()}`" for term in joined if term)
 
 
 def mathml(latex: str) -> str:

@@ -4,7 +4,6 @@ import atexit
 import gc
 import logging
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -20,27 +19,6 @@ gc.disable()  # until all tests are imported: nothing of what imports make is ga
 # A process of xdist ends without freeing its objects one by one, which takes seconds; its exit code is not read. Others
 # do: of objects that stay frozen triton would name thousands as leaked.
 atexit.register(*((os._exit, 0) if "PYTEST_XDIST_WORKER" in os.environ else (gc.unfreeze,)))
-
-
-ARGUMENTS = (
-    "headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "disable-background-networking",
-    "disable-component-update", "disable-sync",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Headless Chromium with an empty profile that logs messages and requests; ends with the tests."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in (*ARGUMENTS, f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    driver.set_script_timeout(120)  # a machine that does other work, too
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -66,7 +66,7 @@ class FedAvgM(FlowerOptimizer):
 
 @dataclass(frozen=True)
 class FedAdam(FlowerOptimizer):
-    """theta <- theta + eta sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)) m / (sqrt(v) + tau).
+    """theta <- theta + eta_t m / (sqrt(v) + tau), eta_t = eta sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)).
 
         m <- beta_1 m + (1 - beta_1) Delta ;  v <- beta_2 v + (1 - beta_2) Delta^2 ;  both start at 0
 

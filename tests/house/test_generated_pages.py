@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
-from markdown_it import MarkdownIt
 
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
 from fedsim.methods.papers import papers, papers_of
@@ -111,30 +109,6 @@ def test_the_table_of_methods_says_what_leaves_the_clients(pages):
     ]
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="no chromium here")
-def test_the_table_of_methods_filters_in_a_browser(pages, browser, tmp_path):
-    table = MarkdownIt().enable("table").render((pages / "methods" / "table.txt").read_text())
-    scripts = "".join(
-        f'<script src="{file}"></script>' for file in (pages / "scripts/datatables.js", DOCS / "site/methods.js")
-    )
-    (tmp_path / "a.html").write_text(f'<div class="methods">{table}</div>{scripts}')
-    browser.get((tmp_path / "a.html").as_uri())
-
-    def shown() -> list[str]:
-        return [row.text.split("\n")[0] for row in browser.find_elements("css selector", ".methods tbody tr a")]
-
-    assert len(shown()) == 10
-    browser.find_element("css selector", ".dt-search input").send_keys("style transfer")
-    assert shown() == ["ccst", "fisc"]
-    browser.refresh()
-    for column, choice in ((5, "classification, segmentation"), (2, "updates and single numbers")):
-        browser.find_elements("css selector", ".dtcc-button:not(.dtcc-button_order)")[column].click()
-        choices = browser.find_elements("css selector", ".dtcc-list-buttons button")
-        next(one for one in choices if one.text.strip() == choice).click()
-    assert shown() == ["feddg-ga", "fednova", "afl", "fedcm", "mofedsam"]
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -151,6 +125,11 @@ def test_the_table_of_methods_filters_in_a_browser(pages, browser, tmp_path):
         (
             "KL(p || m), theta^ and |S|/N = 1",
             r"$\operatorname{KL}\left(p\,\Vert\,m\right)$, $\hat{\theta }$ and $\frac{\left\vert S\right\vert }{N}=1$",
+        ),
+        (
+            "as mean (1 - D(h'))^2 of -E log CE_c(z) + a x(s), gamma 1",
+            r"as $\operatorname{mean}\left(1-D\left(h'\right)\right)^{2}$ of "
+            r"$-E\log\operatorname{CE}_{c}\left(z\right)+ax\left(s\right)$, $\gamma$ 1",
         ),
         ("label_first = true and batch-norm (a, b)", "label_first = true and batch-norm (a, b)"),
     ],

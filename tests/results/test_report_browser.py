@@ -5,11 +5,16 @@ import re
 import shutil
 import time
 from itertools import product
+from pathlib import Path
 
 import pytest
 from invented import write_grid
+from markdown_it import MarkdownIt
 
 from fedsim.results import write_report
+from fedsim.results.markup import libraries
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 pytestmark = [
     pytest.mark.browser,
@@ -238,3 +243,28 @@ def luminance(colour):
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def test_the_table_of_methods_of_the_site_filters(browser, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    from method_pages import write_method_pages
+
+    write_method_pages(tmp_path)
+    (tmp_path / "tables.js").write_text(libraries()["datatables"])
+    table = MarkdownIt().enable("table").render((tmp_path / "table.txt").read_text())
+    scripts = "".join(f'<script src="{file}"></script>' for file in (tmp_path / "tables.js", DOCS / "site/methods.js"))
+    (tmp_path / "a.html").write_text(f'<div class="methods">{table}</div>{scripts}')
+    browser.get((tmp_path / "a.html").as_uri())
+
+    def shown() -> list[str]:
+        return [link.text for link in browser.find_elements("css selector", ".methods tbody tr a")]
+
+    assert len(shown()) == 10
+    browser.find_element("css selector", ".dt-search input").send_keys("style transfer")
+    assert shown() == ["ccst", "fisc"]
+    browser.refresh()
+    for column, choice in ((5, "classification, segmentation"), (2, "updates and single numbers")):
+        browser.find_elements("css selector", ".dtcc-button:not(.dtcc-button_order)")[column].click()
+        choices = browser.find_elements("css selector", ".dtcc-list-buttons button")
+        next(one for one in choices if one.text.strip() == choice).click()
+    assert shown() == ["feddg-ga", "fednova", "afl", "fedcm", "mofedsam"]
