@@ -21,7 +21,7 @@ from fedsim.tensors.kinds import Kind
 
 
 class BINLayer(nn.Module):
-    """`y = gamma (rho x_B + (1 - rho) x_I) + beta`, with rho in [0, 1]^C (Nam and Kim, NeurIPS 2018, eq. 4).
+    """y = gamma (rho x_B + (1 - rho) x_I) + beta, with rho in [0, 1]^C (Nam and Kim, NeurIPS 2018, eq. 4).
 
     x_B and x_I are the batch- and instance-normalized input, and share gamma and beta. rho starts at 1, which is plain
     BN; 0 is instance norm. The gate learns ten times faster (`lr_scales`, as in the authors' code), and `after_step()`

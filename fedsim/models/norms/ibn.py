@@ -30,7 +30,7 @@ def _batch_norm_like(bn: nn.BatchNorm2d, channels: slice) -> nn.BatchNorm2d:
 
 
 class IBNLayer(nn.Module):
-    """Channels are split in two: `y = [IN(x_1), BN(x_2)]`, or BN first when `instance_first` is off (DenseNet).
+    """Channels are split in two: y = [IN(x_1), BN(x_2)], or BN first when `instance_first` is off (DenseNet).
 
     Both parts start from the replaced layer: each takes its channels of the affine parameters, and the BN part also
     takes the statistics. The official ImageNet weights of IBN-Net are not needed. Plain BN: instance_channels = 0.

@@ -17,7 +17,7 @@ from fedsim.tensors.kinds import Kind
 
 
 class XANLayer(nn.Module):
-    """`y = w_in IN(h) + w_bn BN(h)`, each branch with its own affine parameters (gPerXAN, eq. 1).
+    """y = w_in IN(h) + w_bn BN(h), each branch with its own affine parameters (gPerXAN, eq. 1).
 
         mix="softmax": (w_bn, w_in) = softmax(s_bn, s_in), both scores start at 1 (the released code)
         mix="free":    w_bn = s_bn and w_in = s_in, both start at 0.5 (the paper's equation; it draws them at random)
