@@ -87,17 +87,15 @@ def method_page(name: str, recipe: Recipe) -> str:
     lines += [f"- **What leaves the clients:** {in_cell(recipe.disclosure())}."]
     lines += [f"- **Cost of a local step:** {cost:.2f} of FedAvg's (ResNet-18)."] if cost else []
     lines += [f"- **Tasks:** {tasks(recipe)}.", "", "## Recipe", ""]
-    parts = own_parts(recipe)
-    if parts:
-        lines += ["All other slots are FedAvg's.", "", "| slot | part | what it does |", "|---|---|---|"]
-        for slot, part in parts:
-            kind, key = type(part), part_name(part)
-            cells = [f"[{slot}](../parts/{slot}.md)", f"[{key}](#{key})<br>{code_link(kind, 'source')}"]
-            lines.append(f"| {' | '.join([*cells, in_cell(one_line(kind))])} |")
-    else:
-        lines.append(
-            "One client holds all data." if recipe.pooled else "It is the reference: every part is the standard one."
-        )
+    own = own_parts(recipe)
+    said = "One client holds all data; every" if recipe.pooled else "It is the reference: every"
+    lines += ["All other slots are FedAvg's." if own else f"{said} part is the standard one.", ""]
+    lines += ["| slot | part | what it does |", "|---|---|---|"]
+    parts = own or parts_of(recipe)
+    for slot, part in parts:
+        kind, key = type(part), part_name(part)
+        cells = [f"[{slot}](../parts/{slot}.md)", f"[{key}](#{key})<br>{code_link(kind, 'source')}"]
+        lines.append(f"| {' | '.join([*cells, in_cell(one_line(kind))])} |")
     lines += ["", *results(name), ""]
     for part in dict.fromkeys(part for _, part in parts):
         lines += part_section(type(part), part)

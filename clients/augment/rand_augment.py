@@ -40,7 +40,7 @@ def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, flo
 
 @dataclass(frozen=True)
 class RandAugment(Augment):
-    """N operations one after the other on every image, each drawn uniformly from 14, all with strength M.
+    """x' = o_N(... o_1(x)): N operations on every image, each drawn uniformly from 14, all with strength M.
 
     Source: RandAugment (Cubuk et al., NeurIPS 2020) with torchvision's operations and magnitudes. FedIG-A and
     COPA do not say which N and M they use; the defaults are torchvision's. Directions (of rotation, shear, translation,
