@@ -202,3 +202,11 @@ def test_the_registry_follows_the_kit_and_a_broken_federation_file_keeps_the_sit
         world.gate.registry._looked -= 2  # seconds
         assert world.status_of() == status
     assert "not valid TOML" in caplog.text
+
+
+def test_two_nodes_that_poll_with_one_key_by_turns_are_said(world):
+    for address, said in zip("112212", (0, 0, 0, 0, 0, 1)):  # a site that moves once is not meant
+        world.ask(headers=world.headers(**{"x-real-ip": f"10.0.0.{address}"}))
+        assert len(world.audit("double")) == said
+    (line,) = world.audit("double")
+    assert (line["site"], "several addresses" in line["reason"]) == ("alpha", True)

@@ -175,3 +175,10 @@ def test_add_changes_no_existing_kit(federation, federation_file, old, new, name
     with pytest.raises(UserError, match=f"with another {named}"):
         init(read_federation(federation_file), add=True)
     assert files_in(federation.kits) == before
+
+
+def test_a_site_that_left_the_file_loses_its_registration_and_keeps_its_kit(federation, federation_file):
+    federation_file.write_text(federation_file.read_text().partition('[[sites]]\nname = "delta"')[0])
+    assert init(read_federation(federation_file), add=True) == []
+    assert names(federation.kit("server") / "sites") == {"alpha.pub", "beta.pub", "gamma.pub"}
+    assert federation.kit("delta").is_dir()

@@ -24,6 +24,7 @@ from support import numbers
 
 import fedsim.deploy
 from fedsim.common.errors import UserError
+from fedsim.deploy.certificates import write_ca
 from fedsim.deploy.control import Control, register, registered_nodes
 from fedsim.deploy.kits import init, is_locked
 
@@ -57,6 +58,16 @@ def interrupted(federation, output, method, after, number):
     until(lambda: rounds_done(folder) >= after or process.poll() is not None, 240, "round")
     os.killpg(process.pid, number)
     return process.communicate(timeout=120)[1], process.returncode, folder
+
+
+def given_up(federation, site):
+    """What the log of a site says that has two attempts and is refused."""
+    before, kit = len(federation.log(site)), federation.federation.kit(site)
+    federation.rewrite(site, "TRIES=0", "TRIES=2")
+    federation.start(site, 1)
+    until(lambda: not is_locked(kit / "run" / "lock"), 120, "end of the attempts")
+    federation.rewrite(site, "TRIES=2", "TRIES=0")
+    return federation.log(site)[before:]
 
 
 def rounds_done(folder):
@@ -139,6 +150,18 @@ def test_only_the_sites_paths_are_open_to_the_outside(federation):
 
 
 @pytest.mark.deployment
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+def test_a_site_cannot_use_the_control_path_with_its_ca_certificate(federation, tmp_path):
+    control, described = Control(federation.federation), federation.federation
+    link = {"address": described.public_address, "root-certificates": str(described.kit(f"site-{TARGET}") / "ca.crt")}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "x", "x": link}}))
+    control.environment["FLWR_HOME"] = str(tmp_path)
+    answer = control.flwr("list", "x")
+    assert not answer["success"]
+    assert "403" in answer["error-message"]
+
+
+@pytest.mark.deployment
 def test_sites_and_server_stop_and_start_and_who_is_shut_out_comes_back_with_a_new_key(federation):
     """SIGTERM leaves the federation, so the site's key is free at once."""
     described, site, nodes = federation.federation, f"site-{TARGET}", registered_nodes(federation.federation)
@@ -156,18 +179,27 @@ def test_sites_and_server_stop_and_start_and_who_is_shut_out_comes_back_with_a_n
     key = public.read_text()
     public.unlink()
     assert register(described).keys() == nodes.keys() - {site}
-    federation.rewrite(site, "TRIES=0", "TRIES=2")
-    before = len(federation.log(site))
-    federation.start(site, 1)
-    until(lambda: not is_locked(described.kit(site) / "run" / "lock"), 120, "end of the attempts")
     said = "gave up after 2 attempts: the server refuses this site's key: it is not registered"
-    assert said in federation.log(site)[before:]
+    assert said in given_up(federation, site)
     public.write_text(key)
     with pytest.raises(UserError, match=f"site '{site}': its key was registered before and then removed"):
         register(described)
     shutil.rmtree(described.kit(site))
     assert init(described, add=True) == [described.kit(site)]
     assert register(described).keys() == nodes.keys()
+    federation.start(site)
+
+
+@pytest.mark.deployment
+def test_a_site_does_not_connect_to_a_server_of_another_federation(federation, tmp_path):
+    site = f"site-{TARGET}"
+    own = federation.federation.kit(site) / "ca.crt"
+    federation.stop(site)
+    write_ca("demo", 30, tmp_path / "ca.key", tmp_path / "ca.crt")
+    shutil.copy(tmp_path / "ca.crt", own)
+    said = given_up(federation, site)
+    shutil.copy(federation.federation.ca_certificate, own)
+    assert "does not fit ca.crt or that name" in said
     federation.start(site)
 
 

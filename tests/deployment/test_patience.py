@@ -122,3 +122,9 @@ def test_replies_are_collected_soon_after_they_came_until_the_time_is_over(monke
     assert clock.now == 0.0
     assert clock.replies(a=1.0, b=50.0, timeout=10.0) == ["a"]
     assert clock.now == pytest.approx(10.0)
+
+
+def test_a_site_that_stays_away_is_lost_and_not_waited_for_again():
+    world = World({"a": [RecordDict()], "b": [LOST]}, back=False)
+    assert world.run()["b"].error.code == 5
+    assert (world.given_up, world.asked) == (["b"], ["a", "b"])

@@ -246,3 +246,10 @@ def test_the_data_of_a_late_site_that_is_refused_are_not_recorded():
     grid.nodes[5] = with_data("d")
     assert roster_.call(0.05, ["d"]) == []
     assert recorded["d"]["content"] == "1" * 20
+
+
+@pytest.mark.parametrize(("count", "missing"), [(700, []), (710, ["b"]), (10**9, ["b"])])
+def test_a_count_a_hundred_times_that_of_the_others_is_the_most(count, missing):
+    roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
+    roster_.gather(settings("continue"))
+    assert roster_.missing() == missing

@@ -91,6 +91,8 @@ def target_reply(metrics=None, details=None, extra=None):
     ({"metrics": {"loss": 1.2e36}}, "metric 'loss' is larger than 1e+30 in size: 1.2e"),
     ({"metrics": {"loss": float("nan")}}, "metric 'loss' is not a finite number: nan"),
     ({"metrics": {"accuracy": 2.0}}, "accuracy is"),
+    ({"metrics": {"num-examples": 7}}, "the handshake said"),
+    ({"extra": {"echo": ConfigRecord({**ECHO, "round": 100})}}, "another message: round"),
     ({"details": {"names": ["=cmd\nround,9"]}}, "not one printable line"),
     ({"details": {"quantities": [b"\xff"]}}, "not one printable line"),
     ({"details": {"values": [float("inf")]}}, "not a finite number"),
