@@ -1,9 +1,11 @@
 """Two sweeps on one folder divide the cells; killed at random from either side, they end with one sweep's table."""
 
+import os
 import random
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pandas as pd
 import pytest
@@ -25,23 +27,31 @@ SLOTS = "search digits --slots terms,weights,norm --budget 6 --targets rot75"
 SMALL = ("data.fraction=0.3", "train.rounds=1", "run.device=cpu", 'data.domains=["rot0", "rot30", "rot45", "rot75"]')
 
 
-def start(words, output):
-    """A sweep or search in a process of its own, which has one worker."""
-    words = [*shlex.split(words), "--jobs", "1", *(part for word in SMALL for part in ("--set", word))]
-    log = output.with_suffix(".log").open("a")
-    command = [sys.executable, "-m", "fedsim", *words, "--output", str(output)]
-    return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+@pytest.fixture
+def start():
+    """Starts a sweep or search in a process of its own, which has one worker; at the end none is left."""
+    with ExitStack() as stack:
+
+        def started(words, output):
+            words = [*shlex.split(words), "--jobs", "1", *(part for word in SMALL for part in ("--set", word))]
+            log = stack.enter_context(output.with_suffix(".log").open("a"))
+            command = [sys.executable, "-m", "fedsim", *words, "--output", str(output)]
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            stack.callback(kill_tree, process.pid)
+            return process
+
+        yield started
 
 
 def finished(folder):
-    return len(list(folder.rglob("summary.csv")))
+    return sum("summary.csv" in files for *_, files in os.walk(folder))  # folders of running cells come and go
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "tables", "most"), [
     (DRAWS, ["tuned.csv", "search.csv", "results.csv"], 300), (SLOTS, ["combinations.csv"], 9),
 ])  # fmt: skip
-def test_two_processes_that_are_killed_give_the_table_of_an_unbroken_one(words, tables, most, tmp_path):
+def test_two_processes_that_are_killed_give_the_table_of_an_unbroken_one(words, tables, most, tmp_path, start):
     """Each is killed with its workers after a random number of runs, at most `most`, and started again."""
     whole, shared = tmp_path / "whole", tmp_path / "shared"
     unbroken, both = start(words, whole), [start(words, shared), start(words, shared)]
