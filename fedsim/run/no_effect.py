@@ -18,6 +18,8 @@ from fedsim.parts.part import part_name
 from fedsim.settings.effect import Facts, Only, Scene, Size, in_words, unmet
 from fedsim.settings.experiment import SECTIONS, Experiment
 from fedsim.settings.plugins import load
+from strategies.parts import Share
+from strategies.share.everything import Everything
 
 
 def data_facts(experiment: Experiment, found: Benchmark) -> Facts:
@@ -51,6 +53,14 @@ def no_effect_remarks(experiment: Experiment, recipe: Recipe, facts: Facts) -> l
         usual = row.get(type(part)) or make(type(part))
         said += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
     return [f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}" for prefix, name, needs in said]
+
+
+def share_remarks(net: Net, share: Share) -> list[str]:
+    """A line where a share rule finds no tensor to keep from the others, e.g. FedBN on a network without batch norm."""
+    if isinstance(share, Everything) or share.partial or not {*share.place(net).values()} <= {"shared", "frozen"}:
+        return []
+    return [f"method.share has no effect here: {part_name(share)} finds nothing to keep back in this network, "
+            "which is shared whole, as in FedAvg"]  # fmt: skip
 
 
 def refuse_no_effect(experiment: Experiment, found: Benchmark) -> None:

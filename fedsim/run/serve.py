@@ -14,7 +14,7 @@ from fedsim.run import admission
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.leftovers import nothing_left, remove_empty
-from fedsim.run.no_effect import data_facts, no_effect_remarks, run_facts
+from fedsim.run.no_effect import data_facts, no_effect_remarks, run_facts, share_remarks
 from fedsim.run.plan import Plan
 from fedsim.run.remarks import code_remarks, data_remarks
 from fedsim.run.session import Session
@@ -130,7 +130,7 @@ def _meet(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     examples = [site.examples for site in sites.values()]
     facts = run_facts(session.space.net, examples, sum(tested), plan.experiment.data.adapt_share)
     remarks += no_effect_remarks(plan.experiment, plan.recipe, data_facts(plan.experiment, plan.data) | facts)
-    remarks += budget_remarks(plan, examples)
+    remarks += share_remarks(session.space.net, plan.recipe.share) + budget_remarks(plan, examples)
     known = {name: site.versions for name, site in sites.items()}
     known |= {roster.target.client: roster.target.versions} if roster.target else {}
     remarks += code_remarks(outside_versions(packages_of(plan.experiment)), known)

@@ -5,9 +5,11 @@ from support import small_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
-from fedsim.run.no_effect import no_effect_remarks
+from fedsim.methods.table import METHODS
+from fedsim.models import build_model
+from fedsim.run.no_effect import no_effect_remarks, share_remarks
 from fedsim.run.plan import resolve
-from fedsim.settings import DataSettings
+from fedsim.settings import DataSettings, ModelSettings
 from fedsim.settings.effect import Scene, Size
 from fedsim.settings.experiment import Experiment
 
@@ -80,6 +82,16 @@ def test_a_parts_setting_without_effect_is_said(method, setting, value, facts, n
     said = no_effect_remarks(plan.experiment, plan.recipe, facts)
     starts = [text.startswith(f"method.{setting} has no effect here, only with {needed}") for text in said]
     assert starts == [True] * bool(needed)
+
+
+@pytest.mark.parametrize(("method", "backbone", "said"), [
+    ("fedavg", "digits-cnn", 0), ("feddrop", "digits-cnn", 0), ("copa", "digits-cnn", 0), ("fedbn", "digits-cnn-bn", 0),
+    ("fedbn", "digits-cnn", 1), ("silobn", "digits-cnn", 1),
+])  # fmt: skip
+def test_a_share_rule_that_keeps_nothing_back_is_said(method, backbone, said):
+    net = build_model(ModelSettings(backbone=backbone), 10, 1, 28)
+    remarks = share_remarks(net, METHODS[method].share)
+    assert [text.startswith("method.share has no effect here: without_") for text in remarks] == [True] * said
 
 
 def test_a_recorded_run_may_have_what_a_new_one_may_not():
