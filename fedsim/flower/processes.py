@@ -38,6 +38,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
+    "FORCE_COLOR": "",  # its JSON answers would be coloured
 }
 APP: JsonTable = {  # an app without files of its own: its components come from the installed package
     "project": {"name": "fedsim-run", "version": "0.1.0", "description": "A run of fedsim", "license": "Apache-2.0"},

@@ -162,8 +162,9 @@ def test_a_site_cannot_use_the_control_path_with_its_ca_certificate(federation, 
 
 
 @pytest.mark.deployment
-def test_sites_and_server_stop_and_start_and_who_is_shut_out_comes_back_with_a_new_key(federation):
+def test_sites_and_server_stop_and_start_and_who_is_shut_out_comes_back_with_a_new_key(federation, monkeypatch):
     """SIGTERM leaves the federation, so the site's key is free at once."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on many machines for continuous integration
     described, site, nodes = federation.federation, f"site-{TARGET}", registered_nodes(federation.federation)
     assert "superlink is running" in federation.start("server").stdout
     began = time.monotonic()
