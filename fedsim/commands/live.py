@@ -1,5 +1,6 @@
 """`fedsim report --live`: the report on loopback while a sweep or a deployment runs, with the state of every cell."""
 
+import contextlib
 import html
 import io
 import json
@@ -154,8 +155,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(ConnectionError):  # the browser has left
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
         """Say nothing: a line every two seconds would bury everything else."""

@@ -169,26 +169,35 @@ function dots(experiment, shown) {
 }
 
 function costFront(experiment, shown) {
-  return ({cost}) => {
+  return ({cost}, narrow) => {
     const methods = shown().filter(method => method.cells.average[0] != null && method.costs[cost] != null);
     const cheapest = methods.filter(method => method.ranked === experiment.methods[0].ranked)
       .sort((one, other) => one.costs[cost] - other.costs[cost] || other.cells.average[0] - one.cells.average[0]);
     let best = -Infinity;
     const front = cheapest.filter(({cells: {average: [mean]}}) => mean > best && (best = mean, true));
-    const named = new Set(methods.length > MOST ? front : methods);
     const x = methods.map(method => method.costs[cost]), left = shown().filter(method => !methods.includes(method));
+    const logarithmic = Math.max(...x) > 10 * Math.min(...x) && Math.min(...x) > 0, scale = logarithmic ? Math.log : Number;
+    const lowest = logarithmic ? scale(Math.min(...x)) : 0, width = scale(Math.max(...x)) - lowest || 1;
+    const tops = methods.flatMap(({cells: {average: [mean, spread]}}) => [mean - spread, mean + spread]);
+    const named = new Map(); // to [x, y, half of the name's width] in shares of the plot: names that would overlap wait for a hover
+    for (const method of methods.length > MOST ? front : methods) {
+      const at = [(scale(method.costs[cost]) - lowest) / width, (method.cells.average[0] - Math.min(...tops)) / (Math.max(...tops) - Math.min(...tops) || 1),
+        method.shown.length * (narrow ? 0.012 : 0.003)];
+      if ([...named.values()].every(other => Math.abs(at[1] - other[1]) > 0.06 || Math.abs(at[0] - other[0]) > at[2] + other[2])) named.set(method, at);
+    }
     return {
       traces: [{x: front.map(method => method.costs[cost]), y: front.map(method => method.cells.average[0]), mode: "lines",
         line: {shape: "hv", color: colour("--soft"), width: 1}, hoverinfo: "skip"},
       {x, y: methods.map(method => method.cells.average[0]), mode: "markers+text", cliponaxis: false,
-        text: methods.map(method => named.has(method) ? method.shown : ""), textposition: "top center", textfont: {size: 11},
+        text: methods.map(method => named.has(method) ? method.shown : ""),
+        textposition: methods.map(method => named.get(method)?.[0] > 0.5 ? "middle left" : "middle right"), textfont: {size: 11},
         marker: {size: 10, color: methods.map(({place}) => looks(place).color), symbol: methods.map(({place}) => looks(place).symbol)},
         error_y: {array: methods.map(method => method.cells.average[1] ?? 0), color: colour("--soft"), thickness: 1, width: 3},
         hovertext: methods.map(method => method.shown), hovertemplate: "%{hovertext}<br>%{y:.1f} % for %{x:.4~g}<extra></extra>"}],
       layout: {showlegend: false, yaxis: {title: {text: `average ${experiment.metric} (%)`}},
         xaxis: {title: {text: COSTS.find(([key]) => key === cost)[2]}, nticks: 8,
-          ...(Math.max(...x) > 10 * Math.min(...x) && Math.min(...x) > 0 ? {type: "log", dtick: "D2"} : {rangemode: "tozero"})}},
-      missing: left.length ? `Not drawn, because a target or the cost is missing: ${left.map(method => method.shown).join(", ")}.` : "",
+          ...(logarithmic ? {type: "log", dtick: "D2"} : {rangemode: "tozero"})}},
+      missing: (named.size < methods.length ? "Hover shows the other names. " : "") + (left.length ? `Not drawn, because a target or the cost is missing: ${left.map(method => method.shown).join(", ")}.` : ""),
     };
   };
 }

@@ -156,9 +156,9 @@ def _results(comparison: Comparison, groups: Mapping[str, str], pages: Mapping[s
     page = {(row.label, row.target): f"#run={pages[row.run]}" for row in first.itertuples()}
     rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
-        own, group = cells[row["label"]], groups.get(row["method"], "")
+        own, group = cells[row["label"]], Data(groups.get(row["method"], ""), style="words")
         accuracies = [accuracy_data(own[target], page.get((row["label"], target), "")) for target in columns]
-        rows.append([shown_label(row), *[Data(group)] * grouped, *accuracies, *_further(comparison, row)])
+        rows.append([shown_label(row), *[group] * grouped, *accuracies, *_further(comparison, row)])
     below: list[markup.Cells] = [
         [
             f"{label} ({source}, published)",

@@ -3,6 +3,8 @@
 import json
 import shlex
 import shutil
+import socket
+import struct
 import threading
 from html.parser import HTMLParser
 from urllib.error import HTTPError
@@ -246,7 +248,8 @@ def test_the_state_of_every_cell(cells, tmp_path):
     assert not (folder / STATE).exists()
 
 
-def test_the_page_is_served_to_this_machine_alone(cells, tmp_path):
+def test_the_page_is_served_to_this_machine_alone(cells, tmp_path, capsys):
+    """Also after a browser has left before the page was sent, of which nothing is said."""
     folder = tmp_path / "pacs"
     with Server(0, folder, lambda state: report_page(read_runs(folder), {}, live=state), lambda: "") as server:
         assert server.server_address[0] == "127.0.0.1"
@@ -254,6 +257,9 @@ def test_the_page_is_served_to_this_machine_alone(cells, tmp_path):
         thread.start()
         address = f"http://127.0.0.1:{server.server_port}"
         try:
+            with socket.create_connection(server.server_address) as browser:
+                browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             page = urlopen(f"{address}/").read().decode()
             state = json.load(urlopen(f"{address}/state"))
             with pytest.raises(HTTPError):
@@ -267,6 +273,7 @@ def test_the_page_is_served_to_this_machine_alone(cells, tmp_path):
     assert "connect-src 'self'" in page
     assert (state["finished"], "1 interrupted" in state["html"]) == (1, True)
     assert "no finished run" in empty
+    assert capsys.readouterr().err == ""
 
 
 def test_options_without_live_are_refused(tmp_path):

@@ -50,6 +50,17 @@ const wide = [...document.querySelectorAll("body *")].filter(one => {
 });
 return [Math.max(document.documentElement.scrollWidth - innerWidth, 0), wide.map(one => one.tagName)];
 """
+OVERLAP = """
+const names = [...arguments[0].querySelectorAll(".textpoint text")].filter(one => one.textContent);
+const boxes = names.map(one => one.getBoundingClientRect()), apart = (one, other) => one.right < other.left
+  || other.right < one.left || one.bottom < other.top || other.bottom < one.top;
+return names.filter((_, place) => boxes.some((box, other) => other < place && !apart(box, boxes[place])))
+  .map(one => one.textContent);
+"""
+SIDEWAYS = """
+const table = document.querySelector("table.methods");
+return table.offsetWidth - table.closest(".dt-layout-table").clientWidth;
+"""
 COLOURS = "const of = getComputedStyle(document.body); return [of.color, of.backgroundColor];"
 
 
@@ -119,6 +130,7 @@ def test_loads_nothing_and_fits_the_screen_in_both_schemes_and_on_paper(page, re
         feature = {"name": "prefers-color-scheme", "value": scheme}
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
         becomes([0, []], page.execute_script, OVERFLOW)
+        assert width < 1600 or page.execute_script(SIDEWAYS) <= 0
         text, back = map(luminance, page.execute_script(COLOURS))
         assert (max(text, back) + 0.05) / (min(text, back) + 0.05) >= 7, (width, scheme)  # WCAG
         assert (back < 0.1) == (scheme == "dark")
@@ -205,6 +217,7 @@ def test_hover_a_cell_and_a_point_lead_to_their_run_isolate_and_choose(page):
     assert Select(figure.find_element("name", "cost")).first_selected_option.text == "bytes"
     Select(figure.find_element("name", "cost")).select_by_visible_text("seconds")
     assert page.execute_script("return arguments[0].layout.xaxis.title.text", costs) == "minutes of one run"
+    assert page.execute_script(OVERLAP, costs) == []
     said = [one.text for one in page.find_elements("css selector", ".said")]
     assert said[0] == "Missing: csac: sketch (every seed)."
     assert said[2] == "Not drawn, because a target or the cost is missing: csac."
