@@ -50,10 +50,10 @@ def digits() -> dict[str, dict[str, str]]:
 
 
 def _tables(text: str) -> Iterator[Results]:
-    title, seen, heads, rows = "", [], [], []
+    title, number, seen, heads, rows = "", 0, [], [], []
     for line in [*text.splitlines(), ""]:
         if line.startswith("#"):
-            title = line.lstrip("# ")
+            title, number = line.lstrip("# "), 0
             seen.append(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"))
         elif line.startswith("|"):
             cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -61,5 +61,11 @@ def _tables(text: str) -> Iterator[Results]:
         elif heads:
             again = seen.count(seen[-1]) - 1  # Sphinx numbers equal anchors
             if "method" in heads:
-                yield Results(title, seen[-1] + (f"-{again}" if again else ""), heads, rows[1:])
+                number += 1
+                yield Results(
+                    title + (f", table {number}" if number > 1 else ""),
+                    seen[-1] + (f"-{again}" if again else ""),
+                    heads,
+                    rows[1:],
+                )
             heads, rows = [], []
