@@ -19,13 +19,13 @@ Write an experiment file, e.g. mine.toml, and run it with `fedsim run mine.toml 
 [data]
 dataset = "{name}"
 root = "ROOT"
-image_size = 224
+image_size = 224       # without a GPU: 64
 augment = "{augment}"
 normalize = "imagenet"
 {structures}
 [model]
 backbone = "{backbone}"
-weights = "imagenet"
+weights = "imagenet"   # without a GPU, also: train = "head"
 
 [train]
 rounds = 40
