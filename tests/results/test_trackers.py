@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from invented import pacs_experiment
+from processes import until
 from support import Interrupt, run_small, tiny_experiment
 
 from fedsim.common.errors import UserError
@@ -92,7 +93,12 @@ def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     folder = broken_and_continued(tmp_path, "wandb")
     files = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
-    records = [record for file in files for record in records_of(file.read_bytes())]
+
+    def all_records():  # W&B's own process writes them, and goes on for a moment after the run's end
+        found = [record for file in files for record in records_of(file.read_bytes())]
+        return found if sum(record.HasField("exit") for record in found) == 2 else []
+
+    records = until(all_records, 60, "end of the records")
     runs = [record.run for record in records if record.HasField("run")]
     assert {(run.project, run.display_name) for run in runs} == {("small", "fedavg rot45 seed 0")}
     assert len({run.run_id for run in runs}) == 1  # both halves are one run
