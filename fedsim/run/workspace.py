@@ -1,5 +1,7 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
+import ctypes
+import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from clients.compiled import Compiled
 
 KEPT = 2  # workspaces that a process keeps in memory
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT_CLIENTS = 256  # clients of a workspace that stay in memory; any other is opened again, its state is in its store
 
 
@@ -57,6 +60,19 @@ def _set_blas_threads(count: int) -> None:
     threadpool_limits(limits=count, user_api="blas")
 
 
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory that PyTorch frees, for the next tensor.
+
+    Otherwise glibc returns every large block to the system, which clears all pages of the next one. With convolutions
+    of 128 pixels this takes a fifth of a training step and two thirds of an evaluation. A sweep returns the memory of
+    each cell when it has finished.
+    """
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):  # glibc has it
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
 class Workspace:
     """The network and the clients of one plan in one process.
 
@@ -69,6 +85,8 @@ class Workspace:
         self.plan = plan
         self.experiment, self.recipe = plan.experiment, plan.recipe
         self.device = pick_device(plan.experiment.run.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.task = rules_of(plan.data.task, plan.experiment.data)
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":

@@ -1,7 +1,12 @@
-"""A run's numbers depend on its threads: all runtimes have the same default, which is recorded and compared."""
+"""A run's numbers depend on its threads: all runtimes have the same default, which is recorded and compared.
+
+And what else a run sets for its whole process: the memory that it keeps.
+"""
 
 import json
 import os
+import resource
+import sys
 from math import inf
 
 import numpy as np
@@ -14,7 +19,7 @@ from fedsim.commands.runs import run_one
 from fedsim.common import cores
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
-from fedsim.run.workspace import set_threads
+from fedsim.run.workspace import Workspace, set_threads
 from fedsim.settings.experiment import parse_experiment
 
 
@@ -79,3 +84,14 @@ def test_one_thread_of_training_leaves_no_busy_thread_of_numpy(order):
     np.ones(4) @ np.ones(4)  # the library is loaded
     assert torch.get_num_threads() == 1
     assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
+def test_a_large_tensor_gets_the_memory_of_the_one_before(tmp_path):
+    """Otherwise the system clears all of its pages again, which takes longer than the work on them."""
+    Workspace(resolve(small_experiment(tmp_path)))
+    faults = []
+    for _ in range(4):
+        torch.zeros(2**24)  # 64 MiB, 16,384 pages
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    assert faults[-1] - faults[-2] < 1000
