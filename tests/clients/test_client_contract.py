@@ -10,7 +10,7 @@ from small_round import CONFIG, changed, client_of, digits_net, fit, small_round
 from clients.companions.ditto import Ditto
 from clients.parts import Report, Term
 from clients.terms.moon import ModelContrast
-from clients.tools.networks import apart, statistics_frozen
+from clients.tools.networks import statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
@@ -111,18 +111,6 @@ def test_statistics_frozen(norm):
     assert not changed(net, before)
     torch.testing.assert_close(net(images), inside)
     assert {name.rpartition(".")[2] for name in changed(net, before)} >= {"running_var", "num_batches_tracked"}
-
-
-def test_draws_apart():
-    """Draws inside the block come from the generator's stream; the streams outside are not changed."""
-    torch.manual_seed(3)
-    expected, inside = torch.rand(2), []
-    torch.manual_seed(3)
-    for _ in range(2):
-        with apart(torch.Generator().manual_seed(1), torch.device("cpu")):
-            inside.append(torch.rand(2))
-    assert inside[0].equal(inside[1])
-    assert torch.rand(2).equal(expected)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from fedsim.methods.table import METHODS
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.net import Net
 from fedsim.run.workspace import close_workspaces
-from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.server_round import ServerRound, Update
@@ -137,18 +136,6 @@ def test_coefficients_are_those_of_the_shared_network(made, field, others, metho
     assert moves[1].numpy() == pytest.approx(0.1 * moves[0].numpy(), rel=2e-2, abs=1e-7)
 
 
-def test_own_networks_are_kept_with_their_moments(made):
-    part = DisentanglingAdversary()
-    part.begin(made)(made.data.batch(np.arange(6)))
-    part.end(made)
-    kept = snapshot(made.scratch[NETWORKS])
-    part.begin(made)
-    assert not changed(made.scratch[NETWORKS], kept)
-    assert made.outbox["domain_identifier"].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    steps = [entry["step"] for entry in made.scratch["adversary-optimizer"].state_dict()["state"].values()]
-    assert min(steps) >= 1
-
-
 def identifier_of(round, **settings):
     domain = DisentanglingAdversary(**settings)._networks(round)["domain"]
     return {"identifier:a": {name: value.numpy() for name, value in domain.state_dict().items()}}
@@ -168,17 +155,6 @@ def test_target_trains_its_backbone_alone(made):
         assert made.outbox["target_features"]["target_features"].shape == (5, 16)
         state = made.net.state_dict()
         assert all((array == state[name].numpy()).all() for name, array in made.outbox["generator"].items())
-
-
-def test_the_input_of_the_identifiers_is_said_and_not_guessed(made):
-    """With a bottleneck as wide as its input, both kinds of identifiers have the same width."""
-    Disentangler(16, 16).apply(made.net)
-    made.records, made.phase = identifier_of(made, di_input="invariant"), "adapt"
-    seen = []
-    made.net.bottleneck.register_forward_hook(lambda *_: seen.append(1))
-    settings = {"name": "fada", "disentangling_adversary": {"di_input": "invariant"}}
-    build_recipe(Experiment(method=settings)).unlabelled.answer(made)
-    assert seen
 
 
 def test_servers_without_the_target():

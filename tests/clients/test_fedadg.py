@@ -1,7 +1,6 @@
 """FedADG: its losses, its networks, and a client's round."""
 
 import copy
-import logging
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from small_round import changed, colour_images, digits_net, ready_round, small_data, small_round, snapshot
 from torch import nn
 
-from clients.step.adversarial_reference import MOST_WON, AdversarialReference, features_are_nonnegative
+from clients.step.adversarial_reference import AdversarialReference, features_are_nonnegative
 from clients.step.feature_generator import (
     Discriminator,
     Generator,
@@ -159,14 +158,3 @@ def test_sign_of_features_is_that_of_the_initial_network():
             torch.manual_seed(0)
             assert features_are_nonnegative(round) is nonnegative
             assert torch.initial_seed() == 0
-
-
-def test_idle_discriminator_is_told(caplog):
-    """There is a warning after a hundred steps with hardly any loss."""
-    part, round, _ = small()
-    for steps, told in ((MOST_WON - 1, 0), (MOST_WON, 1)):
-        caplog.clear()
-        round.scratch["generator"].longest = torch.tensor(float(steps))
-        with caplog.at_level(logging.WARNING, logger="fedsim"):
-            part.end(round)
-        assert len(caplog.records) == told

@@ -130,13 +130,6 @@ def test_probabilities_are_averaged():
         assert torch.allclose(found[3:], predict(images[3:]), atol=1e-6)
 
 
-def test_weight_zero_leaves_the_reference_alone():
-    records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.ones((3, 4), np.float32)}
-    round = local_round([ConditionalInformation(alpha_cmi=0.0)], records=records)
-    assert round.terms == []
-    assert (round.outbox["class_reference"]["r_mu"] == 2).all()
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_absent_class_is_neither_moved_nor_sent(optimizer):
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.full((3, 4), 1.5, np.float32)}

@@ -13,7 +13,7 @@ from clients.augment.clustered_style import map_clusters, map_products, pool_clu
 from clients.augment.spaces import image_statistics
 from clients.augment.vgg_style import Vgg, decoder, encoder
 from clients.terms import style_contrast
-from clients.terms.style_contrast import StyleContrast, mean_squares, negatives, triplet
+from clients.terms.style_contrast import StyleContrast, mean_squares, triplet
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from strategies.tools.finch import finch
@@ -57,17 +57,6 @@ def test_triplet():
     zero = torch.zeros(2, 3, requires_grad=True)
     triplet(zero, zero * 2, torch.tensor([0, 1]), FIRST, 0.3).backward()
     assert zero.grad.isfinite().all()
-
-
-def test_negatives_are_drawn_uniformly_from_other_labels():
-    """Of 100 even draws each of the four others with another label is chosen 25 times."""
-    labels, draws = torch.tensor([0, 1, 0, 1, 2, 0, 1]), (torch.arange(100).double() + 0.5) / 100
-    chosen = torch.stack([negatives(labels, draw.expand(7))[0] for draw in draws])
-    assert chosen[:, 0].bincount(minlength=7).tolist() == [0, 25, 0, 25, 25, 0, 25]
-    assert (labels[chosen] != labels).all()
-    chosen, has_one = negatives(torch.tensor([1, 1, 1]), draws[:3])
-    assert not has_one.any()
-    assert chosen.max() < 3
 
 
 def small(part, records=TARGET, images=8):

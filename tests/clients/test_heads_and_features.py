@@ -1,12 +1,11 @@
 """COPA, with the heads of other clients; SFA, with noise on features; FPL, with prototypes."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from small_round import Scaled, digits_net, ready_round, small_round, step_of
+from small_round import Scaled, digits_net, ready_round, small_round
 from torch import nn
 
 from clients.budget import fedavg_amount
@@ -15,7 +14,6 @@ from clients.step.supervised import SupervisedStep
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation
 from clients.terms.other_heads import OtherHeads
 from clients.terms.prototype_contrast import PrototypeContrast, cpcl, upcr
-from clients.update.sharpness_aware import SharpnessAware
 from fedsim.models.infer import EnsembleOfHeads
 from fedsim.settings import TrainSettings
 from strategies.banks.heads import Heads
@@ -104,19 +102,6 @@ def test_no_noise_and_features_that_are_written_over(net):
     for value in (1.0, 3.0):
         term(batch_of(net, z.fill_(value)))
     assert round.scratch[MOMENTS].merged(None)["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3
-
-
-def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
-    """The second pass of a sharpness-aware step has features by weights that are nobody's."""
-    part, round = FeatureAugmentation("a"), small_round(net=net, steps=1)
-    round.optimizer, round.loss_of = torch.optim.SGD(net.parameters(), 0.1), part.begin(round)
-    step, batch = step_of(SharpnessAware(), round), batch_of(net, torch.ones(6, 4))
-    for _ in range(2):
-        step(replace(batch, drawn={}))
-    part.end(round)
-    round.store.commit()
-    round.store.open_round(2)
-    assert round.store.get(MOMENTS)["count"].tolist() == [4, 4, 4]
 
 
 def test_sfa_a_draws_from_the_class(net):

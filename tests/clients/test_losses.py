@@ -72,14 +72,6 @@ def test_proximal_numbers():
     assert proximal(w, reference, 0.0).item() == 0
 
 
-@pytest.mark.parametrize(
-    ("w", "start", "words"), [([X, Y], [X], "2 parameters"), ([X], [X.T], "shape"), ([], [], "at least one")]
-)
-def test_proximal_refuses_lists_that_do_not_match(w, start, words):
-    with pytest.raises(ValueError, match=words):
-        proximal(w, start, 0.1)
-
-
 @pytest.mark.parametrize("factor", [1, 10])
 @pytest.mark.parametrize(("scales", "statistic", "expected"), [
     (MMD_SCALES, "u", 2.043262), (MMD_SCALES, "v", 4.570397), ((1.0,), "v", 0.877387), ((1.0,), "u", 0.696118),

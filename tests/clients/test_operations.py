@@ -223,16 +223,6 @@ def test_a_view_has_the_statistics_of_a_row(unmixed, monkeypatch):
     assert AlignedViews(p=0.0).changed(x, styles).equal(x)
 
 
-def test_every_view_has_draws_of_its_own_and_one_colour_stays_one(unmixed):
-    x = to_float(torch.from_numpy(colour_images(1))).repeat(12, 1, 1, 1)
-    styles = torch.linspace(0.3, 0.7, 12)[:, None, None, None].expand(-1, 3, 1, 1), torch.full((12, 3, 1, 1), 0.1)
-    first, second = (AlignedViews(alpha=1.0).changed(x, styles) for _ in range(2))
-    assert len(first.mean((1, 2, 3)).unique()) == 12
-    assert not first.equal(second)
-    moved = AlignedViews(alpha=1.0).changed(torch.full((4, 3, 8, 8), 0.25), styles)
-    assert torch.allclose(moved.amax((2, 3)), moved.amin((2, 3)))
-
-
 def test_the_official_variant_reaches_the_views_the_contrast_and_the_bank(unmixed):
     for name, own in (("paper", False), ("official", True)):
         round = one_step(AlignedViews(variant=name, p=0.0, views=1))[2]

@@ -1,7 +1,5 @@
 """What clients keep: SCAFFOLD's variates, and the personal models of Ditto, PerAda and FedBN."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -11,20 +9,14 @@ from support import Interrupt, numbers, run_small, small_experiment, tiny_experi
 from torch import nn
 
 from clients.companions.ditto import Ditto
-from clients.store import newest_entry
 from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
 from fedsim.common.errors import UserError
-from fedsim.common.seeding import numpy_rng
-from fedsim.data import load_client
-from fedsim.run.checkpoint import load_checkpoint
-from fedsim.run.plan import resolve, run_folder
+from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
 from fedsim.run.workspace import close_workspaces, workspace
 from fedsim.settings import TrainSettings
 from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound
-
-CLIENTS = ("rot0", "rot15", "rot30")
 
 
 def scalar_round(
@@ -82,41 +74,6 @@ def test_server_counts_all_clients():
     assert bank.accept("a", changes["a"], server) == ""
     assert "'buffer'" in bank.accept("a", {**changes["a"], "buffer": previous["buffer"]}, server)
     assert "expected float32[2]" in bank.accept("a", {"w": np.zeros(3, np.float32)}, server)
-
-
-def variates(experiment, rounds, **words):
-    """(the server's, {client: its own}) after so many rounds, in which an interrupt stops the run."""
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(rounds), **words)
-    folder = run_folder(experiment)
-    server = load_checkpoint(folder / "checkpoint").state.banks["control"][SERVER]
-    assert max(np.abs(array).max() for array in server.values()) > 0.01
-    return server, {client: newest_entry(folder / "state" / client, OWN) for client in CLIENTS}
-
-
-def test_variates_of_identical_clients_are_equal(tmp_path, monkeypatch):
-    """After two rounds of three clients c = c_k for all k, and the model is FedAvg's with plain SGD."""
-
-    def same_data(settings, name, *words):
-        return dataclasses.replace(load_client(settings, "rot0", *words), client=name)
-
-    def without_the_client(seed, purpose, client, *rest):
-        return numpy_rng(seed, purpose, *rest)
-
-    monkeypatch.setattr("fedsim.run.workspace.load_client", same_data)
-    monkeypatch.setattr("clients.local_round.numpy_rng", without_the_client)
-    train = {"momentum": 0.0, "iterations": 3}
-    server, own = variates(tiny_experiment(tmp_path / "variates", "scaffold", 3, train=train), 2)
-    for client in CLIENTS:
-        assert own[client].keys() == server.keys()
-        for name, array in server.items():
-            np.testing.assert_allclose(array, own[client][name].numpy(), atol=1e-5, err_msg=f"{client} {name}")
-    whole, plain = (
-        load_file(run_small(tiny_experiment(tmp_path / method, method, 3, train=train))[0] / "last.safetensors")
-        for method in ("scaffold", "fedavg")
-    )
-    for name, array in plain.items():
-        np.testing.assert_allclose(whole[name], array, atol=1e-4, err_msg=name)
 
 
 KEEP = {"keep_personal": True}

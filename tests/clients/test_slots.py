@@ -1,6 +1,5 @@
 """Objective, update and companions: what combines and what repeats its draws; neutral settings; missing classes."""
 
-import dataclasses
 import json
 
 import pytest
@@ -10,12 +9,10 @@ from support import Interrupt, numbers, run_small, small_experiment, tiny_experi
 from clients.companions.ditto import Ditto
 from clients.local_round import LocalRound
 from clients.objective.jigsaw import Jigsaw
-from clients.parts import Step
 from clients.tools.networks import evaluating, statistics_frozen
 from clients.update.sharpness_aware import SharpnessAware
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble, find_recipe
-from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder
@@ -54,19 +51,6 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
 def test_what_does_not_combine_is_refused_by_a_fact(method, words):
     with pytest.raises(UserError, match=words):
         find_recipe(method)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mine(Step):
-    def begin(self, round):
-        return lambda batch: round.apply_gradients(round.loss_of(batch))
-
-
-def test_a_step_from_outside_takes_neither_objective_nor_update_unless_it_says_so():
-    check_recipe(Recipe(client=Mine()), "mine")
-    for part in ({"objective": Jigsaw()}, {"update": SharpnessAware()}):
-        with pytest.raises(UserError, match="which does not hold with mine"):
-            check_recipe(Recipe(client=Mine(), **part), "mine")
 
 
 def test_parts_that_were_steps_are_found_in_client():

@@ -11,7 +11,7 @@ from small_round import changed, digits_net, ready_round, snapshot, step_of
 
 from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.step.supervised import SupervisedStep
-from clients.tools.style_pass import Balanced, StylePass, drawn_classes, lone_classes, partner_rows, picked_rows
+from clients.tools.style_pass import Balanced, StylePass, drawn_classes, lone_classes, partner_rows
 from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
 from fedsim.models.inserts.style_exploration import StyleExploration, in_style, moments
 from fedsim.settings import TrainSettings
@@ -143,13 +143,6 @@ def test_small_classes_catch_up(labels, count, total):
     # where not all of the smallest classes fit, they are drawn at random
     drawn = {tuple(sorted(drawn_classes(np.array([0, 1, 2, 3, 3]), 2, RNG(seed)))) for seed in range(40)}
     assert drawn == {(0, 1), (0, 2), (1, 2)}
-
-
-def test_picked_rows_have_their_class():
-    labels, classes = np.array([2, 0, 2, 1, 0]), np.array([0, 2, 2, 1] * 50)
-    rows = picked_rows(labels, classes, RNG(0))
-    assert labels[rows].tolist() == classes.tolist()
-    assert set(rows) == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(("others", "fourth"), [([1, 3, 5], 6 + 1), ([1, 5], 3), ([], 3)])

@@ -15,10 +15,8 @@ from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.style import Haar, Pixel, adain_affine, apply_affine, deviation, move, pool, statistics
 from clients.augment.vgg_style import Vgg, decoder, encoder, load_vgg
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark
 from fedsim.data.augment import to_float
 from fedsim.methods.assembly import build_recipe
-from fedsim.settings.experiment import read_experiment
 from strategies.banks.style import StyleBank
 from strategies.parts import ServerRound
 
@@ -224,14 +222,6 @@ def test_single_styles_leave_constant_images_out():
     rounds = small_round(small_data(images, validation=2)), small_round(small_data(images[:6]))
     split, whole = (CrossClientStyle().collect(round)["mean"] for round in rounds)
     assert np.array_equal(split, whole)
-
-
-@pytest.mark.parametrize("data", ["pacs", "office-home", "camelyon17"])
-def test_the_papers_level_is_the_number_of_clients(data):
-    """L = K on the data sets of the paper, of which one domain is the target."""
-    experiment = read_experiment(data, ["method.name=ccst"])
-    level = build_recipe(experiment, recorded=True).augment.L
-    assert level == len(benchmark(experiment.data).domains) - 1
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")

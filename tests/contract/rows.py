@@ -6,22 +6,15 @@ the runs, such as `run.runtime=ray`.
 """
 
 import hashlib
-import importlib
 import sys
 import tempfile
 from pathlib import Path
 
 import pandas as pd
 
-
-def tree_module(*names: str):
-    """The first of these modules that the tree has; earlier trees had it elsewhere."""
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    raise ModuleNotFoundError(names[0])
+from fedsim.commands.contract import small_plan
+from fedsim.methods.table import METHODS
+from fedsim.runtime.launch import carry_out
 
 
 def digest(folder: Path) -> str:
@@ -36,13 +29,10 @@ def digest(folder: Path) -> str:
 
 def main(file: str, *settings: str) -> None:
     """Write a line for every row."""
-    contract = tree_module("fedsim.commands.contract", "fedsim.contract")
-    launch = tree_module("fedsim.runtime.launch")
-    rows = tree_module("fedsim.methods.table", "fedsim.methods").METHODS
     with Path(file).open("w") as lines, tempfile.TemporaryDirectory() as output:
-        for method in rows:
-            plan = contract.small_plan(method, output, ["train.rounds=2", *settings])
-            print(method, digest(launch.carry_out(plan)), file=lines, flush=True)
+        for method in METHODS:
+            plan = small_plan(method, output, ["train.rounds=2", *settings])
+            print(method, digest(carry_out(plan)), file=lines, flush=True)
 
 
 if __name__ == "__main__":

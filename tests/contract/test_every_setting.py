@@ -48,15 +48,8 @@ def changed(part, field) -> Iterator[bool | float]:
         yield not value
     elif isinstance(value, int | float):
         kind = type(value)
-        for other in (
-            2 * value or 1,
-            kind(value / 20),
-            value + kind(30),
-            kind(0),
-            kind(1),
-            value - 1,
-            kind(value / 1e5),
-        ):
+        others = 2 * value or 1, kind(value / 20), value + kind(30), kind(0), kind(1), value - 1, kind(value / 1e5)
+        for other in others:
             try:
                 validated(part, {field: other}, field)
             except UserError:

@@ -23,7 +23,6 @@ class Shrink(Term):
     weight: Annotated[float, Field(ge=0)] = 0.1
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The penalty on the parameters as they are in each step."""
         parameters = [parameter for parameter in round.net.parameters() if parameter.requires_grad]
         return lambda batch: 0.5 * self.weight * sum(parameter.square().sum() for parameter in parameters)
 
@@ -38,7 +37,6 @@ class Stripes(Reader):
     benchmark = Benchmark("stripes", "Stripes", ("across", "both", "down"), ("thick", "thin"), 1)
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Noisy stripes of the size asked for."""
         size, labels = self.data.image_size, np.arange(40) % 2
         place = np.arange(size)
         noise = np.random.default_rng(len(domain)).integers(0, 90, (40, 1, size, size))
@@ -48,7 +46,6 @@ class Stripes(Reader):
         return (noise + pattern).astype(np.uint8), labels.astype(np.int64)
 
     def fingerprint(self, domain: str) -> str:
-        """The fingerprint of the pixels."""
         return content_hash(self.images(domain)[0].tobytes())
 
 
@@ -56,7 +53,6 @@ class Flipper:
     """Flips about half of the images from left to right."""
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Float [B, C, H, W] in [0, 1]."""
         flipped = torch.rand(len(images), 1, 1, 1) < 0.5
         return torch.where(flipped.to(images.device), images.flip(3), images)
 

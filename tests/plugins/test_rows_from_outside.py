@@ -27,15 +27,11 @@ from strategies.weights.generalization_adjustment import GeneralizationAdjustmen
 
 @dataclass
 class Loose(Term):
-    """Not frozen."""
-
     weight: float = 0.1
 
 
 @dataclass(frozen=True)
 class WithList(Term):
-    """Has a list."""
-
     layers: list = field(default_factory=list)
 
 
@@ -68,8 +64,6 @@ def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):
 # ------------------------------------- two parts never write one record, of which the later would replace the first
 @dataclass(frozen=True)
 class Sum(Term):
-    """Contributes a sum."""
-
     bank: ClassVar[str] = "sum"
 
 
@@ -85,8 +79,6 @@ def bank(record: str, title: str = "A") -> Bank:
 
 @dataclass(frozen=True)
 class Look(Visit):
-    """A visit."""
-
     phase: ClassVar[str] = "look"
 
 

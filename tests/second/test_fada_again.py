@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans
-from tape import average, batch_norm, classified, features, learned, recorded, sgd
+from tape import average, batch_norm, classified, copied, features, learned, recorded, sgd
 
 from clients.step.disentangling_adversary import DisentanglingAdversary
 
@@ -34,25 +34,15 @@ def log_sigmoid(x):
     return -torch.log1p(torch.exp(-x))
 
 
-def branch(weights, prefix, f):
-    """Two linear layers, each with the batch's own normalization and ReLU."""
+def branch(weights, prefix, f, track=False):
+    """Two linear layers, each with the batch's own normalization and ReLU; the running statistics follow on demand."""
     for linear, norm in ((0, 1), (3, 4)):
         f = f @ weights[f"{prefix}.{linear}.weight"].T + weights[f"{prefix}.{linear}.bias"]
+        for name, value in (("running_mean", f.mean(0)), ("running_var", f.var(0))) if track else ():
+            weights[f"{prefix}.{norm}.{name}"] = 0.9 * weights[f"{prefix}.{norm}.{name}"] + 0.1 * value.detach()
         f = (f - f.mean(0)) / torch.sqrt(((f - f.mean(0)) ** 2).mean(0) + 1e-5)
         f = torch.relu(f * weights[f"{prefix}.{norm}.weight"] + weights[f"{prefix}.{norm}.bias"])
     return f
-
-
-def track_branch(weights, prefix, f):
-    """The running statistics of a branch after one more batch."""
-    with torch.no_grad():
-        for linear, norm in ((0, 1), (3, 4)):
-            f = f @ weights[f"{prefix}.{linear}.weight"].T + weights[f"{prefix}.{linear}.bias"]
-            mean, variance = f.mean(0), f.var(0)
-            for name, value in (("running_mean", mean), ("running_var", variance)):
-                weights[f"{prefix}.{norm}.{name}"] = 0.9 * weights[f"{prefix}.{norm}.{name}"] + 0.1 * value
-            f = (f - mean) / torch.sqrt(f.var(0, unbiased=False) + 1e-5)
-            f = torch.relu(f * weights[f"{prefix}.{norm}.weight"] + weights[f"{prefix}.{norm}.bias"])
 
 
 def generator(weights, images, track=True):
@@ -103,11 +93,9 @@ def trained(weights, segment, aux, adam, target):
     moments, segment.draws = {}, [draw for draw in segment.draws if draw.dim()]  # without seeds
     for images, labels in segment.batches:
         f = generator(weights, images)
-        track_branch(weights, "bottleneck", f.detach())
         guess = branch(aux, "specific", f) @ aux["classes.weight"].T + aux["classes.bias"]
-        loss = F.cross_entropy(classified(weights, branch(weights, "bottleneck", f)), labels) + F.cross_entropy(
-            guess, labels
-        )
+        found = classified(weights, branch(weights, "bottleneck", f, track=True))
+        loss = F.cross_entropy(found, labels) + F.cross_entropy(guess, labels)
         step(loss, weights, moments, aux, adam, ("backbone", "bottleneck", "head"), ("specific", "classes"))
         if target is not None:
             f, theirs = generator(weights, images, track=False), target[segment.drawn(len(labels))]
@@ -136,10 +124,8 @@ def trained(weights, segment, aux, adam, target):
 
 def spread(points, clusters):
     """sum_r 1/(2 n_r) sum_{i,j in r} ||f_i - f_j||, pair by pair."""
-    groups = {
-        r: [point for point, own in zip(points.double(), clusters, strict=True) if own == r] for r in set(clusters)
-    }
-    return sum(sum(float((a - b).norm()) for a in own for b in own) / (2 * len(own)) for own in groups.values())
+    groups = [[point for point, own in zip(points.double(), clusters) if own == r] for r in set(clusters)]
+    return sum(sum(float((a - b).norm()) for a in own for b in own) / (2 * len(own)) for own in groups)
 
 
 @pytest.mark.slow  # two codes part for good where rounding decides a ReLU, which another processor may do
@@ -159,17 +145,16 @@ def test_fada(tmp_path):
     with patch.object(DisentanglingAdversary, "_networks", noted), patch.object(KMeans, "fit", fitted):
         evidence, tape, model = recorded("fada", tmp_path, *SETTINGS, visits=visits)
     assert [visit.client for visit in visits] == ["attention", "adapt"] * 2
-    aux = {c: {n: v.clone().requires_grad_(n in learned(own)) for n, v in own.items()} for c, own in made.items()}
+    aux = {client: copied(own) for client, own in made.items()}
     adam, target = {client: Adam() for client in aux}, None
     for number, segments in enumerate(tape):
-        begun = [{n: v.clone().requires_grad_(n in learned(model)) for n, v in model.items()} for _ in segments]
-        states = [trained(w, s, aux[s.client], adam[s.client], target) for w, s in zip(begun, segments, strict=True)]
+        states = [trained(copied(model), s, aux[s.client], adam[s.client], target) for s in segments]
         images = visits[2 * number].batches[0][0]
         values = [spread(evaluated(each, images), clusters.pop(0)) for each in (model, *states)]
         gains = torch.tensor([(values[0] - value) / values[0] / 0.1 for value in values[1:]], dtype=torch.float64)
         model = average(states, (torch.exp(gains) / torch.exp(gains).sum()).tolist())
         if number:  # identifiers were trained
-            weights, own = {n: v.clone().requires_grad_(n in learned(model)) for n, v in model.items()}, Adam()
+            weights, own = copied(model), Adam()
             names = [name for name in learned(weights) if name.startswith("backbone")]
             for batch, _ in visits[2 * number + 1].batches[1:]:
                 f = generator(weights, batch)

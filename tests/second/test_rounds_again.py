@@ -4,7 +4,7 @@ Nothing of the parts is imported. Loops stand in place of tensor algebra whereve
 import pytest
 import torch
 import torch.nn.functional as F
-from tape import average, batch_norm, channel_norm, classified, features, learned, local_rounds, recorded, sgd
+from tape import average, batch_norm, channel_norm, classified, copied, features, learned, local_rounds, recorded, sgd
 
 ADAPTER = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 
@@ -44,10 +44,9 @@ def test_silobn(tmp_path):
     equal(evidence, model)
     for config, _, record in evidence.training():
         if config["round"] == 2:  # the average of clients with equally many steps would hide where they began
-            arrays, name = record["arrays"], "backbone.norm1.running_mean"
-            torch.testing.assert_close(
-                torch.tensor(arrays[name].numpy()), own[config["client"]][name], atol=1e-5, rtol=1e-4
-            )
+            name, wanted = "backbone.norm1.running_mean", own[config["client"]]
+            sent = torch.tensor(record["arrays"][name].numpy())
+            torch.testing.assert_close(sent, wanted[name], atol=1e-5, rtol=1e-4)
 
 
 def test_feddrop(tmp_path):
@@ -70,8 +69,7 @@ def test_feddrop(tmp_path):
             def loss(weights, images, labels, segment, model, mask=mask):
                 return F.cross_entropy(classified(weights, features(weights, images, plain(weights)) * mask), labels)
 
-            begun = {name: value.clone().requires_grad_(name in learned(model)) for name, value in model.items()}
-            states.append(descent(loss)(begun, segment, model))
+            states.append(descent(loss)(copied(model), segment, model))
         model = average(states, [segment.examples for segment in segments])
     equal(evidence, model)
 
@@ -167,10 +165,7 @@ def test_copa(tmp_path):
         states = []
         for segment in segments:
             weight, bias = heads[segment.client]
-            begun = {**model, "head.weight": weight, "head.bias": bias}
-            begun = {
-                name: value.detach().clone().requires_grad_(name in learned(begun)) for name, value in begun.items()
-            }
+            begun = copied({**model, "head.weight": weight, "head.bias": bias})
             states.append(descent(loss)(begun, segment, model))
         heads = {c: (state["head.weight"].detach(), state["head.bias"].detach()) for c, state in zip(clients, states)}
         model = average(states, [segment.examples for segment in segments])
