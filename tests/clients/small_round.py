@@ -52,7 +52,6 @@ def small_round(
 
 
 def digits_net(size: int = 16, channels: int = 3, bottleneck: int = 0, norm=None, classes: int = 3, seed: int = 0):
-    """The small CNN with batch norm."""
     settings = ModelSettings(backbone="digits-cnn-bn", bottleneck=bottleneck)
     return build_model(settings, classes, channels, size, norm, seed)
 
@@ -89,7 +88,6 @@ def ready_round(net: nn.Module, records: dict | None = None, images: int = 6, si
 
 
 def snapshot(module: nn.Module) -> dict:
-    """A copy of its tensors."""
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_round import colour_images, small_data, small_net, small_round
+from small_round import colour_images, ready_round, small_data, small_net, small_round
 from torch import nn
 
 from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows
@@ -27,14 +27,12 @@ def amplitudes(part, clients="bc"):
     return {"amplitude": AmplitudeBank().hand_out(entries, "a", FIRST_ROUND)}
 
 
-def one_step(part, net, records=None, lr=1.0, terms=()):
+def one_step(part, net, records=None, terms=()):
     """Parameter changes of one SGD step, the batch and the loss."""
-    data = small_data(colour_images(12))
     before = {name: value.detach().clone() for name, value in net.named_parameters()}
-    round = small_round(data, amplitudes(part) if records is None else records, net)
-    round.optimizer, round.terms = torch.optim.SGD(net.parameters(), lr), list(terms)
+    round = ready_round(net, amplitudes(part) if records is None else records, 12, lr=1.0)
+    round.terms, batch = list(terms), round.data.batch(np.arange(12))
     torch.manual_seed(3)
-    batch = data.batch(np.arange(12))
     loss = part.begin(round)(batch)
     return {name: value.detach() - before[name] for name, value in net.named_parameters()}, batch, loss
 
@@ -79,8 +77,7 @@ def test_versions_lean_towards_the_foreign_brightness():
     assert [len(EpisodicStep(m_test=m).transfer(round)(raw)) for m in (1, 2, 5, "all")] == [1, 2, 2, len(versions)]
     for version in versions:
         assert version.mean() > raw.mean() + 0.1
-        assert version.min() >= 0
-        assert version.max() <= 1
+        assert 0 <= version.min() <= version.max() <= 1
     drawn = EpisodicStep(L_w=0.0).transfer(round)(raw)[0]
     shares = (drawn.mean(dim=(1, 2, 3)) - raw.mean(dim=(1, 2, 3))).tolist()
     assert len({f"{share:.3f}" for share in shares}) > 3  # lambda is drawn per image

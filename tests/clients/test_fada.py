@@ -1,6 +1,5 @@
 """FADA: numbers by hand, what each step trains, its exchanges, and that it reads no label of the target."""
 
-import copy
 import dataclasses
 import math
 
@@ -14,7 +13,6 @@ from torch import nn
 
 import fedsim.data.loading as loading
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
-from clients.store import ClientStore
 from clients.tools.disentangling import clustered, confusion_loss, domain_loss, information, source_loss, tightness
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.common.errors import UserError
@@ -84,20 +82,17 @@ def made():
 
 
 def watch(round, part, name):
-    """{module: by how much one method of the step moves its parameters} for all modules that it changes."""
+    """The modules that one method of the step changes."""
     step = part.begin(round)
     aux, net = round.scratch[NETWORKS], round.net
     modules = {"G": net.backbone, "D_di": net.bottleneck, "C": net.head, "D_ds": aux["specific"], "CI": aux["classes"],
                "R": aux["rebuild"], "M": aux["statistic"], "DI": aux["domain"]}  # fmt: skip
-    original, seen = getattr(DisentanglingAdversary, name), {}
+    original, seen = getattr(DisentanglingAdversary, name), set()
 
     def observed(self, *words):
         before = {key: snapshot(module) for key, module in modules.items()}
         result = original(self, *words)
-        for key, module in modules.items():
-            if changed(module, before[key]):
-                moves = [value.detach() - before[key][name] for name, value in module.named_parameters()]
-                seen[key] = torch.cat([move.flatten() for move in moves])
+        seen.update(key for key, module in modules.items() if changed(module, before[key]))
         return result
 
     with pytest.MonkeyPatch.context() as patch:
@@ -118,22 +113,7 @@ def test_what_each_step_moves(made, method, settings, moves):
     """Parameters and statistics: step 1, steps 2 and 3, only step 4, and steps 4 to 6."""
     if settings:  # an optimizer that moves without any gradient
         made.optimizer = torch.optim.SGD(made.net.parameters(), 0.1, weight_decay=0.1)
-    assert watch(made, DisentanglingAdversary(**settings), method).keys() == set(moves.split())
-
-
-@pytest.mark.parametrize(("field", "others", "method", "module"), [
-    ("lambda_rec", {"lambda_mi": 0.0}, "_disentangle", "D_di"),
-    ("lambda_mi", {"lambda_rec": 0.0}, "_disentangle", "D_di"), ("lambda_adv", {}, "_adversary", "G"),
-])  # fmt: skip
-def test_coefficients_are_those_of_the_shared_network(made, field, others, method, module):
-    """A tenth changes a tenth as much; a separate Adam would cancel the coefficient."""
-    start, moves = copy.deepcopy(made.net.state_dict()), []
-    for value in (1.0, 0.1):
-        made.net.load_state_dict(start)
-        made.store, made.optimizer = ClientStore(None), torch.optim.SGD(made.net.parameters(), 0.1)
-        moves.append(watch(made, DisentanglingAdversary(**{field: value}, **others), method)[module])
-    assert moves[0].abs().max() > 0
-    assert moves[1].numpy() == pytest.approx(0.1 * moves[0].numpy(), rel=2e-2, abs=1e-7)
+    assert watch(made, DisentanglingAdversary(**settings), method) == set(moves.split())
 
 
 def identifier_of(round, **settings):
@@ -189,7 +169,6 @@ def run(tmp_path_factory):
 
 
 def test_three_exchanges_a_round(run):
-    """Kinds of messages, what they hold, and their bytes in clients.csv."""
     folder, grid, _ = run
     visits = [pair for pair in grid.seen if pair[0].metadata.message_type == "query.visit"]
     assert [message.content.config_records["config"]["phase"] for message, _ in visits] == ["attention", "adapt"] * 3

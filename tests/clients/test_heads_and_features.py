@@ -156,7 +156,6 @@ def test_samples_with_and_without_prototypes():
 
 
 def small(record=None, images=10, **train):
-    """A round on the digits CNN, ready to begin."""
     settings = TrainSettings(batch_size=4, **train)
     epoch = fedavg_amount(images, settings.model_copy(update={"epochs": 1}))
     steps = int(settings.epochs * epoch.steps)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_round import colour_images, small_data, small_net, small_round, step_of
+from small_round import colour_images, ready_round, small_data, small_net, small_round, step_of
 from torchvision.transforms import v2
 
 from clients.augment import aug_mix, rand_augment
@@ -121,24 +121,7 @@ def test_augmix_mixes_chains(noted, monkeypatch):
     assert shares.var().item() == pytest.approx(1 / 12, abs=0.01)
     monkeypatch.undo()
     assert not mixed(x).equal(x)
-    assert mixed(x).min() >= 0
-    assert mixed(x).max() <= 1
-
-
-@pytest.mark.parametrize("alike", [True, False])
-def test_chains_are_drawn_once_for_the_batch_or_for_each_image(alike, monkeypatch):
-    """The weights of the chains and of the image itself are each image's own either way."""
-    seen = []
-
-    def note(part, names, chosen, magnitudes):
-        seen.extend(zip(chosen.split(40), magnitudes.split(40)))  # the images of one chain after those of another
-        return torch.ones_like(part)
-
-    monkeypatch.setattr(aug_mix, "apply_operations", note)
-    assert len(mixed(torch.zeros(40, 1, 4, 4), alike=alike).amax((1, 2, 3)).unique()) == 40
-    assert 3 <= len(seen) <= 9
-    assert {max(len(drawn.unique()) for drawn in draws) == 1 for draws in zip(*seen)} == {alike}
-    assert {len(chosen) for chosen, _ in seen} == {40} or not alike  # a chain ends for all of its images
+    assert 0 <= mixed(x).min() <= mixed(x).max() <= 1
 
 
 def test_wrong_settings_are_refused():
@@ -152,14 +135,10 @@ ROWS = {"mean": np.full((4, 3), 0.7, np.float32), "std": np.full((4, 3), 0.2, np
 
 
 def one_step(part, rows=None):
-    """(loss, change of every parameter, round) of one SGD step on twelve images."""
-    net, data = small_net(), small_data(colour_images(12))
-    before = {name: value.detach().clone() for name, value in net.named_parameters()}
-    round = small_round(data, {"pixel_stats": ROWS if rows is None else rows}, net, steps=1)
-    round.optimizer = torch.optim.SGD(net.parameters(), 1.0)
+    """(loss, round) of one step on twelve images."""
+    round = ready_round(small_net(), {"pixel_stats": ROWS if rows is None else rows}, 12)
     torch.manual_seed(3)
-    loss = step_of(part, round)(data.batch(np.arange(12)))
-    return loss, {name: value.detach() - before[name] for name, value in net.named_parameters()}, round
+    return step_of(part, round)(round.data.batch(np.arange(12))), round
 
 
 @pytest.mark.parametrize(
@@ -185,7 +164,7 @@ def test_values_outside_are_clamped():
 def test_the_loss_is_the_sum_of_its_terms():
     """3 CE + lambda2 JS + lambda1 SC, with a gradient through every view."""
     part = AlignedViews(lambda1=0.3, lambda2=0.2)
-    loss, _, round = one_step(part)
+    loss, round = one_step(part)
     found, batch, net, styles = round.tallied(), round.data.batch(np.arange(12)), small_net(), part.styles(round)
     torch.manual_seed(3)
     views = [batch.images, *(batch.normalize(part.changed(batch.augmented, styles)) for _ in range(2))]
@@ -225,7 +204,7 @@ def test_a_view_has_the_statistics_of_a_row(unmixed, monkeypatch):
 
 def test_the_official_variant_reaches_the_views_the_contrast_and_the_bank(unmixed):
     for name, own in (("paper", False), ("official", True)):
-        round = one_step(AlignedViews(variant=name, p=0.0, views=1))[2]
+        round = one_step(AlignedViews(variant=name, p=0.0, views=1))[1]
         images = round.data.batch(np.arange(12)).images
         features = [small_net().features(images), small_net().features(eight_bit(images, wraps=own))]
         wanted = contrast_of(features, round.data.labels, 0.1, own).item()
@@ -246,8 +225,8 @@ def test_without_rows_views_are_augmixs_alone(caplog):
         torch.manual_seed(5)
         views.append(change())
     assert views[0].equal(views[1])
-    loss, moved, _ = one_step(AlignedViews(), rows={})
-    assert all(value.isfinite().all() for value in (loss, *moved.values()))
+    loss, round = one_step(AlignedViews(), rows={})
+    assert all(value.isfinite().all() for value in (loss, *round.net.parameters()))
 
 
 @pytest.mark.parametrize(("r", "images", "rows"), [(0.1, 9, 0), (0.1, 10, 1), (0.29, 100, 29), (0.1, 30, 3), (1, 7, 7)])

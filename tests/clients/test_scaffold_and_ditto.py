@@ -9,7 +9,7 @@ from support import Interrupt, numbers, run_small, small_experiment, tiny_experi
 from torch import nn
 
 from clients.companions.ditto import Ditto
-from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
+from clients.terms.drift_correction import OWN, DriftCorrection
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
@@ -49,14 +49,6 @@ def scalar_round(
 ])  # fmt: skip
 def test_numbers_by_hand(settings, found):
     assert scalar_round(**settings) == pytest.approx(found, abs=1e-5)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_momentum_divides_by_the_gradients_that_acted(steps):
-    """A constant gradient is recovered whatever the momentum; FedNova's counts are in test_optimizers.py."""
-    assert scalar_round(momentum=0.9, steps=steps)[1] == pytest.approx(2.0, abs=1e-5)
-    assert scalar_round(c=0.5, own=1.5, momentum=0.9, steps=steps)[1] == pytest.approx(2.0, abs=1e-5)
-    assert gradient_count(7, 0.0) == 7.0
 
 
 def test_server_counts_all_clients():

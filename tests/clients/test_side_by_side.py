@@ -268,7 +268,6 @@ def test_a_compiler_that_fails_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_compiled_numbers_are_the_networks_own(tmp_path):
-    """With PyTorch's real compiler, two rounds of FedAvg differ only by rounding."""
     losses = []
     for mode in ("off", "default"):
         changes = [f"train.compile={mode}", "train.rounds=2", "train.iterations=2", "data.fraction=0.05"]

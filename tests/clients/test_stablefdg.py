@@ -34,7 +34,6 @@ def round_of(net, images=8, record=FOREIGN, **values):
 
 
 def taken(step, net, positions, record=FOREIGN, **values):
-    """(batch after one step, its loss, the round)."""
     round = round_of(net, record=record, **values)
     batch = round.data.batch(np.array(positions))
     return batch, step_of(step, round)(batch).item(), round

@@ -129,9 +129,8 @@ def test_vgg_loads_local_files(vgg_files):
     ("garbage.pth", "decoder.safetensors", "not a readable weights file"),
 ])  # fmt: skip
 def test_vgg_says_in_one_line_what_is_wrong(phi, psi, message, vgg_files):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=rf"\A.*{message}.*\Z"):
         load(vgg_files, phi, psi)
-    assert "\n" not in str(caught.value)
 
 
 FIRST_ROUND = ServerRound(1, 3, [], {})
@@ -165,8 +164,7 @@ def test_every_image_l_times_and_once_untouched(space, vgg_files):
     assert sum(map(sum, same)) == 5
     assert [sum(column) for column in zip(*same)] == [1] * 5
     assert batch.raw.shape == (15, 3, 16, 16)
-    assert batch.raw.min() >= 0
-    assert batch.raw.max() <= 1
+    assert 0 <= batch.raw.min() <= batch.raw.max() <= 1
     assert part.__class__(**{**part.__dict__, "L": 1}).copies(round) == 1
     assert part.tag == space
 

@@ -36,7 +36,6 @@ def plus(floats: int) -> tuple[int, int, int]:
 
 
 def parameter_shapes() -> dict:
-    """Shapes of all parameters."""
     return {
         "backbone.conv1.weight": (10, 1, 5, 5), "backbone.conv1.bias": (10,), "backbone.norm1.weight": (10,),
         "backbone.norm1.bias": (10,), "backbone.conv2.weight": (20, 10, 5, 5), "backbone.conv2.bias": (20,),
@@ -131,7 +130,6 @@ def shapes(content) -> dict:
 
 
 def size(content) -> int:
-    """Bytes of the model's tensors."""
     return sum(array.nbytes for array in record_to_arrays(content.array_records["arrays"]).values())
 
 

@@ -18,7 +18,6 @@ from fedsim.runtime.launch import carry_out
 
 
 def digest(folder: Path) -> str:
-    """The digest of a finished run."""
     found = hashlib.sha256()
     for name in ("rounds.csv", "clients.csv"):
         table = pd.read_csv(folder / name, dtype=str)
@@ -28,7 +27,6 @@ def digest(folder: Path) -> str:
 
 
 def main(file: str, *settings: str) -> None:
-    """Write a line for every row."""
     with Path(file).open("w") as lines, tempfile.TemporaryDirectory() as output:
         for method in METHODS:
             plan = small_plan(method, output, ["train.rounds=2", *settings])

@@ -56,11 +56,8 @@ def test_weights_follow_from_examples_where_a_rule_says_so():
                         "clients did in the round; use one of the two"),
     ("deepall+krum", "krum assumes that several clients train and differ, which does not hold with all data pooled on "
                      "one client; use a federated method"),
-    ("afl+csac", "agnostic_weights assumes that the fused model counts every client with its weight, which does not "
-                 "hold with semantic_divergence; use one of the two"),
 ])  # fmt: skip
 def test_the_sentences_of_pairs(pair, sentence):
-    """In either order."""
     for name in (pair, "+".join(reversed(pair.split("+")))):
         with pytest.raises(UserError) as no:
             find_recipe(name)
@@ -121,11 +118,6 @@ def test_pairs_of_which_one_takes_what_the_other_needs_are_refused(pair):
     """Before the run starts, and not by a client in the middle of it."""
     with pytest.raises(UserError, match=r"features of stochastic_embedding|norm layers are those of the backbone"):
         find_recipe(pair)
-
-
-def test_what_inserts_attach_to_features_stays_with_a_part_of_the_batch(tmp_path):
-    """AugMix passes three versions through the network together; terms get the first, with its mean and spread."""
-    assert len(run_watched(small_plan("augmix+fedsr", tmp_path, ["train.rounds=1"])).rounds) == 2
 
 
 @pytest.mark.slow

@@ -91,7 +91,6 @@ MASKS = [
 
 @pytest.mark.parametrize("method", [*MASKED, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO_MASKED)])
 def test_contract_on_masks(method):
-    """The row has all properties on digit masks too, where the task is segmentation."""
     broken = {words: reason for words, reason in findings(method, [*MASKS, *FEW]) if reason}
     assert broken == {}
 

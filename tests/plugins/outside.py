@@ -58,7 +58,6 @@ class Flipper:
 
 
 def flat(image_size: int, channels: int) -> nn.Module:
-    """One linear layer on the pixels."""
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, 16), nn.ReLU())
 
 

@@ -1,5 +1,7 @@
 """Methods, parts, data sets, backbones and augmentations from outside work like fedsim's own."""
 
+import re
+
 import pytest
 from support import numbers, run_small, small_experiment
 
@@ -13,7 +15,6 @@ from fedsim.methods.assembly import build_recipe, find_recipe
 from fedsim.methods.listing import listed
 from fedsim.methods.registry import packages_of
 from fedsim.methods.table import METHODS
-from fedsim.methods.variants import method_label
 from fedsim.models.backbones import find_backbone
 from fedsim.results import read_runs
 from fedsim.run.plan import resolve, run_folder
@@ -33,7 +34,6 @@ PLAIN = {**OUTSIDE, "data": {**OUTSIDE["data"], "dataset": "stripes", "augment":
 
 @pytest.fixture
 def installed(offer, monkeypatch):
-    """An installed package with good and broken names."""
     offer({
         "methods": [("shrunk", "outside:shrunk"), ("gone", "no_such_module:row"), ("odd", "outside:number")],
         "parts": [("shrink", "outside:Shrink")],
@@ -44,7 +44,6 @@ def installed(offer, monkeypatch):
 
 
 def test_everything_from_outside_runs(tmp_path):
-    """One run with a method, a data set, a backbone and an augmentation that fedsim does not know."""
     experiment = small_experiment(tmp_path, "outside:shrunk", **OUTSIDE)
     folder, _ = run_small(experiment)
     assert folder.parent.parent.name == "outside.shrunk"
@@ -55,7 +54,6 @@ def test_everything_from_outside_runs(tmp_path):
 
 
 def test_entry_points_make_plain_names(installed, offer, tmp_path):
-    """An installed package's names are known by plain name, with their origin."""
     method = {"name": "shrunk", "shrink": {"weight": 0.2}}
     experiment = small_experiment(tmp_path, method, **PLAIN, train={"rounds": 1})
     folder, _ = run_small(experiment)
@@ -69,16 +67,6 @@ def test_entry_points_make_plain_names(installed, offer, tmp_path):
     assert read.data.augment == "flipper"
     with pytest.raises(UserError, match=r"data\.augment: unknown 'flipper'; did you mean 'flip'"):
         resolve(read)
-
-
-def test_a_part_from_outside_is_added_and_set():
-    """It has a settings name like any part, and the label names its class."""
-    settings = {"name": "fedavg", "add": ["outside:Shrink"], "shrink": {"weight": 0.3}}
-    assert build_recipe(Experiment(method=settings)).terms[0].weight == 0.3
-    assert method_label(Experiment(method=settings)) == "fedavg@add=outside.Shrink,shrink.weight=0.3"
-    assert type(find_recipe("outside:shrunk+fedbn").share).__name__ == "WithoutBatchNorm"
-    with pytest.raises(UserError, match=r"method\.shrink\.weight"):
-        build_recipe(Experiment(method={**settings, "shrink": {"weight": -1}}))
 
 
 def test_a_name_that_two_packages_give_is_refused(offer):
@@ -129,10 +117,8 @@ def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, table, said):
     """A missing module, a missing name in it, an object of another kind, and an error of the user's own code."""
     (tmp_path / "broken_plugin.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:  # noqa: PT012
+    with pytest.raises(UserError, match=rf"\A.*{re.escape(said)}.*\Z"):  # noqa: PT012
         experiment = from_table(table)
         build_recipe(experiment)
         make_transforms(experiment.data, benchmark(experiment.data).channels)
         find_backbone(experiment.model)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)

@@ -50,7 +50,6 @@ def test_the_same_formula_written_twice_gives_the_same_model(own, row, train, tm
 @pytest.mark.slow  # the template that `fedsim new-method` writes is checked in the same way below
 @pytest.mark.parametrize("method", ["moon:moon", "scaffold:scaffold", "cutmix:cutmix"])
 def test_promises_of_every_method(method):
-    """They have all properties that `fedsim check-method` checks, with plain SGD."""
     assert {words: reason for words, reason in findings(method, ["train.momentum=0"]) if reason} == {}
 
 

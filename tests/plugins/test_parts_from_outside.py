@@ -31,7 +31,6 @@ def own(offer, tmp_path, monkeypatch):
 
 @pytest.fixture
 def read(tmp_path):
-    """A function that reads an experiment with overrides."""
     (tmp_path / "mine.toml").write_text("[train]\nrounds = 1\n")
     return lambda *overrides: read_experiment(str(tmp_path / "mine.toml"), overrides)
 
@@ -92,7 +91,6 @@ OWN = [Package("ownrow", "", "")]
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """The file of a user's own row."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "ownrow.py").write_text(MODULE)
     return tmp_path / "ownrow.py"

@@ -28,7 +28,6 @@ class Segment:
     draws: list = field(default_factory=list)  # tensors, in order
 
     def drawn(self, *shape):
-        """The next drawn numbers, which must have this shape."""
         value = self.draws.pop(0)
         assert tuple(value.shape) == shape, (tuple(value.shape), shape)
         return value
@@ -136,7 +135,6 @@ def features(weights, images, norm):
 
 
 def classified(weights, z):
-    """The logits of features."""
     return z @ weights["head.weight"].T + weights["head.bias"]
 
 

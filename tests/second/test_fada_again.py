@@ -52,7 +52,6 @@ def generator(weights, images, track=True):
 
 
 def evaluated(weights, images):
-    """G(x) in eval mode."""
 
     def norm(layer, x):
         mean, var, gamma, beta = (
