@@ -18,7 +18,7 @@ from clients.terms.moon import ModelContrast
 from clients.tools.networks import evaluating, statistics_frozen
 from clients.update.sharpness_aware import SharpnessAware
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import assemble, find_recipe
+from fedsim.methods.assembly import assemble
 from fedsim.methods.recipe import Recipe
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.run.checkpoint import load_checkpoint
@@ -187,16 +187,6 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
     run_small(tiny_experiment(tmp_path, method, 1, train={"batch_size": 32}, parts={"jigsaw": {}}))
     assert found
     assert all(first == second for first, second in found)
-
-
-@pytest.mark.parametrize(("method", "words"), [
-    ("jigen+fedadg", "jigsaw assumes .* loss of a batch from the objective, .* not hold with adversarial_reference"),
-    ("fedsam+elcfs", "sharpness_aware assumes .* moves the weights in each step, .* not hold with episodic_step"),
-    ("mixup+selfreg", "self_reg assumes .* one class as its label, which does not hold with mix_up; use one of the"),
-])  # fmt: skip
-def test_what_does_not_combine_is_refused_by_a_fact(method, words):
-    with pytest.raises(UserError, match=words):
-        find_recipe(method)
 
 
 def test_parts_that_were_steps_are_found_in_client():
