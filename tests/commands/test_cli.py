@@ -77,21 +77,16 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(tmp_path, 
 
 @pytest.mark.parametrize(("words", "said"), [
     ("run digits --method gperxn", "did you mean 'gperxan'"),
-    ("run digits --seed -1", "greater than or equal to 0"),
     ("run nowhere.toml", "no experiment file"),
     ("run tests", "'tests' is a folder"),
     ("run digits --method fedavg,fedprox", "fedsim sweep digits --methods fedavg,fedprox"),
     ("datasets foto", "no folder or table 'foto' in "),
     ("run digits --set run.device=cuda", "no CUDA device"),
-    ("run --what", "No such option"),
     ("run digits --method fedprox --set method.name=fedavg", "another value, 'fedprox'; remove"),
-    ("run digits --callback a:B --set run.callbacks=['c:D']", "another value, ['a:B']"),
     ("sweep digits --set run.output=elsewhere", "an option gives run.output another value"),
-    ("sweep digits --grid train={lr=0.1},{lr=0.2}", "train is a section; set single keys"),
     ("compare /nowhere", "/nowhere"),
     ("run tables/fedig-a-table-5", "fedsim sweep tables/fedig-a-table-5"),
     ("datasets pacs --grid x.png", "--grid draws the images of a folder or table of your own"),
-    ("methods --changes fuse,,terms", "--changes 'fuse,,terms': a name is empty"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
     """The exit code is 2, one line says what to do, and no file is left."""
@@ -190,11 +185,6 @@ def one_line(done, code):
     return lines[0]
 
 
-def test_a_full_standard_output():
-    with Path("/dev/full").open("w") as full:
-        assert "No space left on device" in one_line(fedsim("datasets", stdout=full), 2)
-
-
 def test_modules_that_hide_our_packages_are_named_with_both_paths(tmp_path):
     """`python -m` searches the working folder first; both Flower apps say it too."""
     for name, command in (("clients", ["methods"]), ("strategies", ["datasets"])):
@@ -220,7 +210,6 @@ def failing(error):
     (ClientFailedError("photo: out of memory"), 1, "photo: out of memory"),
     (KeyboardInterrupt(), 130, "interrupted"),
     (OSError(errno.EROFS, "Read-only file system", "/mnt/x"), 2, "/mnt/x: Read-only file system"),
-    (OSError(errno.ENOSPC, "No space left on device"), 2, "cannot write: No space left on device"),
     (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "free some space"),
     (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero (an unexpected error"),
     (ValueError("two\nlines"), 1, "ValueError: two lines"),

@@ -12,7 +12,6 @@ from fedsim.commands import progress
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import read_experiment
-from fedsim.sweep.axes import Axes, check_axes
 
 SWEEP = ["sweep", "digits", "--dry-run", "--set", "train.rounds=1"]
 
@@ -37,12 +36,6 @@ def test_empty_names_and_wrong_seeds_are_refused(tmp_path, verb):
     for seeds in ("²", "1,,2", "-1"):
         with pytest.raises(UserError, match=f"--seeds '{seeds}'.*: give whole numbers separated by commas"):
             raise CliRunner().invoke(app, [*words, f"--seeds={seeds}"]).exception
-
-
-def test_a_sweep_from_python_refuses_an_empty_target():
-    """It would mean the data set's last domain."""
-    with pytest.raises(UserError, match="--targets: a name is empty"):
-        check_axes(Axes(["fedavg"], ["rot0", ""], [0]), ())
 
 
 @pytest.mark.parametrize(("width", "method", "target", "rounds", "seconds", "expected"), [

@@ -152,13 +152,3 @@ def test_fed_isic2019(settings):
     assert found.tolist() == sorted(2 * [*range(8)])
     assert tested.tolist() == [1, 4, 7, 10, 13]
     assert reader(data, benchmark(data)).listed("center_1", "train").tolist() == sorted({*range(16)} - {*tested})
-
-
-def test_an_incomplete_copy_is_refused(tmp_path):
-    image(tmp_path / "digitsdg" / "mnist" / "train" / "0" / "a.jpg")
-    (tmp_path / "digitsdg" / "mnist" / "val").mkdir()
-    data = DataSettings(dataset="digits-dg", root=str(tmp_path), cache=str(tmp_path / "c"))
-    with pytest.raises(UserError, match=r"Digits-DG mnist is incomplete in .*: 1 of 6,000 images"):
-        load_target(data, "mnist")
-    with pytest.raises(UserError, match=r"Camelyon17: no 'metadata.csv' in"):
-        load_target(DataSettings(dataset="camelyon17", root=str(tmp_path)), "hospital_0")

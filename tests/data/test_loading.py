@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.common.errors import UserError
-from fedsim.data import check_partitions, client_names, domain_of, load_client, load_pooled, load_target, splits
+from fedsim.data import client_names, domain_of, load_client, load_pooled, load_target
 from fedsim.data.splits import random_split, seed_hash
 from fedsim.runtime import launch
 from fedsim.settings import DataSettings
@@ -98,17 +98,6 @@ def test_pooled_holds_every_clients_split(tree_settings, clients):
         for kind in ("images", "labels"):
             own = [getattr(part, kind)[part.validation] for part in parts if domain_of(part.client) == domain]
             assert (getattr(pooled, kind)[mine] == np.concatenate(own)).all()
-
-
-def test_the_clients_of_a_domain_share_one_draw(monkeypatch):
-    """All domains of digits show the same images, and so share one partition too."""
-    draws, original = [], splits.dirichlet_partition
-    monkeypatch.setattr("fedsim.data.loading.dirichlet_partition", lambda *own: draws.append(own) or original(*own))
-    data = DataSettings(dataset="digits", image_size=8, clients_per_domain=12, partition="dirichlet", split_seed=991)
-    check_partitions(data, "rot75")
-    for client in client_names(data, "rot75")[:3]:
-        load_client(data, client)
-    assert len(draws) == 1
 
 
 def test_a_partition_that_cannot_be_drawn_is_refused_at_once(monkeypatch, tmp_path):

@@ -49,23 +49,6 @@ def test_sixteen_bits_are_divided_by_257(values):
     assert (grey(decoded(Image.fromarray(deep), "PNG")) == np.round(deep / 257)).all()
 
 
-TURNED = Image.Exif()
-TURNED[0x112] = 6  # to be turned by 90 degrees
-
-
-@pytest.mark.parametrize(("picture", "options"), [
-    (Image.fromarray(EIGHT), {"exif": TURNED}), (Image.fromarray(DEEP), {}),
-    (Image.fromarray(np.stack([EIGHT * 0, EIGHT * 0, EIGHT * 0, EIGHT], -1)), {}),
-])  # fmt: skip
-def test_an_opened_picture_has_the_pixels_of_its_file(picture, options):
-    """Pillow's own conversion to RGB shows these otherwise than a screen."""
-    file = io.BytesIO()
-    picture.save(file, "PNG", **options)
-    opened = decode_picture(Image.open(io.BytesIO(file.getvalue())), 4)
-    assert (opened == decode("picture", 4, file.getvalue())).all()
-    assert (opened != np.asarray(picture.convert("RGB")).transpose(2, 0, 1)).any()
-
-
 INTEGERS = Image.fromarray((RAMP * 1e6).astype(np.int32))
 
 

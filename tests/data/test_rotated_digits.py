@@ -6,7 +6,6 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from fedsim.common.errors import UserError
 from fedsim.data import load_client, load_target
 from fedsim.data.digits import digits_domain, resize, rotate
 from fedsim.data.rotated_mnist import mnist_domain
@@ -63,8 +62,3 @@ def test_rotated_mnist_domainbed_deals_disjoint_domains(real_data):
     assert [len(images) for images, _ in domains] == [834, 834, 833, 833, 833, 833]
     total = np.sum([np.bincount(labels, minlength=10) for _, labels in domains], axis=0)
     assert total.tolist() == [500] * 10
-
-
-def test_missing_mnist_files(tmp_path):
-    with pytest.raises(UserError, match=r"Rotated MNIST: cannot read .*train-images-idx3-ubyte"):
-        load_client(DataSettings(dataset="rotated-mnist", root=str(tmp_path)), "M0")

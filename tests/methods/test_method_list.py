@@ -4,9 +4,7 @@ import dataclasses
 import shlex
 
 import pytest
-from typer.testing import CliRunner
 
-from fedsim.commands.cli import app
 from fedsim.commands.methods import show_method, show_methods, show_names
 from fedsim.common.console import console
 from fedsim.common.errors import UserError
@@ -14,7 +12,6 @@ from fedsim.methods.assembly import assemble, find_recipe
 from fedsim.methods.groups import FILE, table_text
 from fedsim.methods.listing import in_words, listed
 from fedsim.methods.recipe import parts_of
-from fedsim.methods.registry import parts_by_slot
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
 from fedsim.settings.experiment import parse_override
@@ -59,17 +56,6 @@ def test_a_combination_in_one_sentence(method, words):
     assert in_words(find_recipe(method)) == words
 
 
-def test_all_parts_are_printed_by_slot(monkeypatch):
-    """A user need not type a wrong name to learn the right ones."""
-    monkeypatch.setattr(console, "width", 120)
-    lines = [line.split() for line in CliRunner().invoke(app, ["methods", "--parts"]).output.splitlines()]
-    for slot, kinds in parts_by_slot().items():
-        place = lines.index([slot])
-        assert [line[0] for line in lines[place:] if line and line[0] in kinds][: len(kinds)] == sorted(kinds)
-    refused = CliRunner().invoke(app, ["methods", "gperxan", "--parts"])
-    assert "only one of them" in str(refused.exception)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_can_be_copied_at_80_columns(monkeypatch, capsys, name):
     """What follows --set, as a shell reads it, gives the same recipe; no line is longer than the terminal."""
@@ -85,19 +71,3 @@ def test_every_setting_can_be_copied_at_80_columns(monkeypatch, capsys, name):
     for _, part in parts_of(recipe):
         assert method.get(part_name(part), {}).keys() == {field.name for field in dataclasses.fields(part)}
     assert max(len(line) for line in lines if "fedsim run" not in line and "://" not in line) <= 80
-
-
-def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, capsys):
-    monkeypatch.setattr(console, "width", 120)
-    for name in ("csac", "gperxan", "elcfs"):
-        show_method(name)
-    shown = " ".join(capsys.readouterr().out.split())
-    for text in (
-        "--set method.semantic_calibration.smoothing=0.1 number >= 0 and <= 1; rho of stage A",
-        "--set 'method.xan.stages=[1, 2, 3, 4]' list of whole number; the stages",
-        '--set method.without_batch_norm.scope=xan "all" batch norm of the network, that of the "xan" layers alone',
-        '--set method.episodic_step.m_test=1 whole number >= 0 or "all"; Number',
-        "the experiment's; it has no effect here, only with acquire_iterations = 0",
-        "leaves it out; it has an effect only with data that have masks",
-    ):
-        assert text in shown

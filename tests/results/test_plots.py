@@ -16,9 +16,8 @@ from matplotlib.image import imread
 from fedsim.common.errors import UserError
 from fedsim.results import choose_runs, compare, plot_all, read_runs, write_report
 from fedsim.results.bars import target_bars
-from fedsim.results.client_rows import client_key, layer_group
 from fedsim.results.cost_figure import FRONT, cost_front, readable
-from fedsim.results.figure_style import styles, wrapped
+from fedsim.results.figure_style import styles
 from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, metric_over_rounds
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.plots import draw, names_in
@@ -143,13 +142,6 @@ def test_numbers_and_names_of_axes():
         assert f"{factor * most:g} {unit}" == text
     zoomed = {(0.1, 0.9): (0, 1), (0.25, 0.26): (0.249, 0.261), (0.5, 0.5): (0.45, 0.55), (-1, 3): (-1.4, 3.4)}
     assert all(histogram_bounds(*ends) == pytest.approx(bounds) for ends, bounds in zoomed.items())
-    groups = {"features.layer1.0.bn1.weight": "layer1", "fc.bias": "fc", "blocks.3.attention": "blocks.3"}
-    assert {name: layer_group(name) for name in groups} == groups
-    # Long labels keep their differences in further lines, at most three; a word that is too long for one is cut.
-    whole = ["fedprox (proximal.mu=0.01,", "fraction=0.1, rounds=2,", "lr=0.02543)"]
-    assert wrapped(" ".join(whole)).split("\n") == whole
-    assert (wrapped("x" * 100).count("\n"), len(wrapped("x" * 100)) <= 28, wrapped("$ $")) == (0, True, r"\$ \$")
-    assert wrapped(f"{'a' * 20} {'b' * 20} {'c' * 20} {'d' * 20} end").split("\n")[2] == f"… {'d' * 20} end"
 
 
 def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(runs):
@@ -225,20 +217,6 @@ def test_lines_break_where_a_client_was_not_drawn_and_not_where_nobody_was(tmp_p
     frame = pd.DataFrame({"round": [2, 4, 6], "client": "art", "gap": [0.1, 0.2, 0.3], "label": "a", "target": "b"})
     figure = metric_over_rounds(frame.assign(run="x", seed=0), "gap", "crowd")
     assert list(line_of(figure, "art").get_ydata()) == [0.1, 0.2, 0.3]
-
-
-def test_whose_lines_they_are():
-    """One line for all where domains are too many; rows of domains, from records of many clients, are none of clients.
-
-    Each holds the sum of its clients' weights.
-    """
-    many = pd.DataFrame({"client": [f"d{number}/{part}" for number in range(40) for part in range(2)]})
-    frame, key, words = client_key(many, 2)
-    assert set(frame[key]) == {"all clients"}
-    assert "all clients" in words
-    rows = pd.DataFrame({"client": ["rot0/*", "rot15/*"], "weight": [0.5, 0.5]})
-    assert client_key(rows, 2)[1:] == ("client", "of each domain's clients together (mean ± std over seeds")
-    assert client_key(rows, 1)[2] == "of each domain's clients together (one seed"
 
 
 def test_foreign_names_have_a_font_or_are_said(tmp_path, monkeypatch, caplog):

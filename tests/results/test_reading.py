@@ -146,22 +146,3 @@ def test_the_end_of_a_run_says_what_selected_the_round(tmp_path, monkeypatch):
     first, second = (line.partition(" INFO ")[2] for line in (folder / LOG).read_text().splitlines()[-2:])
     assert first == "done: 50.0 % on photo (round 2, best source validation of the local models)"
     assert second == "done: no round has a validation (best source validation of the local models)"
-
-
-def said(command, folder, *options):
-    """What a command answers: its refusal, or the text that a reader sees, with the report's page."""
-    result = CliRunner().invoke(app, [command, str(folder), *options])
-    page = folder / "report.html"
-    read = page.read_text() if command == "report" and page.is_file() else result.output
-    return str(result.exception) if result.exception else read
-
-
-@pytest.mark.parametrize("command", ["compare", "plot", "report"])
-def test_runs_that_differ_are_refused_or_told_apart(command, tmp_path, unrendered):
-    for rate in (0.1, 0.5):
-        write_run(tmp_path / f"{rate}", pacs_experiment(train={"rounds": 1, "lr": rate}))
-    assert "more than method, target and seed: train.lr (0.1 | 0.5)" in said(command, tmp_path)
-    assert not (tmp_path / "plots").exists()
-    found = " ".join(said(command, tmp_path, "--by", "train.lr").split())
-    assert "One seed" in found
-    assert command == "plot" or "fedavg (lr=0.5)" in found

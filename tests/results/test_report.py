@@ -13,9 +13,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from invented import embedded, one_each, pacs_experiment, write_run
-from typer.testing import CliRunner
 
-from fedsim.commands.cli import app
 from fedsim.commands.live import STALE_SECONDS, Server, cells_of, state_html
 from fedsim.commands.results import method_notes
 from fedsim.results import compare, read_runs, write_report
@@ -274,8 +272,3 @@ def test_the_page_is_served_to_this_machine_alone(cells, tmp_path, capsys):
     assert (state["finished"], "1 interrupted" in state["html"]) == (1, True)
     assert "no finished run" in empty
     assert capsys.readouterr().err == ""
-
-
-def test_options_without_live_are_refused(tmp_path):
-    result = CliRunner().invoke(app, ["report", str(tmp_path), "--port", "8000"])
-    assert str(result.exception) == "--port and --federation belong to --live"

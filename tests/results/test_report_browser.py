@@ -5,16 +5,11 @@ import re
 import shutil
 import time
 from itertools import product
-from pathlib import Path
 
 import pytest
 from invented import write_grid
-from markdown_it import MarkdownIt
 
 from fedsim.results import write_report
-from fedsim.results.markup import libraries
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 pytestmark = [
     pytest.mark.browser,
@@ -23,21 +18,6 @@ pytestmark = [
         reason="no chromium and chromedriver here: apt-get install chromium chromium-driver",
     ),
 ]
-SORTED_BY_EVERY_COLUMN = """
-const [table, done] = arguments, found = [];
-(async () => {
-  for (const head of table.querySelectorAll("thead th")) for (let turn = 0; turn < 2; turn++) {
-    const before = head.ariaSort;
-    head.querySelector(".dt-column-title").click();
-    while (head.ariaSort === before) await new Promise(look => setTimeout(look, 5));
-    await new Promise(rows => setTimeout(rows, 20)); // they follow the head
-    const cells = [...table.tBodies[0].rows].map(row => row.cells[head.cellIndex]);
-    const texts = cells.map(cell => cell.dataset.order ?? cell.textContent.trim());
-    found.push([head.ariaSort, texts, texts.filter(Boolean).toSorted((a, b) => a.localeCompare(b))]);
-  }
-  done(found);
-})();
-"""
 TABLES = "table.sortable"
 FIGURES = "return [...document.querySelectorAll('.charts .plot')]"
 SHOWN = "return arguments[0].data.filter(trace => trace.visible !== 'legendonly').map(trace => trace.name)"
@@ -224,60 +204,8 @@ def test_hover_a_cell_and_a_point_lead_to_their_run_isolate_and_choose(page):
     assert [one["text"] for one in page.execute_script("return arguments[0].layout.annotations", dots)] == ["missing"]
 
 
-def number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def test_every_table_sorts_by_every_column(page):
-    """Numbers sort as numbers, texts as the browser's language orders them, empty cells last; then the other way."""
-    tables, otherwise = page.find_elements("css selector", TABLES), 0
-    assert len(tables) == 5  # results, costs, runs, settings, environment
-    for table in tables:
-        found = page.execute_async_script(SORTED_BY_EVERY_COLUMN, table)
-        assert all({one[0], other[0]} == {"ascending", "descending"} for one, other in zip(found[::2], found[1::2]))
-        for order, texts, ordered in found:
-            filled = [text for text in texts if text]
-            assert texts[len(filled) :] == [""] * (len(texts) - len(filled))
-            upwards = filled[::-1] if order == "descending" else filled
-            numbers = [value for text in upwards if (value := number(text)) is not None]
-            assert list(map(number, upwards)) == sorted(numbers) + [None] * (len(upwards) - len(numbers))
-            words = upwards[len(numbers) :]
-            assert words == [text for text in ordered if text in words]
-            otherwise += upwards != ordered
-    assert otherwise  # there are columns in which numbers would be in another order as texts
-    assert page.get_log("browser") == []
-
-
 def luminance(colour):
     """Relative luminance (WCAG) of `rgb(r, g, b)`."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
-
-
-def test_the_table_of_methods_of_the_site_filters(browser, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    from method_pages import write_method_pages
-
-    write_method_pages(tmp_path)
-    (tmp_path / "tables.js").write_text(libraries()["datatables"])
-    table = MarkdownIt().enable("table").render((tmp_path / "table.txt").read_text())
-    scripts = "".join(f'<script src="{file}"></script>' for file in (tmp_path / "tables.js", DOCS / "site/methods.js"))
-    (tmp_path / "a.html").write_text(f'<div class="methods">{table}</div>{scripts}')
-    browser.get((tmp_path / "a.html").as_uri())
-
-    def shown() -> list[str]:
-        return [link.text for link in browser.find_elements("css selector", ".methods tbody tr a")]
-
-    assert len(shown()) == 10
-    browser.find_element("css selector", ".dt-search input").send_keys("style transfer")
-    assert shown() == ["ccst", "fisc"]
-    browser.refresh()
-    for column, choice in ((5, "classification, segmentation"), (2, "updates and single numbers")):
-        browser.find_elements("css selector", ".dtcc-button:not(.dtcc-button_order)")[column].click()
-        choices = browser.find_elements("css selector", ".dtcc-list-buttons button")
-        next(one for one in choices if one.text.strip() == choice).click()
-    assert shown() == ["feddg-ga", "fednova", "afl", "fedcm", "mofedsam"]

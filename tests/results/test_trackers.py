@@ -47,7 +47,6 @@ def records_of(content):
 @pytest.mark.parametrize(("name", "said"), [
     *((name, f"has '{name}', which is not installed: pip install 'feddg-sim[{name}]'") for name in ("wandb", "mlflow")),
     ("fedsim.results.callbacks:TensorBoardCallback", "pip install"), (":Name", "not of the form"),
-    ("nocolon", "not of the form package.module:name"),
     ("no_such_module:Name", "No module named 'no_such_module'; install it"),
     ("json:Encoder", "json has no 'Encoder'; did you mean 'JSONEncoder'"),
     ("pathlib:Path", "has no on_start, on_round, on_end; see RunCallback in fedsim.results.callbacks"),

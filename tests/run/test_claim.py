@@ -15,9 +15,7 @@ from support import run_small, tiny_experiment
 from fedsim.common.errors import ClaimedError, UserError
 from fedsim.common.files import storage_time
 from fedsim.results.callbacks import RunCallback
-from fedsim.results.recorder import Recorder
 from fedsim.run import claim as module
-from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.claim import BEAT_SECONDS, GONE_SECONDS, claim, is_claimed
 from fedsim.run.plan import run_folder
 
@@ -165,19 +163,3 @@ def test_a_holder_that_slept_writes_nothing_more(tmp_path, asleep_after):
         run_small(experiment, Sleep())
     assert seen == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert is_claimed(folder)
-
-
-def test_a_holder_that_slept_in_the_middle_of_a_round_saves_no_checkpoint(tmp_path, monkeypatch):
-    """The other one's may be of a later round."""
-    experiment = tiny_experiment(tmp_path)
-    folder, append = run_folder(experiment), Recorder.append_round
-
-    def asleep(recorder, row):
-        append(recorder, row)
-        if row["round"] == 1:
-            of_another_machine(folder)
-
-    monkeypatch.setattr(Recorder, "append_round", asleep)
-    with pytest.raises(ClaimedError):
-        run_small(experiment)
-    assert load_checkpoint(folder / "checkpoint").round == 0

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 from support import Interrupt, run_small, tiny_experiment
 
-from fedsim.common.files import atomic_write, file_mode
 from fedsim.run import session
 from fedsim.run.checkpoint import link_file, unfinished, write_arrays
 from fedsim.run.inference_bank import kept_entries, round_of, take_over_best
@@ -92,11 +91,3 @@ def test_a_link_made_again_leaves_nothing_else(saved, killed):
         link_file(saved, best)
         assert {file.name for file in saved.parent.iterdir()} == {saved.name, best.name}
         assert best.read_bytes() == saved.read_bytes()
-
-
-def test_models_are_as_readable_as_the_records(tmp_path):
-    """safetensors itself would create files that other users cannot read."""
-    atomic_write(tmp_path / "summary.csv", "a\n")
-    write_arrays(tmp_path / "best.safetensors", {"w": np.zeros(2, np.float32)})
-    (tmp_path / "rounds.csv").write_text("a\n")
-    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {file_mode()}

@@ -1,45 +1,14 @@
 """A run is resolved once in a process, and passed on."""
 
-from functools import partial
-
 import pytest
 from flwr.app import Context, RecordDict
-from support import small_experiment, tiny_experiment
+from support import small_experiment
 
-import fedsim.methods.assembly
-import fedsim.run.admission
-import fedsim.run.plan
 from fedsim.client_app import node_clients
-from fedsim.commands.runs import run_one
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
-from fedsim.run.workspace import close_workspaces, open_workspace, workspace
+from fedsim.run.workspace import open_workspace, workspace
 from fedsim.settings.experiment import Experiment, read_experiment
-
-COUNTED = {
-    fedsim.run.plan: ["build_recipe", "method_label"],
-    fedsim.methods.assembly: ["build_model"],
-    fedsim.run.admission: ["check_processes", "find_data", "check_partitions", "data_here", "refuse_other_settings"],
-}
-
-
-def test_a_run_is_resolved_once_and_each_check_is_called_once(tmp_path, monkeypatch):
-    """Three clients share one recipe and one network; a finished run is only compared."""
-    counts = {name: 0 for names in COUNTED.values() for name in names}
-
-    def counted(name, real, *given):
-        counts[name] += 1
-        return real(*given)
-
-    for module, names in COUNTED.items():
-        for name in names:
-            monkeypatch.setattr(module, name, partial(counted, name, getattr(module, name)))
-    close_workspaces()
-    run_one(tiny_experiment(tmp_path, rounds=1))
-    assert counts == dict.fromkeys(counts, 1)
-    run_one(tiny_experiment(tmp_path, rounds=1))
-    twice = ["build_recipe", "method_label", "refuse_other_settings"]
-    assert counts == dict.fromkeys(counts, 1) | dict.fromkeys(twice, 2)
 
 
 def test_a_plan_knows_its_folder_clients_and_data(tmp_path):

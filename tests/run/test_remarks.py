@@ -6,7 +6,6 @@ import pytest
 from image_trees import write_tree
 from support import numbers, run_small, small_experiment, tiny_experiment
 
-from fedsim.commands.cli import app
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.methods.table import METHODS
 from fedsim.run.plan import resolve
@@ -67,20 +66,7 @@ def test_bytes_are_those_of_clients_csv(method, tmp_path):
     assert bool(banks) == (method in ("scaffold", "fedig", "copa"))
 
 
-@pytest.mark.parametrize("method", ["scaffold", "plan"])
-def test_command(method, capsys):
-    """FedAvg's line is empty, and says why, where FedAvg is refused; amounts that depend on the data are unknown."""
-    tried = METHODS[method].tried_with
-    app(["methods", method, *(f"--set={text}" for text in tried), "--data", "digits"], standalone_mode=False)
-    text = capsys.readouterr().out
-    cells = {line.split("│")[1].strip(): line.split("│")[3:5] for line in text.splitlines() if line.count("│") == 5}
-    if method == "scaffold":
-        assert "bank control" in text
-        assert cells["FedAvg's model"][0].strip() != "-"
-    else:
-        (train, *_) = traffic(resolve(read_experiment("digits", [*tried, f"method.name={method}", "run.device=cpu"])))
-        assert [each.strip() for each in cells["model, to train"]] == [f"{train.down:,}", f"{train.up:,}"]
-        assert "refused with these settings: model.train = 'head' trains nothing" in text
+def test_amounts_that_depend_on_the_data_are_unknown():
     rows = {row.record: row for row in traffic(resolve(tiny_experiment("unused", "fada")))}
     assert rows["bank target_features"].down is None
     assert rows["target_attention"].when == rows["target_training"].when == "visit"

@@ -83,8 +83,6 @@ def test_override_values():
         ("train.rounds=0", "train.rounds: at least 1, because a run trains; row 0"),
         ("rounds=1", "unknown setting 'rounds'; did you mean 'train.rounds'?"),
         ("data.split=strat", "data.split"),
-        ("rounds", "not of the form"),
-        ("name.x=1", "is a value, not a section"),
         ("preset=long", "no preset 'long'"),
         ("train={lr=0.1}", "train is a section; set single keys, for example --set train.lr=0.1"),
         ("run.output=n\udcff2", r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
@@ -92,7 +90,6 @@ def test_override_values():
         # People who know Python write True and tuples.
         ("run.keep_predictions=True", "write true or false"),
         ("train.lr=nan", "override 'train.lr=nan': train.lr: Input should be"),
-        ("data.alpha=-inf", "override 'data.alpha=-inf': data.alpha: Input should be"),
         ('data.root="a\\u0000b"', "data.root: it contains a NUL character; remove it"),
         ("data.domains=(1,2)", 'write a list such as ["a", "b"]'),
     ],
@@ -105,12 +102,9 @@ def test_a_wrong_override_is_one_clear_line(config, override, said):
     ("text", "said"),
     [
         ("train.rounds = true", "train.rounds"),
-        ("run.seed = false", "run.seed"),
-        ("train.persist_optimizer = 1", "train.persist_optimizer"),
         ('method.name = ""', "method.name is missing"),
         ('method = "csac"', "name = 'csac'"),
         ("presets = 3", "presets"),
-        ('presets.a = 3\npreset = "a"', "presets.a"),
         ("parts.proximal = 3", "parts.proximal"),
     ],
 )

@@ -171,10 +171,3 @@ def test_draws_that_fall_behind_are_ended_and_stay_so(tmp_path, monkeypatch):
     assert outcomes.str.startswith("pruned after round 2").sum() == 2
     monkeypatch.setattr("fedsim.sweep.run_cells", lambda *given: pytest.fail("a pruned draw was run again"))
     assert sweep(tmp_path, *options)[0] == shown
-
-
-def test_a_pruner_without_effect_is_said(tmp_path):
-    pytest.importorskip("optuna")
-    words = ["sweep", "digits", "--draws", "2", "--pruner", "median", "--dry-run", "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, [*words, *(part for word in SMALL for part in ("--set", word))])
-    assert "no effect on 2 draws: the first 10" in " ".join(result.output.split())

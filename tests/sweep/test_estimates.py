@@ -29,18 +29,6 @@ def test_steps_are_those_of_the_papers():
     assert steps_left(csac) == 3 * 30 * 200
 
 
-def test_hours_are_measured_or_said_to_be_not():
-    one, other = cell("fedprox", "fedig"), cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})
-    key = step_key(one.experiment)
-    assert (estimate([one], {}, {}).seconds, estimate([one], {}, {}).source) == (None, "not measured")
-    found = estimate([one], {}, {key: (0.5, "a machine, 1 thread")})
-    assert (found.seconds, found.source) == (12_000.0, "local steps alone on a machine, 1 thread")
-    assert estimate([one], {"fedprox": 2.0}, {}).seconds == 80.0
-    assert estimate([other], {}, {key: (0.5, "")}).seconds is None
-    for unknown in (cell("ccst", "fedig"), cell("fedavg", "fedsb", "terra-incognita", "location_38")):
-        assert estimate([unknown], {}, {step_key(unknown.experiment): (0.5, "")}).source == "steps not counted"
-
-
 def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     """0.5 s per step of FedAvg and a cost of 1.2 of FedProx give 14,400 s; a row's own time is used first."""
     one, key, cost = cell("fedprox", "fedig"), step_key(cell("fedavg", "fedig").experiment), {"fedprox": 1.2}

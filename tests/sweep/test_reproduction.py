@@ -249,18 +249,6 @@ def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
         assert "FedAvg" in output
 
 
-def test_a_table_is_compared_where_its_images_are_not(tmp_path):
-    """Its targets are then as its file has them."""
-    images = tmp_path / "images"
-    for folder in ("alpha/cat", "alpha/dog", "beta/cat", "beta/dog"):
-        (images / folder).mkdir(parents=True)
-    for root in (images, tmp_path / "elsewhere"):
-        file = own_table(tmp_path, targets='["alpha"]', settings=f'"data.dataset=folder", "data.root={root}"')
-        if root == images:
-            finish(file, tmp_path, "alpha")
-        assert compared(tmp_path).targets == ["alpha"]
-
-
 def test_runs_of_targets_that_the_table_has_no_more_are_left_out_and_named(tmp_path):
     file = own_table(tmp_path)
     finish(file, tmp_path, "rot0")

@@ -70,11 +70,8 @@ def test_scores_and_ranks_by_hand():
 @pytest.mark.parametrize(("space", "said"), [
     (["train.lr"], "is not of the form"), (["train.lr=log:0:1"], "must begin above 0"),
     (["train.lr=uniform:1:1"], "the range is empty"),
-    (["train.lr=uniform:0.2:0.1"], "0.2 is not below 0.1"),
-    (["train.lr=uniform:a:b"], "give two numbers"),
     (["train.lr=uniform:0:inf"], "must be finite"), (["train.batch_size=int:2:4.5"], "whole numbers"),
     (["train.lr=loguniform:1e-4:1"], "this is one value"), (["train.lr=0.1,,0.2"], "a value is empty"),
-    (["train.lr=0.1,0.1"], "a value is given twice"),
     ([RATE, "train.lr=0.1,0.2"], "train.lr is given twice"),
     (["run.target=rot0,rot15"], "use --targets"), (["method.name=fedavg,csac"], "use --method"),
     (["run.select_on=aggregated,local"], "run.select_on is not searched"),

@@ -68,12 +68,6 @@ def test_jobs_give_the_numbers_of_a_sweep_here(launcher, tmp_path, monkeypatch):
     assert ours.equals(theirs)
 
 
-def test_a_job_that_slurm_ends_too_early_goes_on_with_its_cell():
-    job = on_slurm.CellJob()
-    again = job.checkpoint("settings", "folder", "home")
-    assert (again.function, again.args) == (job, ("settings", "folder", "home"))
-
-
 @pytest.mark.slow
 def test_a_preempted_job_is_queued_again(tmp_path):
     """It has the signal that Slurm gives before it ends a job."""

@@ -1,6 +1,5 @@
 """A sweep's plan: its cells, what is refused before anything starts, and the time that they will take."""
 
-import io
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from rich.console import Console
 from support import tiny_experiment
 from typer.testing import CliRunner
 
@@ -25,7 +23,6 @@ from fedsim.sweep.axes import check_axes, grid_points, split_values
 from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
 from fedsim.sweep.pool import cause
-from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
 SET = [part for word in SMALL for part in ("--set", word)]
@@ -114,12 +111,10 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
 @pytest.mark.parametrize(("words", "said"), [
     (["--grid", "run.seed=1,2"], "--grid run.seed=1,2: a sweep takes this from --seeds; use --seeds 1,2"),
     (["--set", "run.target=rot0"], "--set run.target=rot0: a sweep takes this from --targets"),
-    (["--grid", "method.name=fedavg,csac"], "use --methods fedavg,csac"),
     (["--grid", "train.lr=0.1,0.2,1e-1"], "0.1 and 1e-1 are the same value; give it once"),
     (["--grid", "run.label=a,b"], "a sweep has only one value of run.label"), (["--cores-per-cell", "9999"], "cores"),
     (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
     (["--grid", "method.proximal.mu=0.1,0.2", "--set", "method.proximal={mu=0.3}"], "method.proximal one value"),
-    (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
     (["--set", "parts.proximal.mu=0.1", "--set", "method.proximal.mu=3"], "gives method.proximal.mu too"),
     (["--grid", "preset=a,b", "--preset", "a"], "preset"), (["--callback", "nowhere.at:All"], "nowhere"),
     (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
@@ -129,30 +124,6 @@ def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_start
     assert isinstance(result.exception, UserError)  # one line and exit code 2
     assert said in str(result.exception)
     assert not (tmp_path / "out").exists()
-
-
-def test_view_shows_the_running_cells_the_time_left_and_the_ends(tmp_path, capsys):
-    """Another sweep may have finished a cell, so that no round is heard of."""
-    cells = [cell(), cell("fedbn"), cell(state="finished")]
-    view = SweepView(cells, 1)
-    cells[0].begin("node7")
-    cells[0].started -= 20
-    cells[0].hear("round", 1, 0.25)
-    cells[0].hear("round", 2, 0.5)
-    view.update()
-    Console(width=120, file=(shown := io.StringIO())).print(view.render())
-    text = shown.getvalue()
-    for words in ("2/20", "3 min left", "cells: 1 finished, 1 running, 1 waiting"):  # 18 rounds of 10 s
-        assert words in text
-    assert " ".join(["2/10", "50.0", "%", "80", "s", "node7"]) in " ".join(text.split())
-    cells[1].folder = tmp_path
-    (tmp_path / "summary.csv").write_text("method,last_target_dice\nfedavg,0.625\n")
-    cells[1].hear("finished", "", None)
-    cells[0].hear("failed", "norm IBN needs a backbone with [batch norm]", None)
-    view.update()
-    said = " ".join(capsys.readouterr().err.split())
-    for words in ("62.5 % at the last round", "(seed 0): norm IBN needs a backbone with [batch norm]"):
-        assert words in said
 
 
 def cell(method="fedavg", rounds=10, **state):

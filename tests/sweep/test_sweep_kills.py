@@ -154,9 +154,7 @@ def reserved(monkeypatch):
     (Budget(), 4, "", [1, 1, 1, 1], [""] * 4),
     (Budget(jobs=2), 4, "", [1, 1], [""] * 2),  # the same threads, so the same numbers, whatever runs beside it
     (Budget(jobs=8), 4, "", [1] * 8, [""] * 8),  # more cells than cores is the user's choice
-    (Budget(cores=2), 5, "", [2, 2], [""] * 2),
     (Budget(jobs=8, cores=2), 4, "", [2, 2], [""] * 2),  # but not more cores than there are
-    (Budget(jobs=1, cores=2), 8, "", [2], [""]),
     (Budget(), 4, "ab", [1, 1, 1, 1], list("abab")),  # GPUs are shared evenly
     (Budget(gpus=1), 8, "ab", [1, 1], list("ab")),
     (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], list("aa")),
