@@ -2,7 +2,6 @@
 
 import errno
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 from processes import until
 from support import numbers
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from fedsim.commands.cli import app, main
 from fedsim.common import edge
@@ -20,8 +20,6 @@ from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.settings.experiment import read_experiment
 
 SMALL = ["--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
-PROGRAM = [sys.executable, "-m", "fedsim"]
-ROOT = Path(edge.__file__).parents[2]
 INTERRUPTED = "fedsim: interrupted; the same command continues where it stopped"
 
 
@@ -89,7 +87,6 @@ def test_a_run_is_complete_is_not_repeated_and_continues_after_a_kill(tmp_path, 
     ("datasets pacs --grid x.png", "--grid draws the images of a folder or table of your own"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
-    """The exit code is 2, one line says what to do, and no file is left."""
     monkeypatch.chdir(tmp_path)
     Path("tests").mkdir()
     if "run.device=cuda" in words and torch.cuda.is_available():
@@ -125,25 +122,6 @@ runpy.run_module("fedsim", run_name="__main__")
     assert (done.returncode, done.stderr.strip()) == (130, INTERRUPTED)
 
 
-def test_help_data_sets_and_results_import_nothing_heavy():
-    """`fedsim --help` took three seconds where half of one is enough."""
-    code = """
-import contextlib, io, sys
-from fedsim.commands.cli import main
-def loaded(*names):
-    print(*(name for name in names if name in sys.modules), sep=",", file=sys.stderr)
-with contextlib.redirect_stdout(io.StringIO()):
-    for words in (["--help"], ["--version"], ["datasets"], ["methods"]):
-        sys.argv = ["fedsim", *words]
-        with contextlib.suppress(SystemExit):
-            main()
-        loaded("torch", "ray", "flwr", "pandas")
-    import fedsim.results
-    loaded("torch", "ray", "flwr", "matplotlib")
-"""
-    assert python(code).stderr.split("\n") == [""] * 6
-
-
 def test_every_argument_and_option_is_explained():
     """click 8.5 loses the help of arguments under typer 0.20; pyproject.toml excludes it."""
     commands = [get_command(app)]
@@ -171,31 +149,15 @@ def test_own_data_says_what_to_write(tmp_path, name, layout, called):
     assert bool(experiment.data.structures) == (name == "masks")
 
 
-def fedsim(*words, program=PROGRAM, stdout=subprocess.PIPE, cwd=None, **variables):
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.run([*program, *words], env=variables, cwd=cwd, timeout=200, **pipes)
-
-
-def one_line(done, code):
-    assert done.returncode == code, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("fedsim: ")]
-    assert len(lines) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return lines[0]
-
-
-def test_modules_that_hide_our_packages_are_named_with_both_paths(tmp_path):
-    """`python -m` searches the working folder first; both Flower apps say it too."""
-    for name, command in (("clients", ["methods"]), ("strategies", ["datasets"])):
-        module = tmp_path / f"{name}.py"
-        module.write_text("")
-        said = f"{module} hides the package {name!r} of fedsim, which is {ROOT / name}; rename"
-        assert said in one_line(fedsim(*command, cwd=tmp_path), 2)
-        for entry in ("server_app", "client_app"):
-            loaded = fedsim(program=[sys.executable, "-c", f"import fedsim.{entry}"], cwd=tmp_path)
-            assert said in loaded.stderr.splitlines()[-1]
-        module.unlink()
+def test_a_module_that_hides_our_package_is_named_with_both_paths(tmp_path, monkeypatch, called):
+    """`python -m` searches the working folder first."""
+    (tmp_path / "clients.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "clients")
+    code, _, errors = called("methods")
+    home = Path(edge.__file__).parents[2]
+    said = f"{tmp_path / 'clients.py'} hides the package 'clients' of fedsim, which is {home / 'clients'}; rename"
+    assert (code, said in errors) == (2, True)
 
 
 def failing(error):
@@ -225,3 +187,28 @@ def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tm
     for log in logs:
         assert str(log) in line
         assert "Traceback" in log.read_text()
+
+
+SWEEP = ["sweep", "digits", "--dry-run", "--set", "train.rounds=1"]
+
+
+@pytest.mark.parametrize(("words", "cells"), [
+    (["--targets", "all"], 6),
+    (["--targets", " rot0 , rot15 ", "--methods", "fedavg, fedprox", "--seeds", "0, 1"], 8),
+    (["--targets", "rot0", "--methods", "", "--seeds", ""], 1),
+])  # fmt: skip
+def test_blanks_do_not_matter_and_an_empty_option_is_not_given(tmp_path, words, cells):
+    shown = CliRunner().invoke(app, [*SWEEP, "--output", str(tmp_path), *words])
+    assert shown.exit_code == 0, shown.exception
+    assert f"{cells} cell{'s' if cells > 1 else ''}, " in shown.output
+
+
+@pytest.mark.parametrize("verb", ["sweep", "compare", "plot", "report"])
+def test_empty_names_and_wrong_seeds_are_refused(tmp_path, verb):
+    words = SWEEP if verb == "sweep" else [verb, str(tmp_path)]
+    for option, text in (("--targets", "rot0,"), ("--methods", ",")):
+        with pytest.raises(UserError, match=f"{option} '{text}': a name is empty"):
+            raise CliRunner().invoke(app, [*words, option, text]).exception
+    for seeds in ("²", "1,,2", "-1"):
+        with pytest.raises(UserError, match=f"--seeds '{seeds}'.*: give whole numbers separated by commas"):
+            raise CliRunner().invoke(app, [*words, f"--seeds={seeds}"]).exception

@@ -53,13 +53,6 @@ def test_crop_and_flip_equal_torchvision(batch):
         torch.testing.assert_close(out, expected.flip(-1) if flip else expected, atol=1e-5, rtol=0)
 
 
-def test_a_box_that_never_fits_is_the_middle():
-    """As in torchvision, the box then has the whole shorter side, and 4/3 of its length on the longer side."""
-    for height, width in ((40, 10), (10, 40), (40, 39)):
-        theirs = RandomResizedCrop.get_params(torch.empty(3, height, width), [2.0, 2.0], [3 / 4, 4 / 3])
-        assert (draw_boxes(8, height, width, (2.0, 2.0)) == torch.tensor(theirs).float()).all()
-
-
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (480, 640), (300, 1000)])
 def test_boxes_are_distributed_like_torchvisions_of_the_originals(height, width):
     """A crop is squeezed when it becomes a square: at 640 x 480 by 1.01, 1.21 and 1.33 (5, 50 and 95 %)."""

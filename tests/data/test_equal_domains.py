@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, load_target
+from fedsim.data import benchmark
 from fedsim.data.fingerprint import difference, fingerprints, refuse_equal_domains
 from fedsim.results.provenance import provenance_notes
 from fedsim.settings import DataSettings
@@ -15,7 +15,6 @@ SAID = r"the domains 'art' and 'copy' of .* have the same 8 images with the same
 
 @pytest.fixture
 def copied(tree_settings, tmp_path):
-    """Settings of three domains and a copy of one of them, and its folder."""
     data, copy = tree_settings(), tmp_path / "images" / "copy"
     assert len(fingerprints(data)) == 3
     shutil.copytree(tmp_path / "images" / "art", copy)
@@ -36,24 +35,6 @@ def test_a_copied_linked_or_renamed_domain_is_refused(copied):
     copy.symlink_to(copy.parent / "art")
     with pytest.raises(UserError, match=SAID):
         fingerprints(data)
-
-
-@pytest.mark.parametrize("decoded", [False, True])
-def test_a_copy_is_found_where_images_have_no_names(copied, decoded):
-    datasets, (data, copy) = pytest.importorskip("datasets"), copied
-    root = copy.parent
-    files = sorted(root.rglob("*.png"), reverse=True)
-    rows = {"image": [{"path": None, "bytes": file.read_bytes()} for file in files],
-            "domain": [file.parts[-3] for file in files], "label": [file.parent.name for file in files]}  # fmt: skip
-    saved = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
-    saved.save_to_disk(root / "saved")
-    data = data.model_copy(update={"dataset": "hugging-face", "root": str(root / "saved")})
-    for domain in ("art", "copy", "photo") if decoded else ():
-        load_target(data, domain)
-    with pytest.raises(UserError, match=SAID):
-        fingerprints(data)
-    for _ in range(2):  # the second time from the cache
-        assert len(fingerprints(data.model_copy(update={"domains": ["art", "photo"]}))) == 2
 
 
 def test_the_sites_of_a_deployment_are_compared(tree_settings):

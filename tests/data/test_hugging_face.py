@@ -84,41 +84,21 @@ def test_files_that_a_column_of_paths_names_belong_to_the_content(tmp_path, monk
 
 
 def test_own_splits_are_joined_with_a_word_or_used_where_they_are_asked_for(tmp_path):
-    parts = {"train": range(0, 8), "valid": range(8, 10), "Test": range(10, 14), "rest": range(14, 16)}
-    rows = {
-        name: datasets.Dataset.from_dict({
-            "image": [Image.new("RGB", (8, 8), (10 * place, 0, 0)) for place in places],
-            "label": ["cat" if place % 2 else "dog" for place in places],
-            "domain": ["a" if place % 4 < 2 else "b" for place in places],
-        }).cast_column("image", datasets.Image())
-        for name, places in parts.items()
-    }  # fmt: skip
-    datasets.DatasetDict(rows).save_to_disk(tmp_path / "saved")
-    joined = DataSettings(dataset="hugging-face", root=str(tmp_path / "saved"), image_size=8, cache=str(tmp_path))
-    asked = joined.model_copy(update={"split": "lists", "test_split": "list"})
-
-    def red(images, indices):
-        return sorted(images[indices, 0, 0, 0].tolist())
-
-    found = benchmark(joined)
-    assert len(load_target(joined, "a")[2]) == 8
-    (said,) = data_remarks(found, {}, [], "a", [])
-    assert said.startswith(
-        "the data set's own splits train (8 images), valid (2 images), Test (4 images), rest (2 images)"
-    )
-    assert data_remarks(benchmark(asked), {}, [], "a", []) == []
-    own, (images, _, tested) = load_client(asked, "a"), load_target(asked, "b")
-    assert red(own.images, own.train) == [0, 10, 40, 50]
-    assert red(own.images, own.validation) == [80, 90]
-    assert red(images, tested) == [100, 110]
-    assert reader(asked, found).fingerprint("a") != reader(joined, found).fingerprint("a")
-    del rows["Test"]
-    datasets.DatasetDict(rows).save_to_disk(tmp_path / "other")
-    with pytest.raises(UserError, match=r"'b' has no image in a split named 'test'; its splits are train, valid, rest"):
-        load_target(asked.model_copy(update={"root": str(tmp_path / "other")}), "b")
-    rows["train"].save_to_disk(tmp_path / "single")
+    """test_flwr_partitions.py has the images of each split."""
+    saved = save(tmp_path, ["cat", "dog"] * 2, "aabb")
+    asked = saved.model_copy(update={"split": "lists", "test_split": "list"})
     with pytest.raises(UserError, match=r"one Dataset without splits.*save a DatasetDict"):
-        load_client(asked.model_copy(update={"root": str(tmp_path / "single")}), "a")
+        load_client(asked, "a")
+    rows = datasets.load_from_disk(saved.root)
+    datasets.DatasetDict({"train": rows, "valid": rows}).save_to_disk(tmp_path / "parts")
+    joined, asked = (one.model_copy(update={"root": str(tmp_path / "parts")}) for one in (saved, asked))
+    (said,) = data_remarks(benchmark(joined), {}, [], "a", [])
+    assert said.startswith("the data set's own splits train (4 images), valid (4 images)")
+    assert data_remarks(benchmark(asked), {}, [], "a", []) == []
+    own = load_client(asked, "a")
+    assert (len(own.train), len(own.validation), len(load_target(joined, "b")[2])) == (2, 2, 4)
+    with pytest.raises(UserError, match=r"'b' has no image in a split named 'test'; its splits are train, valid"):
+        load_target(asked, "b")
 
 
 def test_names_in_two_spellings(tmp_path):

@@ -96,7 +96,6 @@ def test_second_use_decodes_nothing(load, tmp_path, monkeypatch):
 
 
 def bitmaps(root: Path, seed: int) -> None:
-    """A tree whose files have the same names, sizes and modification times for every seed, and other pixels."""
     pixels = np.random.default_rng(seed)
     for number in range(8):
         file = root / ("cat", "dog")[number // 4] / f"{number}.bmp"

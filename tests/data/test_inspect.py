@@ -15,7 +15,6 @@ from fedsim.data.inspect import inspect
 
 @pytest.fixture
 def tree(tmp_path):
-    """Two domains, three classes, and one problem of each kind."""
     root, shades = tmp_path / "data", iter(range(0, 250, 5))
 
     def image(path, mode="RGB", size=(12, 10)):
@@ -62,7 +61,6 @@ def test_the_verb_prints_names_as_they_are_and_draws_a_cell_per_domain_and_class
 
 
 def test_a_table_is_inspected_too(tree):
-    """Columns with other names are named as for a run."""
     rows = [(f"[bold]/{name}/{index}.png", name, "one") for name in ("cat", "dog") for index in range(3)]
     pd.DataFrame(rows, columns=["file", "label", "site"]).to_csv(tree / "t.csv", index=False)
     words = ["datasets", str(tree / "t.csv")]

@@ -18,7 +18,6 @@ SIDE = 16
 
 
 def image(path: Path, seed: int = 0, side: int = SIDE, red: int = 0) -> None:
-    """An image of this red, with noise in the other colours."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     pixels[:, :, 0] = red

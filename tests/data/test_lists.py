@@ -31,7 +31,6 @@ def test_the_lists_say_who_trains_and_validates(lists):
 
 
 def test_without_a_validation_list_a_part_of_the_training_list_validates(lists):
-    """Another list is other data."""
     data, write = lists
     write("photo_train", [f"photo/{name}/00{index}.png" for name in ("cat", "dog") for index in range(3)])
     own, before = load_client(data.model_copy(update={"holdout": 0.34}), "photo"), fingerprints(data)["photo"]

@@ -20,7 +20,6 @@ def clients_of(data, target="sketch"):
 
 
 def domains_of(client):
-    """Images of each domain, training and validation, [2, domains]."""
     parts = (client.domain_index[part] for part in (client.train, client.validation))
     return np.stack([np.bincount(part, minlength=len(client.domains)) for part in parts])
 
@@ -31,17 +30,6 @@ def test_shares_are_those_of_the_formula():
     for place, client in enumerate(clients_of(DIGITS.model_copy(update={"mix": 0.5}), "rot75")):
         own = np.arange(5) == place
         assert domains_of(client).tolist() == [(90 + 450 * own).tolist(), (10 + 50 * own).tolist()]
-
-
-def test_one_gives_all_clients_the_same_mixture_and_nought_the_domain_itself():
-    for client in clients_of(DIGITS.model_copy(update={"mix": 1.0, "clients_per_domain": 2}), "rot75"):
-        assert domains_of(client).tolist() == [[90] * 5, [10] * 5]
-    pure = load_client(DIGITS, "rot30", "rot75")
-    assert pure.domains == ("rot30",)
-    almost = load_client(DIGITS.model_copy(update={"mix": 1e-9}), "rot30", "rot75")
-    for part in ("train", "validation"):  # the same images as without a mixture
-        kept = almost.images[getattr(almost, part)]
-        assert sorted(map(bytes, kept)) == sorted(map(bytes, pure.images[getattr(pure, part)]))
 
 
 @pytest.mark.parametrize(("mix", "partition"), [(0.3, "dirichlet"), (1.0, "iid")])

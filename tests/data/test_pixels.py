@@ -79,7 +79,6 @@ SAVED = {
 @pytest.mark.parametrize("orientation", SAVED)
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "WEBP"])
 def test_exif_turns_the_picture(orientation, format):
-    """The picture is saved rotated, as a camera saves it, and is read upright."""
     image = Image.fromarray(np.ascontiguousarray(SAVED[orientation]))
     exif, tags = image.getexif(), TiffImagePlugin.ImageFileDirectory_v2()
     exif[0x0112] = tags[0x0112] = orientation

@@ -34,7 +34,6 @@ def settings(tree, **changes):
 
 
 def copy(tree, count, to="art", label="dog"):
-    """Copy images of photo/cat under other names into a class of another domain."""
     for file in sorted((tree / "photo" / "cat").glob("*.png"))[:count]:
         shutil.copy(file, tree / to / label / f"copy-{file.name}")
 
@@ -96,7 +95,6 @@ def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, 
 
 
 def picture(seed):
-    """A smooth picture, as JPEG is made for."""
     few = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(few).resize((90, 80), Image.Resampling.BICUBIC)
 

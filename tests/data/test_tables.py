@@ -13,7 +13,6 @@ from fedsim.settings import DataSettings
 
 
 def row_of(index: int) -> dict:
-    """Domains in turn; the class "vélo" is absent in domain "7"."""
     domain, label = ("Été 2", "7")[index % 2], ("cat", "dog", "vélo")[index % 3]
     label = "dog" if domain == "7" and label == "vélo" else label
     split = ("train", "val", "test")[index // 2 % 3]

@@ -18,8 +18,6 @@ from fedsim.settings.experiment import Experiment, from_table, parse_override
 
 @dataclass(frozen=True)
 class Watcher(Term, Report):
-    """A part in two slots: it is a term and a report."""
-
     weight: Annotated[float, Field(ge=0)] = 0.5
 
     def begin(self, round):
@@ -29,12 +27,10 @@ class Watcher(Term, Report):
 
 @pytest.fixture
 def watcher(monkeypatch):
-    """A row that uses a part which is in no list."""
     monkeypatch.setitem(methods.METHODS, "watched", Recipe(terms=(Watcher(),), reports=(Watcher(),), paper="none"))
 
 
 def recipe_of(**method):
-    """The recipe of `[method]` settings."""
     return build_recipe(Experiment(method={"name": "fedavg", **method}))
 
 
@@ -57,7 +53,6 @@ def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(wa
 
 
 def test_combinations_and_exchange():
-    """a+b, exchanged and added parts, and parts that add other parts which they require."""
     both = find_recipe("gperxan+feddg-ga")
     exchanged = recipe_of(weights="generalization_adjustment", add=["guiding_head"], guiding_head={"weight": 0.25})
     assert type(both.norm).__name__ == "XAN"

@@ -13,7 +13,6 @@ from fedsim.settings.experiment import from_table
 
 
 def label(parts=None, **method):
-    """The label of `[method]` settings in an experiment with `[parts]` values."""
     return method_label(from_table({"method": {"name": "fedavg", **method}, "parts": parts or {}}))
 
 

@@ -81,12 +81,6 @@ def test_a_changed_run_given_again(run, name, edit, runs):
     (folder / name).write_text(before)
 
 
-def test_a_record_that_is_asked_of_a_finished_run_is_said_to_be_missing(runs):
-    words, _ = runs["finished"]
-    done = CliRunner().invoke(app, [*words, "--set", "run.personalised=true", "--set", "run.patience=5"])
-    assert (done.exit_code, "\nrun.personalised changed too late for what it records;" in done.output) == (0, True)
-
-
 @pytest.mark.parametrize(("verb", "edit"), [("plot", german), ("report", without_a_column)])
 def test_figures_of_a_changed_file(verb, edit, own_grid):
     file = own_grid / "csac" / "photo" / "seed1" / "rounds.csv"

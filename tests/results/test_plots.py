@@ -1,7 +1,5 @@
 """Figures are drawn if the records have their columns, are not blank, have labels, and repeat with the same bytes."""
 
-import logging
-import warnings
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -14,13 +12,12 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from fedsim.common.errors import UserError
-from fedsim.results import choose_runs, compare, plot_all, read_runs, write_report
+from fedsim.results import choose_runs, compare, plot_all, read_runs
 from fedsim.results.bars import target_bars
 from fedsim.results.cost_figure import FRONT, cost_front, readable
 from fedsim.results.figure_style import styles
 from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, metric_over_rounds
-from fedsim.results.fonts import fonts_for, missing_text
-from fedsim.results.plots import draw, names_in
+from fedsim.results.plots import draw
 
 NAME = "an-experiment-with-a-long-name"
 METHODS = ("fedavg", "feddg-ga", "csac")
@@ -106,18 +103,6 @@ def test_shares_are_drawn_by_their_spread(alpha):
     expected = own.groupby("seed")["value"].std().mean()
     line = next(line for line in drawn.axes[2].get_lines() if line.get_label() == "conv1")
     assert line.get_ydata()[list(line.get_xdata()).index(2)] == pytest.approx(expected)
-
-
-def test_details_without_tensors_or_clients(alpha):
-    """The cell of the tensor's name is empty for whole clients, and that of the client for the server's own numbers."""
-    whole = detail_over_rounds(alpha.assign(name=float("nan")), "pacs", "fada", "tightness")
-    assert len(whole.axes) == alpha["target"].nunique()
-    of_server = alpha[alpha["client"] == alpha["client"].iloc[0]].assign(client=float("nan"))
-    for frame, clients in ((pd.concat([of_server, alpha]), 3), (of_server, 0)):  # as FADA and FedGMA record them
-        lines = {line.get_label() for line in detail_over_rounds(frame, "pacs", "fada", "x").axes[0].get_lines()}
-        assert ("server" in lines, len(lines & set(alpha["client"]))) == (True, clients)
-    structures = alpha.replace({"name": {"conv1.weight": "cup"}})
-    assert detail_over_rounds(structures, "fundus", "fedavg", "dice").axes[2].get_ylabel() == "dice\nper structure"
 
 
 def test_no_panel_has_more_curves_than_one_can_tell_apart():
@@ -217,20 +202,3 @@ def test_lines_break_where_a_client_was_not_drawn_and_not_where_nobody_was(tmp_p
     frame = pd.DataFrame({"round": [2, 4, 6], "client": "art", "gap": [0.1, 0.2, 0.3], "label": "a", "target": "b"})
     figure = metric_over_rounds(frame.assign(run="x", seed=0), "gap", "crowd")
     assert list(line_of(figure, "art").get_ydata()) == [0.1, 0.2, 0.3]
-
-
-def test_foreign_names_have_a_font_or_are_said(tmp_path, monkeypatch, caplog):
-    write_crowd(tmp_path, ["写真", "a$b^$", "[red]x[/y]"], rounds=1)
-    folder = tmp_path / "crowd" / "fedavg" / "写真"
-    names = names_in(read_runs(folder))
-    assert {"写真", "a$b^$", "fedavg", "crowd"} <= set(names)
-    families, missing = fonts_for(names)
-    assert (len(families) > 1) == (not missing)
-    monkeypatch.setattr("fedsim.results.fonts.installed", dict)
-    assert fonts_for(["写真 photo"])[1] == "写真"
-    assert missing_text("") == ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        page = write_report(folder).read_text()
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    assert "写真" in page

@@ -10,13 +10,11 @@ from support import run_small, tiny_experiment
 from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprints
 from fedsim.methods.assembly import build_recipe
-from fedsim.methods.variants import recipe_record
 from fedsim.results import Recorder, choose_runs, compare, read_runs
 from fedsim.results.differences import differing_parts
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
-from fedsim.settings.experiment import read_experiment
 
 PHOTO = {"photo": {"images": 1670, "content": "aa"}}
 OTHER = {"photo": {"images": 1669, "content": "bb"}}
@@ -150,31 +148,3 @@ def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
     assert compare(repeated).methods["seeds"].tolist() == [2]
     (tmp_path / "pacs/fedprox/photo/seed1/environment.json").unlink()
     assert read_runs(tmp_path / "pacs").labels()["fedprox/photo/seed1"] == "fedprox@proximal.mu=0.1"
-
-
-def test_a_value_of_parts_that_repeats_a_default_is_no_difference(tmp_path):
-    """The recorded recipe of the run that left it out has it; an older record has none, and the runs differ."""
-    for seed, own in enumerate([{}, {"model_contrast": {"mu": 1}}]):
-        has = {"recipe": {"terms.model_contrast": {"T": 0.5, "mu": 1.0}}}
-        recorded(tmp_path, pacs_experiment("moon", "photo", seed).replace(parts=own), has)
-    runs = read_runs(tmp_path)
-    assert compare(runs).methods["seeds"].tolist() == [2]
-    assert compare(runs, by=["parts.model_contrast.mu"]).methods["label"].tolist() == ["moon (mu=1.0)"]
-    assert set(run_labels(runs).values()) == {"moon"}
-    (tmp_path / "pacs/moon/photo/seed0/environment.json").unlink()
-    with pytest.raises(UserError, match=r"parts\.model_contrast\.mu \(default \| "):
-        compare(read_runs(tmp_path))
-
-
-@pytest.mark.parametrize(("align", "has", "said"), [
-    ("cross", True, ""), ("logits", True, "align is logits, there cross"), ("cross", False, "is cross, there default"),
-])  # fmt: skip
-def test_published_numbers_stay_beside_a_value_that_repeats_a_default(tmp_path, align, has, said):
-    """A grid over a part writes its own value too, which no preset writes."""
-    experiment = read_experiment("pacs", ["run.target=photo", "method.name=csac", f"{ALIGN}={align}"], "csac")
-    found = recipe_record(experiment, build_recipe(experiment))
-    assert found["defaults"]["parts"]["semantic_calibration"]["align"] == "cross"
-    Recorder(write_run(tmp_path, experiment)).write_environment(found if has else {"recipe": found["recipe"]})
-    result = compare(read_runs(tmp_path))
-    assert ("CSAC Table I" in set(result.published["source"])) == (not said), result.notes
-    assert said in " ".join(note for note in result.notes if "CSAC beside csac" in note)

@@ -31,7 +31,6 @@ with claim(Path(sys.argv[1])):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds the lock of tmp_path/run."""
     words = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -54,7 +53,6 @@ def test_a_second_process_is_refused_or_waits_until_the_first_is_killed(holder, 
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):
-    """The names are those of atomic_write; other hidden files are the user's."""
     below = tmp_path / "predictions"
     below.mkdir()
     (below / ".round000001.safetensors.ab12cd34").write_text("text")

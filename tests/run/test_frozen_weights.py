@@ -7,14 +7,11 @@ import torch
 from support import Interrupt, run_small, tiny_experiment
 
 import fedsim
-from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.export.features import domain_features
 from fedsim.models import build_model
-from fedsim.models.texts import Texts
 from fedsim.results import compare, read_runs
 from fedsim.run.conflicts import refuse_other_settings
-from fedsim.run.frozen import frozen_record
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace, close_workspaces
 from fedsim.settings import ModelSettings
@@ -32,7 +29,6 @@ def write_weights(file, seed):
 
 
 def linear_probe(folder):
-    """An experiment that trains the head on top of the backbone in that folder's weights file."""
     return tiny_experiment(folder / "outputs", model={"weights": str(folder / "own.pth"), "train": "head"})
 
 
@@ -47,7 +43,6 @@ def stopped(tmp_path):
 
 
 def test_a_run_is_not_resumed_or_loaded_with_other_frozen_weights(stopped, tmp_path):
-    """The refusals are one line that names the setting; with the old file everything goes on."""
     with pytest.raises(UserError, match=r"began with another file '.*own.pth'") as refused:
         run_small(stopped)
     assert "\n" not in str(refused.value)
@@ -71,28 +66,7 @@ def forget(folder, *keys):
     file.write_text(json.dumps(record))
 
 
-TINY = ["model.backbone=tiny-clip", "model.head=text", "model.train=head"]
-
-
-@pytest.mark.parametrize(("method", "computed"), [("fedclip", "text"), ("plan", "zero_shot")])
-def test_computed_texts_are_not_compared(method, computed, tmp_path, monkeypatch):
-    """Another processor or number of threads rounds them differently; the backbone's tensors are compared."""
-    plan = small_plan(method, tmp_path, TINY)
-    space, net = Workspace(plan), plan.build_net()
-    recorded = frozen_record(net)
-    getattr(net.head, computed).mul_(1 + 1e-6)
-    assert frozen_record(net) == recorded
-    features = Texts.features
-    monkeypatch.setattr(Texts, "features", lambda texts: features(texts) + 1e-6)
-    other = Workspace(plan)
-    assert not torch.equal(getattr(other.net.head, computed), getattr(space.net.head, computed))
-    assert other.frozen_content == space.frozen_content
-    net.backbone.patches.weight.data[0] += 1e-6
-    assert frozen_record(net) != recorded
-
-
 def trained_whole(folder, method="fedavg"):
-    """An experiment that begins with that file, of which no tensor is frozen."""
     return tiny_experiment(folder / "outputs", method, 1, model={"weights": str(folder / "own.pth")})
 
 

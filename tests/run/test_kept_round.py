@@ -15,7 +15,6 @@ TIED = {1: 0.6, 2: 0.1 + 0.2 + 0.3, 3: 0.5}  # rounds 1 and 2 are equal in exact
 
 @pytest.fixture
 def scores(monkeypatch):
-    """The validation accuracy of each round of a run; 0.1 where there is none."""
     row_of, scores = session.round_row, {}
 
     def scored(log, *words):
@@ -81,7 +80,6 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_link_made_again_leaves_nothing_else(saved, killed):
-    """A resumed run creates the link to its best model again, perhaps to the same file."""
     best = saved.with_name("best.safetensors")
     for _ in range(2):
         if killed:

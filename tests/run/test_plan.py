@@ -12,7 +12,6 @@ from fedsim.settings.experiment import Experiment, read_experiment
 
 
 def test_a_plan_knows_its_folder_clients_and_data(tmp_path):
-    """Clients find the workspace that the server opened for the plan."""
     plan = resolve(small_experiment(tmp_path))
     assert plan.clients == ("rot0", "rot15", "rot30")
     assert plan.folder == tmp_path / "small" / "fedavg" / "rot45" / "seed0"

@@ -52,7 +52,6 @@ def test_numbers_by_hand():
 
 
 def test_the_statement_names_all_rounds(tmp_path):
-    """There is a statement for central and for local noise, and none without noise."""
     experiment = tiny_experiment(tmp_path, train={"rounds": 20})
     assert statement(experiment, Recipe(), 3) == ""
     said = statement(experiment, Recipe(fuse=PrivateMean(1.0, 1.0)), 3)

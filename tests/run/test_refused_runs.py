@@ -56,7 +56,6 @@ def test_a_run_that_the_handshake_refuses_leaves_nothing(tmp_path, monkeypatch, 
 
 
 def test_records_and_folders_of_others_stay(tmp_path, monkeypatch):
-    """What an earlier attempt or another program wrote is not removed, nor a folder with a record."""
     experiment = tiny_experiment(tmp_path)
     folder = run_folder(experiment)
     folder.mkdir(parents=True)

@@ -28,14 +28,12 @@ parts.proximal.mu = 0.5
 
 @pytest.fixture
 def config(tmp_path):
-    """A file with a preset and a part's value."""
     file = tmp_path / "mine.toml"
     file.write_text(CONFIG)
     return str(file)
 
 
 def one_line(said, function, *words):
-    """The function's UserError, which is one line with these words."""
     with pytest.raises(UserError) as error:
         function(*words)
     assert said in str(error.value)
@@ -76,38 +74,32 @@ def test_override_values():
         assert parse_override(f"a.b={text}") == ("a.b", value)
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("trian.rounds=3", "did you mean 'train'"),
-        ("train.rounds=0", "train.rounds: at least 1, because a run trains; row 0"),
-        ("rounds=1", "unknown setting 'rounds'; did you mean 'train.rounds'?"),
-        ("data.split=strat", "data.split"),
-        ("preset=long", "no preset 'long'"),
-        ("train={lr=0.1}", "train is a section; set single keys, for example --set train.lr=0.1"),
-        ("run.output=n\udcff2", r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
-        ("data.clients_per_domain=99999999999999999999999", "less than or equal to 100000"),
-        # People who know Python write True and tuples.
-        ("run.keep_predictions=True", "write true or false"),
-        ("train.lr=nan", "override 'train.lr=nan': train.lr: Input should be"),
-        ('data.root="a\\u0000b"', "data.root: it contains a NUL character; remove it"),
-        ("data.domains=(1,2)", 'write a list such as ["a", "b"]'),
-    ],
-)
+@pytest.mark.parametrize(("override", "said"), [
+    ("trian.rounds=3", "did you mean 'train'"),
+    ("train.rounds=0", "train.rounds: at least 1, because a run trains; row 0"),
+    ("rounds=1", "unknown setting 'rounds'; did you mean 'train.rounds'?"),
+    ("data.split=strat", "data.split"),
+    ("preset=long", "no preset 'long'"),
+    ("train={lr=0.1}", "train is a section; set single keys, for example --set train.lr=0.1"),
+    ("run.output=n\udcff2", r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
+    ("data.clients_per_domain=99999999999999999999999", "less than or equal to 100000"),
+    # People who know Python write True and tuples.
+    ("run.keep_predictions=True", "write true or false"),
+    ("train.lr=nan", "override 'train.lr=nan': train.lr: Input should be"),
+    ('data.root="a\\u0000b"', "data.root: it contains a NUL character; remove it"),
+    ("data.domains=(1,2)", 'write a list such as ["a", "b"]'),
+])  # fmt: skip
 def test_a_wrong_override_is_one_clear_line(config, override, said):
     one_line(said, read_experiment, config, [override])
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("train.rounds = true", "train.rounds"),
-        ('method.name = ""', "method.name is missing"),
-        ('method = "csac"', "name = 'csac'"),
-        ("presets = 3", "presets"),
-        ("parts.proximal = 3", "parts.proximal"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("train.rounds = true", "train.rounds"),
+    ('method.name = ""', "method.name is missing"),
+    ('method = "csac"', "name = 'csac'"),
+    ("presets = 3", "presets"),
+    ("parts.proximal = 3", "parts.proximal"),
+])  # fmt: skip
 def test_settings_of_a_wrong_type_are_one_short_line(tmp_path, text, said):
     file = tmp_path / "mine.toml"
     file.write_text(text)
@@ -115,7 +107,6 @@ def test_settings_of_a_wrong_type_are_one_short_line(tmp_path, text, said):
 
 
 def test_all_shipped_configs_are_valid():
-    """Every shipped file resolves, with every preset, and names a known method."""
     files = sorted(config_folders()[0].glob("*.toml"))
     assert {"digits", "pacs", "terra-incognita"} <= {file.stem for file in files}
     for file in files:

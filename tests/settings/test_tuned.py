@@ -16,7 +16,6 @@ KINDS = dict.fromkeys(kind for kinds in parts_by_slot().values() for kind in kin
 
 
 def ends_of(key, space):
-    """The first and the last value of a space, as an override gives them."""
     (knob,) = read_space([f"{key}={space.space}"])
     return [parse_override(f"{key}={text}")[1] for text in knob.ends]
 

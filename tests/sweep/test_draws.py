@@ -76,7 +76,6 @@ def test_no_choice_depends_on_the_unseen_domain(tmp_path, in_this_process, monke
 
 
 def searched(folder, scores, targets, steps=10):
-    """A search of invented draws on rot0: their scores, and their accuracy on the unseen domain."""
     experiment = read_experiment("digits", ["run.target=rot0", f"run.output={folder}", "name=x"])
     trials = []
     for number, (score, target) in enumerate(zip(scores, targets)):

@@ -7,7 +7,7 @@ import pytest
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.estimate import estimate, step_key, steps_left, training_counts
-from fedsim.sweep.plan import Cell, guessed_rates, measured_rates
+from fedsim.sweep.plan import Cell, guessed_rates
 
 
 def cell(method, preset, config="pacs", target="sketch", **changes):
@@ -47,19 +47,6 @@ def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     doubled = cell("rsc", "fedig", **{"method.self_challenging.variant": "official"})
     assert estimate([doubled], {}, times, {"rsc": 1.4}).source == "not measured"
     assert estimate([one], {}, {(*key[:3], "96", *key[4:]): (0.5, "")}, cost).seconds is None  # another size
-
-
-def test_the_pace_is_read_from_complete_rows_only(tmp_path):
-    """A row that is being written may hold a part of a number, and a file that another program cut tells nothing."""
-    texts = ("round,round_seconds\n0,9\n1,2\n2,4\n3,10", "round,round_seconds\n0,1,\n1,8,8\n", "", "round\n0\n1\n")
-    cells = []
-    for text in texts:
-        one = cell("fedavg", "fedig")
-        one.folder = tmp_path / str(len(cells))
-        one.folder.mkdir()
-        (one.folder / "rounds.csv").write_text(text)
-        cells.append(one)
-    assert measured_rates([*cells, cell("fedprox", "fedig")]) == {"fedavg": 3.0}
 
 
 def test_a_method_without_finished_rounds_is_counted_by_the_cost_of_its_step():

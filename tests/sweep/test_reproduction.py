@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 from paper_runs import ROWS, compared, finish, own_table, shipped, shown
-from support import run_small
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
@@ -42,7 +41,6 @@ def test_every_row_is_a_method_with_settings_that_exist(name):
 
 
 def small_table(folder, rows='{ method = "fedavg", printed = "FedAvg" }', seeds="[0, 1]"):
-    """A table of two blocks on digits, with one row that is a variant."""
     settings = '"data.fraction=0.1", "train.rounds=2"'
     other = f'[[blocks]]\nconfig = "digits"\nname = "other"\nsettings = [{settings}]\ntargets = ["rot75"]\n'
     rows = f'{rows}, {{ method = "fedprox", settings = ["method.proximal.mu=0.5"] }}'
@@ -73,18 +71,6 @@ def test_cells_are_blocks_times_rows_times_targets_times_seeds(tmp_path):
 def test_a_wrong_choice_or_file_is_one_line(tmp_path, file, choice, overrides, said):
     with pytest.raises(UserError, match=said):
         plan_table(small_table(tmp_path, **file), choice, overrides, str(tmp_path))
-
-
-def test_names_of_tables_and_experiments(tmp_path):
-    names = ("fedig-a-table-2", "tables/fedig-a-table-2.toml", "configs/tables/fedig-a-table-2", "fedig-a-table-2.toml")
-    assert len({find_table(name) for name in names}) == 1
-    assert find_table(names[0]).is_file()
-    assert find_table("digits") is None
-    assert find_table("/no/such/fedig-a-table-2.toml") is None  # then a missing experiment is reported
-    assert find_table(str(small_table(tmp_path))) is not None
-    for name, said in (("mine/tables/fedig-a-table-2.toml", "no table"), ("tables/fedig-a-table-22.toml", "did you")):
-        with pytest.raises(UserError, match=said):
-            find_table(name)
 
 
 def test_inside_is_at_most_the_printed_deviation():
@@ -134,35 +120,12 @@ def test_ours_stand_beside_theirs(tmp_path):
     assert reproductions(tmp_path, runs)[0].lines[0].unlike[0] == "it runs as fedavg(pixel)"
 
 
-def test_a_table_from_the_command_line(tmp_path):
-    """A dry run, a real run of one cell, and its comparison."""
-    file = small_table(tmp_path)
-    words = ["sweep", str(file), "--output", str(tmp_path / "out")]
-
-    def said(*words):
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
-        return " ".join(result.output.split())
-
-    dry = said(*words, "--dry-run")
-    assert "12 cells, 0 finished" in dry
-    assert "4 rows are not measured" in dry
-    assert not (tmp_path / "out").exists()
-    planned = plan_table(file, Choice(["fedavg"], ["rot75"], [0]), (), str(tmp_path / "out" / "table"))
-    run_small(planned[0].cells[0].experiment)
-    assert "1 cell, 1 finished" in said(*words, "--methods", "fedavg", "--targets", "rot75", "--seeds", "0")
-    assert "Own - other: best source validation" in said("compare", str(tmp_path / "out" / "table"))
-    assert (tmp_path / "out" / "table" / "comparison.csv").is_file()
-    assert isinstance(CliRunner().invoke(app, [*words, "--grid", "train.lr=0.1,0.2"]).exception, UserError)
-
-
 NAME = "fedig-a-table-5"
 BLOCK = shipped(NAME).blocks[0]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two seeds of the first row of a shipped table."""
     shutil.copy(find_table(NAME), tmp_path / "table.toml")
     for seed in (0, 1):
         for target in ("art_painting", "cartoon", "photo", "sketch"):
@@ -247,22 +210,6 @@ def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
         output = CliRunner().invoke(app, ["compare", str(tmp_path), "--seeds", seeds]).output
         assert ("the settings are not the table's (train.rounds is 1, there 2)" in output) == other
         assert "FedAvg" in output
-
-
-def test_runs_of_targets_that_the_table_has_no_more_are_left_out_and_named(tmp_path):
-    file = own_table(tmp_path)
-    finish(file, tmp_path, "rot0")
-    finish(file, tmp_path, "rot75", accuracy=0.1)
-    finish(file, tmp_path, "rot75", row=1, settings=["method.proximal.mu=0.5"])
-    own_table(tmp_path, targets='["rot0"]')
-    result = compared(tmp_path)
-    assert (result.targets, set(result.lines[0].ours)) == (["rot0"], {"rot0", "average"})
-    assert result.lines[0].ours["average"].mean == pytest.approx(0.5)
-    named = "fedavg on rot75 (1 run); fedprox@proximal.mu=0.5 on rot75 (1 run)"
-    assert f"Runs on no target of the table, which are left out: {named}." in result.notes
-    own_table(tmp_path, targets='["rot45"]')
-    assert compared(tmp_path).lines == []
-    assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 0
 
 
 def test_a_wrong_row_or_target_names_its_block(tmp_path):

@@ -21,7 +21,6 @@ RATE = "train.lr=log:1e-4:1e-1"
 
 
 def values(word, *shares):
-    """The values of a space at some shares of it."""
     return [read_space([word])[0].value(share) for share in shares]
 
 
@@ -90,7 +89,6 @@ SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.
 
 
 def plan(*space, output="/nowhere", method="fedavg", trials=2, targets=("rot0",), more=()):
-    """A planned search on small digits, of which nothing runs."""
     search = Search(method, targets, [0], space, trials)
     return plan_search("digits", search, [*SMALL, f"run.output={output}", *more], "")
 
@@ -113,7 +111,6 @@ def test_what_the_method_or_its_settings_refuse(space, said):
 
 
 def test_trial_0_is_the_file_itself_and_later_trials_are_added(tmp_path):
-    """Its cells are those of a plain run; repeated values are one trial."""
     space = (RATE, "method.guiding_head.weight=0.1,0.25")
     few, many = (
         plan(*space, method="gperxan", output=tmp_path, targets=["rot0", "rot15"], trials=trials) for trials in (2, 3)
@@ -159,7 +156,6 @@ def test_a_score_is_the_validation_of_the_selected_round(tmp_path):
 
 
 def searched(output: Path, *measured, targets=("rot0",), seeds=(0,), seed=0) -> PlannedSearch:
-    """A search with invented validations: one list for each trial."""
     found = [read_experiment("digits", [f"run.target={name}", f"run.output={output}"]) for name in targets]
     cells = [Cell(experiment, output / experiment.run.target) for experiment in found]
     knobs = read_space([RATE])
@@ -215,7 +211,6 @@ def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
 
 
 def test_a_search_from_end_to_end(tmp_path, in_this_process):
-    """Two trials are run and ranked; the same command then starts nothing and prints the same."""
     words = ["search", "digits", "--targets", "rot0", "--trials", "2", "--jobs", "1", "--output", str(tmp_path)]
     words += ["--space", RATE, *(part for word in SMALL for part in ("--set", word))]
     assert "not run" in CliRunner().invoke(app, [*words, "--dry-run"]).output

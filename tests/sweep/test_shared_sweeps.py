@@ -70,7 +70,6 @@ def test_two_processes_that_are_killed_give_the_table_of_an_unbroken_one(words, 
 
 
 def tiny_cells(output):
-    """Three cells, of which a run takes a tenth of a second."""
     experiments = [tiny_experiment(output, rounds=1, run={"seed": seed}) for seed in range(3)]
     return [Cell(experiment, run_folder(experiment)) for experiment in experiments]
 

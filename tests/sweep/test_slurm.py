@@ -32,7 +32,6 @@ def test_what_a_job_cannot_have_is_refused(launcher, gpus, said, tmp_path, monke
 
 
 def test_what_sbatch_is_told(tmp_path, monkeypatch):
-    """The options of a cell, and what the user named as sbatch does."""
     for name in ("srun", "sbatch"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

@@ -5,22 +5,18 @@ import os
 import signal
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from support import tiny_experiment
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
-from fedsim.run import workspace
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget, run_cells
 from fedsim.sweep.axes import check_axes, grid_points, split_values
-from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
 from fedsim.sweep.pool import cause
 
@@ -29,7 +25,6 @@ SET = [part for word in SMALL for part in ("--set", word)]
 
 
 def planned(methods="fedavg", targets="rot0", grid=(), more=()):
-    """The cells of a sweep on small digits, of which nothing runs."""
     return plan_cells("digits", Axes(methods.split(), targets.split(), [0], grid), [*SMALL, *more], "")
 
 
@@ -127,7 +122,6 @@ def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_start
 
 
 def cell(method="fedavg", rounds=10, **state):
-    """A cell without a folder."""
     experiment = read_experiment("digits", [f"method.name={method}", f"train.rounds={rounds}"])
     return Cell(experiment, Path("/nowhere") / method / "rot75" / "seed0", **state)
 
@@ -153,8 +147,6 @@ def test_time_left_by_hand():
 
 
 class Witness:
-    """Callback that writes what its process sees into the run's folder."""
-
     def on_start(self, experiment, folder):
         self.file = folder / "witness.json"
         self.seen = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OF_THE_SWEEP")]
@@ -180,16 +172,6 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
     assert "File exists" in cells[1].reason
     causes = {-9: "SIGKILL, out of memory?", -15: "SIGTERM", 3: "exit code 3"}
     assert {code: cause(code) for code in causes} == causes
-
-
-def test_a_finished_cell_leaves_no_network_or_data_in_memory(tmp_path, monkeypatch):
-    asked, told = [], []
-    library = SimpleNamespace(CDLL=lambda name: SimpleNamespace(malloc_trim=asked.append))
-    monkeypatch.setattr("fedsim.sweep.cell_process.ctypes", library)
-    assert run_cell(tiny_experiment(tmp_path, rounds=1).toml(), told.append) == ("finished", "", None)
-    assert [message[0] for message in told] == ["round", "round"]
-    assert not workspace._open
-    assert asked == [0]
 
 
 STARTS = {

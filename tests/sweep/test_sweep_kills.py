@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from multiprocessing.resource_tracker import ResourceTracker
 from pathlib import Path
@@ -37,7 +36,6 @@ def workers(output: Path) -> dict[Path, int]:
 @pytest.mark.slow
 @needs_proc
 def test_orphans_die(tmp_path):
-    """After `kill -9` of a sweep, its workers write nothing more."""
     words = shlex.split("-m fedsim sweep digits --methods fedbn --targets rot0,rot15 --cores-per-cell 1 --jobs 2")
     words += [part for word in (*SMALL, "train.rounds=30") for part in ("--set", word)]
 
@@ -95,27 +93,14 @@ def test_a_worker_that_cannot_be_started_is_one_line(error, monkeypatch):
         pool.run(None)
 
 
-def interrupt_from_another_thread() -> None:
-    """What the kernel does when the main thread has blocked the signal, made certain."""
-
-    def interrupt():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        signal.raise_signal(signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize("interrupt", [lambda: signal.raise_signal(signal.SIGINT), interrupt_from_another_thread])
-def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(interrupt, monkeypatch):
+def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(monkeypatch):
     """It waits until the worker is known, which then ends like the others; the resource tracker's start lets it by."""
     tracker = ResourceTracker()
     monkeypatch.setattr("multiprocessing.resource_tracker.ensure_running", tracker.ensure_running)
 
     def interrupted(process):
         tracker.ensure_running()
-        interrupt()
+        signal.raise_signal(signal.SIGINT)
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # a new process inherits it
         return SimpleNamespace(sentinel=None, poll=lambda: 0, wait=lambda timeout: 0)
 

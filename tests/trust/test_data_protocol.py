@@ -87,7 +87,6 @@ def test_a_fingerprint_notices_other_data_of_the_same_size(tree_settings, tmp_pa
 
 @pytest.fixture
 def finished(tree_settings, tmp_path):
-    """(the experiment and the folder of a finished run, a function that asks for the same run again)."""
     experiment = complete(Experiment.model_validate({"data": tree_settings().model_dump(), "run": {"target": "photo"}}))
     folder = tmp_path / "run"
     folder.mkdir()

@@ -40,17 +40,6 @@ def test_numeric_names_are_domains(make_tree, name):
     assert (plan.experiment.run.target, plan.clients) == (name, ("200", "300"))
 
 
-@pytest.mark.parametrize(("file", "words", "said"), [
-    (False, ["train.lr=0.1", "train.rounds=many"], r"override 'train\.rounds=many': train\.rounds: .*integer"),
-    (False, ["train.roundss=3"], r"override 'train\.roundss=3': unknown setting .*did you mean 'rounds'"),
-    (True, ["train.lr=0.1"], r"\S+mine.toml: train\.rounds"),
-])  # fmt: skip
-def test_a_wrong_override_is_blamed_and_not_the_file(tmp_path, file, words, said):
-    (tmp_path / "mine.toml").write_text('[train]\nrounds = "many"\n')
-    with pytest.raises(UserError, match=f"^{said}"):
-        read_experiment(str(tmp_path / "mine.toml") if file else "digits", words)
-
-
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5), min_size=2, max_size=5))
 def test_matching_never_confuses_letters(names):
     for name in names:

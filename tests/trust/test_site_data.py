@@ -43,7 +43,6 @@ def test_nonsense_about_data_is_refused(wrong):
 
 
 def roster_of(plan, folder, client, role="source", frozen=""):
-    """The roster of a federation of one site, which serves this client."""
     grid = InlineGrid(app, 1)
     (node,) = grid.get_node_ids()
     own = {"domain": client, "site": "a", "role": role, "data-dir": "", "state-dir": str(folder)}
