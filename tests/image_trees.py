@@ -19,10 +19,10 @@ def real_data() -> Path:
     return SHARED
 
 
-def _write_image(path: Path, seed: int, mode: str = "RGB") -> None:
+def _write_image(path: Path, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (12, 10, 3), dtype=np.uint8)
-    Image.fromarray(pixels).convert(mode).save(path)
+    Image.fromarray(pixels).save(path)
 
 
 def write_tree(folder: Path, domains: Sequence[str], classes: Sequence[str], per_class: int, seed: int = 0) -> Path:
@@ -33,12 +33,6 @@ def write_tree(folder: Path, domains: Sequence[str], classes: Sequence[str], per
                 _write_image(folder / domain / name / f"{index:03}.png", seed)
                 seed += 1
     return folder
-
-
-@pytest.fixture
-def write_image() -> Callable[..., None]:
-    """write_image(path, seed, mode="RGB") writes a random image of 10 x 12 pixels."""
-    return _write_image
 
 
 @pytest.fixture

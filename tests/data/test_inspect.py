@@ -2,7 +2,6 @@
 
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -81,26 +80,3 @@ def test_settings_without_effect_on_the_inspection_are_refused(tree, path, overr
     result = CliRunner().invoke(app, ["datasets", place, "--set", override])
     assert isinstance(result.exception, UserError)
     assert said in str(result.exception)
-
-
-def test_what_is_done_with_unusual_files(tmp_path):
-    """16 bits, CMYK, palette, EXIF, transparency and frames: the table mentions each, and none is a problem."""
-    folders = [tmp_path / "data" / "camera 1 é" / name for name in ("cat", "dog")]
-    for each in folders:
-        each.mkdir(parents=True)
-    folder, exif, (a, b, c, d, e, f, g) = folders[0], Image.Exif(), (Image.new("L", (8, 6), 10 * n) for n in range(7))
-    exif[0x0112] = 6
-    Image.fromarray(np.full((6, 8), 40_000, np.uint16)).save(folder / "deep.png")
-    a.convert("CMYK").save(folder / "print.jpg")
-    b.convert("RGB").quantize(4).save(folder / "palette.png")
-    c.save(folder / "turned.jpg", exif=exif)
-    Image.new("RGBA", (8, 6), (9, 8, 7, 100)).save(folder / "clear.png")
-    d.convert("P").save(folder / "film.gif", save_all=True, append_images=[e.convert("P")])
-    f.save(folder / "plain.png")
-    g.save(folders[1] / "0.png")
-    found = inspect(tmp_path / "data")
-    assert found.problems == []
-    told = found.domains.set_index("domain").loc["camera 1 é", "converted"]
-    expected = ["1 scaled to 8 bits", "1 CMYK to RGB", "2 palette to RGB", "1 turned (EXIF)",
-                "1 transparent on white", "1 first frame only"]  # fmt: skip
-    assert sorted(told.split(", ")) == sorted(expected)

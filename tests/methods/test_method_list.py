@@ -45,7 +45,6 @@ def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
 
 
 @pytest.mark.parametrize(("method", "words"), [
-    ("cutmix+fedsam", "A local step takes the loss of cut_mix and moves the weights by sharpness_aware"),
     ("fedprox+ditto", "A local step takes the task's loss, adds proximal, moves the weights by one gradient and is "
                       "followed by a step of ditto"),
     ("elcfs+jigen", "The local step is episodic_step, which takes the loss of jigsaw; it also has amplitude_bank "

@@ -84,17 +84,6 @@ def write_grid(
     return root / name
 
 
-def write_crowd(
-    root: Path, domains: Sequence[str], rounds: int, clients: int = 1, drawn: int = 0, method: str = "fedavg"
-) -> Path:
-    """One run on each of these domains, whose names may be anything."""
-    for target in domains:
-        data = {"dataset": "folder", "domains": list(domains)}
-        experiment = pacs_experiment(method, target, name="crowd", data=data, train={"rounds": rounds})
-        write_run(root, experiment, clients=clients, drawn=drawn)
-    return root / "crowd"
-
-
 def _round(experiment: Experiment, number: int, skill: float, clients: int, rng: np.random.Generator) -> dict:
     level = LEVELS.get(experiment.run.target, 0.7)
     grown = 1 - math.exp(-number / 4)

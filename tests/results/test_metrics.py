@@ -13,12 +13,10 @@ from typer.testing import CliRunner
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.results import compare, predictions, read_runs, write_report
-from fedsim.results.confusion import MOST_CLASSES, confusion_figure
 from fedsim.results.metrics import (
     METRICS,
     confusion_matrix,
     expected_calibration_error,
-    kept_predictions,
     per_class_accuracy,
 )
 from fedsim.results.predictions import (
@@ -178,21 +176,6 @@ def test_the_verb_takes_a_metric(outputs, tmp_path):
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             compare(runs, metric=metric)
-
-
-def test_confusion_is_drawn_per_target(outputs):
-    """There is a panel per target, pooled over seeds; cells are shares of the row's class."""
-    runs = read_runs(outputs)
-    kept = kept_predictions(runs, runs.labels(), "best_validation")["fedprox"]
-    figure = confusion_figure(kept, "pacs", "fedprox", "the rule")
-    assert [axes.get_title() for axes in figure.axes] == ["unseen: photo", "unseen: sketch"]
-    assert figure.get_suptitle().endswith("\n(the rule)")
-    matrix = confusion_matrix(pooled([read_predictions(outputs / f"fedprox/photo/seed{seed}") for seed in range(2)]))
-    shown = figure.axes[0].get_images()[0].get_array()
-    assert shown[0].tolist() == pytest.approx((100 * matrix[0] / matrix[0].sum()).tolist())
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["dog", "cat|", "house"]
-    many = Predictions(SMALL.index, LABEL, PROBABILITIES, tuple(map(str, range(MOST_CLASSES + 1))))
-    assert confusion_figure({"photo": many}, "pacs", "fedprox", "") is None
 
 
 def test_the_report_has_more_than_accuracy(outputs, unrendered):

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from invented import pacs_experiment, write_crowd, write_run
+from invented import pacs_experiment, write_run
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
@@ -177,9 +177,6 @@ def test_figures_that_are_not_drawn_any_more_are_removed(own_grid):
     assert {file.name for file in plots.iterdir()} == kept
 
 
-DOMAINS = ("art", "cartoon", "photo")
-
-
 def weights_of(runs):
     clients = runs.clients.assign(label=runs.clients["method"])
     return clients, metric_over_rounds(clients, "weight", "crowd")
@@ -191,8 +188,9 @@ def line_of(figure, name):
 
 
 def test_lines_break_where_a_client_was_not_drawn_and_not_where_nobody_was(tmp_path):
-    folder = write_crowd(tmp_path, DOMAINS, rounds=12, clients=2, drawn=2)
-    clients, figure = weights_of(read_runs(folder / "fedavg" / "art"))
+    data = {"dataset": "folder", "domains": ["art", "cartoon", "photo"]}
+    write_run(tmp_path, pacs_experiment("fedavg", "art", data=data), clients=2, drawn=2)
+    clients, figure = weights_of(read_runs(tmp_path))
     rounds = clients.groupby("client")["round"].agg(set)
     gaps_of = {client: set(range(min(own), max(own))) - own for client, own in rounds.items()}
     client, gaps = next((client, gaps) for client, gaps in gaps_of.items() if gaps)

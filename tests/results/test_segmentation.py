@@ -9,7 +9,6 @@ from invented import embedded
 from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs, write_report
-from fedsim.results.case_grid import error_map, overlay
 from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import read_predictions
 
@@ -73,12 +72,3 @@ def test_cases_of_masks():
     assert cases.surface_distance[:, 0].tolist() == [0.0, 5.0]
     assert cases.details() == [("dice", "spot", 0.5), ("surface_distance", "spot", 2.5)]
     assert [image.max() for image in cases.images] == [0, 1]  # the worst first
-    # Only pixels of masks change colour; missed ones are red, invented ones blue, right ones keep their grey.
-    grey = np.full((1, 4, 3), 0.5)
-    truth, predicted = np.array([[[1, 1, 0, 0]]], bool), np.array([[[1, 0, 1, 0]]], bool)
-    assert (overlay(grey, truth) != grey).any(axis=2).tolist() == [[True, True, False, False]]
-    shown = error_map(grey, truth, predicted)
-    red, blue = shown[0, 1], shown[0, 2]
-    assert red[0] > red[2]
-    assert blue[2] > blue[0]
-    assert shown[0, 0].tolist() == shown[0, 3].tolist() == [0.75] * 3

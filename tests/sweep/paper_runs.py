@@ -25,14 +25,13 @@ def own_table(
     folder: Path,
     rows: str = ROWS,
     targets: str = '["rot0", "rot75"]',
-    config: str = "digits",
     settings: str = "",
     seeds: str = "[0, 1]",
     more: str = "",
 ) -> Path:
     """The file of a table, with the name of the copy that a sweep puts beside the runs."""
     file = folder / "table.toml"
-    block = f'config = "{config}"\ntargets = {targets}\nsettings = [{settings}]\n{more}'
+    block = f'config = "digits"\ntargets = {targets}\nsettings = [{settings}]\n{more}'
     file.write_text(f'title = "Own"\ndeviation = "none"\nseeds = {seeds}\nrows = [{rows}]\n[[blocks]]\n{block}')
     return file
 

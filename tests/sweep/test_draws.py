@@ -133,7 +133,6 @@ def test_a_sampler_depends_on_the_trials_alone():
     (["--draws", "2", "--set", "data.split_seed=3"], "data.split_seed"),
     (["--draws", "2", "--select", "last"], "--select last"),
     (["--draws", "2", "--sampler", "tpx"], "did you mean 'tpe'"),
-    (["--draws", "2", "--sampler", "x"], "known: random, tpe, gp"),
 ])  # fmt: skip
 def test_what_a_sweep_with_draws_refuses(words, said):
     with pytest.raises(UserError, match=said):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_client
 from fedsim.data.names import composed, matching, plain
-from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
-from fedsim.settings.experiment import from_table, parse_experiment, parse_override, read_experiment
+from fedsim.settings.experiment import from_table, parse_experiment, parse_override
 
 
 @pytest.mark.parametrize(("table", "said"), [
@@ -31,13 +30,6 @@ def test_overrides_and_files_keep_texts_and_read_numbers():
     assert (experiment.data.domains, experiment.run.target) == (["100", "200"], "100")
     with pytest.raises(UserError, match=r"run\.target"):  # 1.10 would become 1.1
         parse_experiment("[run]\ntarget = 1.10\n")
-
-
-@pytest.mark.parametrize("name", ["007", "1e3", "1_000", "true", "2020-01-01", "nan"])
-def test_numeric_names_are_domains(make_tree, name):
-    root = make_tree((name, "200", "300"))
-    plan = resolve(read_experiment("digits", [f"data.root={root}", "data.dataset=folder", f"run.target={name}"]))
-    assert (plan.experiment.run.target, plan.clients) == (name, ("200", "300"))
 
 
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5), min_size=2, max_size=5))
