@@ -123,8 +123,8 @@ def test_degenerate_alignment_is_zero_and_keeps_the_graph(batch):
 ROUND = {"round": 1, "phase": "train", "client": "rot0"}
 
 
-def client_after_stage_a(tmp_path, method="csac", add=(), **fields):
-    table = {"name": method, "add": list(add), "semantic_calibration": fields}
+def client_after_stage_a(tmp_path, add=(), **fields):
+    table = {"name": "csac", "add": list(add), "semantic_calibration": fields}
     client = Workspace(resolve(small_experiment(tmp_path, table, model={"bottleneck": 8}))).client("rot0", "")
     client.store.open_round(0)
     client._train(client._open({"round": 0, "phase": "acquire", "client": "rot0"}))
