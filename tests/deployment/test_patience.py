@@ -67,16 +67,13 @@ def test_a_lost_reply_is_asked_for_again_at_the_clients_present_node():
     assert (world.asked, world.waits) == (["a", "b", "b"], [(5, ("b",))])
 
 
-def test_what_is_a_clients_own_a_site_that_stays_away_and_many_attempts_count():
+def test_what_is_a_clients_own_and_many_attempts_count():
     """An exception, a refusal and silence of a client itself; the process of a client that dies every time."""
     for answer in (Error(2, "Traceback"), Error(0, "too large"), None):
         world = World({"a": [answer]})
         reply = world.run()["a"]
         assert reply is None or reply.has_error()
         assert world.asked == ["a"]
-    world = World({"a": [RecordDict()], "b": [LOST]}, back=False)
-    assert world.run()["b"].error.code == 5
-    assert (world.given_up, world.asked) == (["b"], ["a", "b"])  # it is not waited for again
     for patience, attempts in ((5.0, MOST_ATTEMPTS), (0.0, 1)):  # without patience there is one
         world = World({"b": [Error(8, "stopped responding")] * 20})
         assert world.run(patience)["b"].has_error()

@@ -3,11 +3,9 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 from networks import build
-from support import small_experiment
 from torch import nn
 
 from fedsim.common.errors import UserError
@@ -31,9 +29,6 @@ from fedsim.models.inserts.feature_highlighter import FeatureHighlighter, Highli
 from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer
 from fedsim.models.inserts.style_exploration import StyleExploration, StyleLayer
 from fedsim.models.norms import BIN, DSON, XAN, MixIG
-from fedsim.run.plan import resolve
-from fedsim.run.target import TargetEvaluator
-from fedsim.run.workspace import Workspace
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind, tensor_kinds
 from strategies.banks.own_batch_norm import OwnBatchNorm
@@ -244,13 +239,3 @@ def test_every_norm_with_running_statistics_is_recomputed(digits, norm):
 def test_without_two_images_there_are_no_statistics(digits, count):
     with pytest.raises(UserError, match="recompute needs at least two images of the unseen domain"):
         begun(build("digits-cnn-bn", channels=1, size=28), digits[:count], 8)
-
-
-def test_the_clients_of_a_frozen_backbone_never_see_the_targets_statistics(tmp_path):
-    """Frozen tensors are not loaded again: after an evaluation by the rule the network is as it was."""
-    method = {"name": "fedavg", "infer": "recompute"}
-    space = Workspace(resolve(small_experiment(tmp_path, method, model={"train": "head"})))
-    before = {name: value.clone() for name, value in space.net.state_dict().items()}
-    sent = {name: before[name].numpy() for name in space.travelling}
-    assert np.isfinite(TargetEvaluator(space)(sent, {}).loss)
-    assert all(torch.equal(value, before[name]) for name, value in space.net.state_dict().items())

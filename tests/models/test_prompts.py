@@ -83,23 +83,20 @@ def test_weights_on_numbers(scores, temperature, expected):
     assert torch.allclose(found, torch.tensor([expected]), atol=1e-6)
 
 
-@pytest.mark.parametrize(("client", "expected"), [(0, [8.320503, 2.425356]), (1, [6.0, 1.643990])])
-def test_logits_of_a_client_that_trains_on_numbers(client, expected):
-    """Client 0 has V (1 + kappa) = (0, 2): the means are along (3, 2), (1, 4). Client 1 has (0, 4): (3, 4), (1, 6)."""
-    head = simple_head().train()
-    head.key = head.keys[client]
-    assert torch.allclose(head(torch.tensor([[2.0, 0]])), torch.tensor([expected]), atol=1e-5)
-
-
 @pytest.mark.parametrize("at_once", [1024, 2])
-def test_logits_of_unknown_images_on_numbers(monkeypatch, at_once):
-    """The weights are (1/4, 3/4) and (3/4, 1/4): V is (0, 3.5) for the first image and (0, 2.5) for the second."""
+def test_logits_of_unknown_images_and_of_a_client_that_trains_on_numbers(monkeypatch, at_once):
+    """The weights are (1/4, 3/4) and (3/4, 1/4): V is (0, 3.5) for the first image and (0, 2.5) for the second.
+    Client 0 has V (1 + kappa) = (0, 2): the means are along (3, 2), (1, 4). Client 1 has (0, 4): (3, 4), (1, 6)."""
     monkeypatch.setattr(keyed_prompts, "AT_ONCE", at_once)
     head, f = simple_head(), torch.tensor([[2.0, 0], [-2, 0]])
     expected = torch.tensor([[6.507914, 1.788854], [-7.682213, -2.169305]])
     assert torch.allclose(head(f), expected, atol=1e-5)  # no client is chosen
     head.key = head.keys[0]
     assert torch.allclose(head.eval()(f), expected, atol=1e-5)  # validation during the training of a client
+    head.train()
+    for client, own in enumerate(([8.320503, 2.425356], [6.0, 1.643990])):
+        head.key = head.keys[client]
+        assert torch.allclose(head(f[:1]), torch.tensor([own]), atol=1e-5)
 
 
 def test_the_loss_of_the_query_on_numbers():

@@ -154,14 +154,11 @@ def test_what_noise_cannot_protect_is_refused(method, sections, said, tmp_path):
         run_small(tiny_experiment(tmp_path, method, **{"model": NO_NORM, "train": {"dp_clip": 1.0}, **sections}))
 
 
-@pytest.fixture
-def deployed(tmp_path):
+def test_no_path_of_the_server_in_messages_and_errors_of_a_deployment(tmp_path, monkeypatch):
+    """A client that fails names its folder of state, which is its own."""
     data = {"root": str(tmp_path / "data"), "cache": str(tmp_path / "cache")}
     run = {"runtime": "deployment", "federation": str(tmp_path / "federation.toml"), "evaluate_target": "server"}
-    return tiny_experiment(tmp_path / "out", "scaffold", 1, data=data, run=run, train={"momentum": 0.0})
-
-
-def test_no_path_of_the_server_in_messages_of_a_deployment(deployed, tmp_path):
+    deployed = tiny_experiment(tmp_path / "out", "scaffold", 1, data=data, run=run, train={"momentum": 0.0})
     _, grid = run_small(deployed)
     assert {message.metadata.message_type for message, _ in grid.seen} >= {"train", "evaluate", "query.handshake"}
     for message, reply in grid.seen:
@@ -169,14 +166,10 @@ def test_no_path_of_the_server_in_messages_of_a_deployment(deployed, tmp_path):
         assert "dataset" in said[0]  # the settings themselves do travel
         assert not [text for text in said if str(tmp_path) in text]
 
-
-def test_no_path_of_the_server_in_errors_of_a_deployment(deployed, tmp_path, monkeypatch):
-    """A client that fails names its folder of state, which is its own."""
-
     def fail(client, parameters, config):
         raise RuntimeError(f"the state in {client.store._folder} and the data in {client.experiment.data.root!r}")
 
     monkeypatch.setattr(DomainClient, "fit", fail)
     with pytest.raises(ClientFailedError, match="the state in None and the data in ''") as failed:
-        run_small(deployed)
+        run_small(deployed.replace(name="again"))
     assert str(tmp_path) not in str(failed.value)
