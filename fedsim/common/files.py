@@ -47,9 +47,14 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
 
 
 def write_figure(figure: "Figure", file: Path, **settings: Any) -> None:
-    """Draw the figure into a file of the format that its ending names; the settings are those of `Figure.savefig`."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=file.suffix[1:], **settings)
+    """Draw the figure into a file of the format that its ending names; the settings are those of `Figure.savefig`.
+
+    UserError for an ending that names no format.
+    """
+    kind, buffer = file.suffix[1:].lower(), io.BytesIO()
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise UserError(f"{file} names no format of a picture; end it with .png, .svg or .pdf")
+    figure.savefig(buffer, format=kind, **settings)
     atomic_write(file, buffer.getvalue())
 
 

@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from support import Interrupt, run_small, tiny_experiment
 
-from fedsim.common.files import atomic_write
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write, write_figure
 from fedsim.data import domain_of
 from fedsim.results import Recorder, read_runs
 from fedsim.results.client_rows import MOST_ROWS, client_rows, detail_rows
@@ -82,6 +84,11 @@ def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path):
     with pytest.raises(TypeError):
         atomic_write(tmp_path / "summary.csv", None)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.csv", "old")]
+    for name in ("ranks", "ranks.xyz"):
+        with pytest.raises(UserError, match=f"{name} names no format of a picture; end it with .png"):
+            write_figure(Figure(), tmp_path / name)
+    write_figure(Figure(), tmp_path / "ranks.PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ranks.PNG", "summary.csv"]
 
 
 def crowd(count):
