@@ -12,7 +12,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch: two t
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("fedsim", deadline=None)  # a busy machine is no fault
+settings.load_profile("fedsim")
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
 gc.disable()  # until all tests are imported: nothing of what imports make is garbage, and each search takes longer

@@ -42,7 +42,7 @@ def test_all_depths_look_like_eight_bits(image, format):
     assert (grey(decoded(image, format)) == EIGHT).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 65535), min_size=16, max_size=16))
 def test_sixteen_bits_are_divided_by_257(values):
     deep = np.array(values, np.uint16).reshape(4, 4)

@@ -16,7 +16,7 @@ from fedsim.data.splits import (
     stratified_split,
 )
 
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=30)
 labellings = st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array)
 
 

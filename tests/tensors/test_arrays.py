@@ -20,7 +20,7 @@ DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ARRAYS)
 def test_round_trip_equals_flower(array):
     record = state_to_record({"w": array})
@@ -110,7 +110,7 @@ def test_load_checks_before_it_writes(arrays, names, message):
     assert torch.equal(model.weight, before)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int64]), hnp.array_shapes(min_dims=0)))
 @example(np.full(10, 3e38, np.float32))  # whose square overflows
 @example(np.empty(0, np.float32))

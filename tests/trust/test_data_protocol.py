@@ -26,7 +26,7 @@ def upright(data: DataSettings, client, indices: np.ndarray) -> set[bytes]:
     return {base[index].tobytes() for index in indices}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.fixed_dictionaries({
         "split": st.sampled_from(["random", "stratified"]), "split_seed": st.integers(0, 50),

@@ -48,7 +48,7 @@ def recomputed(rows):
     return averages
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(TABLES)
 def test_averages_differences_and_ranks_rest_on_complete_seeds_and_the_same_pairs(cells):
     """Averages are over a method's own complete seeds; difference, p and rank equal those of an inner join of the rows
@@ -81,7 +81,7 @@ def check_ranks(ranked, scores):
         assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(TABLES)
 def test_ranks_without_a_baseline_share_seeds_and_notes_name_what_is_missing(cells):
     """No choice of a shared seed ranks more methods."""
