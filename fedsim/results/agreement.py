@@ -1,46 +1,72 @@
-"""How far tables agree on the order of methods: those of the papers with each other, and ours with each of them."""
+"""How far tables agree on methods: ours with the papers' tables of the same data set, and these with each other."""
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import pandas as pd
 
-from fedsim.data.benchmarks import AVERAGE
-from fedsim.results.published import METHODS, federated, setting
+from fedsim.results.published import DATASETS, METHODS, domain_key, federated
 from fedsim.settings.experiment import Experiment
 
-FEWEST = 3  # methods that two tables have in common
+BASELINE = "fedavg"
+OURS, MEAN = "here", "the papers' mean"
+FEWEST = 3  # methods that two tables have in common, FedAvg included
 TAIL = 0.025
 LARGEST = 6.0  # of |log q|, where the order is certain
 
 
-def order_notes(methods: pd.DataFrame, experiment: Experiment) -> list[str]:
-    """One note with Kendall's tau of every two tables, by the averages of the methods that both have.
+def order_notes(methods: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> list[str]:
+    """One note with Kendall's tau of every two tables, by the methods that both have (`beside_fedavg`)."""
+    frame = beside_fedavg(methods, experiment, targets)
+    texts = []
+    for one, other in itertools.combinations(frame, 2):
+        if MEAN not in (one, other) or OURS in (one, other):
+            both = frame[[one, other]].dropna()
+            if len(both) >= FEWEST:
+                texts.append(f"{one} and {other} {in_words(both)}")
+    said = "Agreement on the order of methods, Kendall's tau with its 95 % interval (1: the same order, 0: none)"
+    return [f"{said}: {'; '.join(texts)}. The papers' networks and images can be others than ours."] if texts else []
 
-    methods: the rows of a comparison (`Comparison.methods`); those of one row each and of no variant are compared
+
+def in_words(both: pd.DataFrame) -> str:
+    """`0.67 (-0.44 to 0.99; 4 methods)` of two columns without gaps."""
+    tau, low, high = agreement(*both.to_numpy().T)
+    return f"{tau:.2f} ({low:.2f} to {high:.2f}; {len(both)} methods)"
+
+
+def beside_fedavg(methods: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> pd.DataFrame:
+    """Differences to FedAvg in the same table, in fractions: here, in the papers' mean, and in each paper.
+
+    methods: the rows of a comparison (`Comparison.methods`), of which variants are left out. The differences are
+    means over these targets. The index holds our names of the papers' methods. Each paper gives its fullest table of
+    this data set that has FedAvg and all targets, with any network; the frame is empty where there is none.
     """
     own = methods[(methods["label"] == methods["method"]) & methods["average"].notna()]
-    tables = {"this table": own.set_index("method")["average"], **printed_orders(experiment)}
-    texts = []
-    for (one, x), (other, y) in itertools.combinations(tables.items(), 2):
-        both = [method for method in x.index if method in y.index]
-        if len(both) >= FEWEST and one.split(" Table")[0] != other.split(" Table")[0]:
-            tau, low, high = agreement(x[both].to_numpy(), y[both].to_numpy())
-            texts.append(f"{one} and {other} {tau:.2f} ({low:.2f} to {high:.2f}; {', '.join(both)})")
-    said = "Agreement on the order of methods, Kendall's tau with its 95 % interval (1: the same order, 0: none)"
-    return [f"{said}: {'; '.join(texts)}."] if texts else []
+    ours, papers = own.set_index("method")["average"], _printed(experiment, {domain_key(name) for name in targets})
+    if BASELINE not in ours or papers.empty:
+        return pd.DataFrame()
+    columns = {OURS: ours - ours[BASELINE], MEAN: papers.mean(axis="columns")}
+    return pd.concat([pd.DataFrame(columns, index=papers.index), papers], axis="columns")
 
 
-def printed_orders(experiment: Experiment) -> Mapping[str, pd.Series]:
-    """{paper and table: average by method, with our names} in an experiment's setting."""
+def _printed(experiment: Experiment, domains: Set[str]) -> pd.DataFrame:
+    """Differences to FedAvg by our name of a method, one column for each paper."""
     frame = federated()
-    chosen = (frame[["dataset", "backbone"]] == (setting(experiment) or ("", ""))).all(axis=1)
-    frame = frame[chosen & (frame["target_domain"] == AVERAGE)]
-    frame = frame.assign(ours=frame["method"].map(lambda name: METHODS.get(name, name.lower())))
-    tables = frame.drop_duplicates(["paper", "ours"]).groupby("paper", sort=False)
-    return {str(table): own.set_index("ours")["accuracy_percent"] for table, own in tables}
+    frame = frame[frame["dataset"] == DATASETS.get(experiment.data.dataset)]
+    frame = frame.assign(domain=frame["target_domain"].map(domain_key)).query("domain in @domains")
+    frame["ours"] = frame["method"].map(lambda name: METHODS.get(name, name.lower()))
+    found: dict[str, pd.Series] = {}
+    for (table, network), own in frame.groupby(["paper", "backbone"], sort=False):
+        cells = own.pivot_table("accuracy_percent", "ours", "domain", aggfunc="first").dropna()
+        paper = table.split(" Table")[0]
+        rival = next((name for name in found if name.startswith(f"{paper} Table")), None)
+        fuller = rival is None or len(cells) > len(found[rival])
+        if BASELINE in cells.index and len(cells.columns) == len(domains) and fuller:
+            found.pop(rival or "", None)
+            found[f"{table} ({network})"] = (cells - cells.loc[BASELINE]).mean(axis="columns") / 100
+    return pd.DataFrame(found)
 
 
 def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

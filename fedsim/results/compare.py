@@ -126,7 +126,7 @@ def _beside(
     given = {run: runs.experiments[run] for run in row_of}
     first = next(iter(given.values()))
     rows, notes = beside(given, runs.labels(), row_of, targets, recorded)
-    notes += order_notes(methods, first) if len(rows) else []
+    notes += order_notes(methods, first, targets)
     if isinstance(published, Path):
         added, more = added_rows(published, first, methods["method"], targets)
         rows, notes = pd.concat([rows, added], ignore_index=True), notes + more

@@ -19,6 +19,7 @@ from fedsim.results.confusion import confusion_figure
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.figure_style import look, styles
 from fedsim.results.metrics import kept_predictions
+from fedsim.results.papers_figure import beside_papers
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.report_cases import kept_cases
 from fedsim.results.statistics import whole_run_costs
@@ -82,6 +83,7 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
     if found:
         yield "target-accuracy", target_bars(found, found.table, name, looks)
         yield "cost", cost_front(found, whole_run_costs(rounds), name, looks)
+        yield "papers", beside_papers(found, next(iter(runs.experiments.values())), name)
         for key, by_target in kept_predictions(runs, label, found.select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
         for key, cases in kept_cases(runs, label, found.select).items():

@@ -22,7 +22,7 @@ from fedsim.results.plots import draw
 NAME = "an-experiment-with-a-long-name"
 METHODS = ("fedavg", "feddg-ga", "csac")
 NAMES = {
-    "learning-curves", "target-accuracy", "cost", "client-weight", "client-gap", "divergence_weight-csac",
+    "learning-curves", "target-accuracy", "cost", "papers", "client-weight", "client-gap", "divergence_weight-csac",
     "alpha-csac", "alpha-csac-histogram",
 }  # fmt: skip
 

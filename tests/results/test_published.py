@@ -7,7 +7,7 @@ from invented import PACS, notes_of, one_each, pacs_experiment, table_of_runs
 
 from fedsim.methods.table import METHODS
 from fedsim.results import compare
-from fedsim.results.agreement import _counts, agreement, order_notes
+from fedsim.results.agreement import _counts, agreement, beside_fedavg, order_notes
 from fedsim.results.published import PROTOCOLS, domain_key, printed_numbers, protocol_of, published_rows, setting
 from fedsim.settings.experiment import read_experiment
 
@@ -138,6 +138,18 @@ def test_agreement_of_tables_by_hand():
     assert agreement(np.arange(4), np.arange(4))[1] < 0 < agreement(np.arange(8), np.arange(8))[1]
     assert agreement(np.arange(9), np.arange(9)[::-1])[1] == pytest.approx(-1, abs=0.01)
     methods = pd.DataFrame({"label": ["fedavg", "csac", "elcfs"], "average": [0.8, 0.83, 0.82]})
-    (said,) = order_notes(methods.assign(method=methods["label"]), pacs_experiment())
-    assert "this table and FedIG-A Table 5 1.00 (-0.53 to 1.00; fedavg, csac, elcfs)" in said
-    assert "CSAC Table I and MCSAD Table 1 0.67 (-0.44 to 0.99; deepall, fedavg, elcfs, csac)" in said
+    methods = methods.assign(method=methods["label"])
+    frame = beside_fedavg(methods, pacs_experiment(model={"backbone": "resnet50"}), PACS)  # with any network
+    assert frame.loc["csac"].dropna().to_dict() == pytest.approx(
+        {"here": 0.03, "the papers' mean": 0.0256, "CSAC Table I (ResNet-18)": 0.0145}
+        | {"FedIG-A Table 5 (ResNet-18)": 0.0523, "MCSAD Table 1 (ResNet-18)": 0.01},
+        abs=3e-4,  # the papers round their averages
+    )
+    (said,) = order_notes(methods, pacs_experiment(), PACS)
+    assert "here and FedIG-A Table 5 (ResNet-18) 1.00 (-0.53 to 1.00; 3 methods)" in said
+    assert "CSAC Table I (ResNet-18) and MCSAD Table 1 (ResNet-18) 0.67 (-0.44 to 0.99; 4 methods)" in said
+    assert "the papers' mean and" not in said
+    assert beside_fedavg(methods[1:], pacs_experiment(), PACS).empty
+    assert beside_fedavg(methods, pacs_experiment(data={"dataset": "terra-incognita"}), PACS).empty
+    photo = beside_fedavg(methods, pacs_experiment(), ["photo"])
+    assert photo["FedIG-A Table 5 (ResNet-18)"]["csac"] == pytest.approx(0.0443)
