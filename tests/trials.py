@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,8 @@ COLUMNS = ("trial", "commit", "result", "minutes", "ended", "last line")
 
 # A process for each folder: one that holds the memory of all slow tests takes 10 GB.
 SLOW = sorted({f.parent.name for f in ROOT.glob("tests/*/test_*.py") if "mark.slow" in f.read_text(encoding="utf-8")})
-TRIALS: dict[str, tuple[str, ...]] = {
+Table = Mapping[str, tuple[str, ...]]  # {name: command}
+TRIALS: Table = {
     **{f"slow, {folder}": (*PYTEST, "slow", f"tests/{folder}") for folder in SLOW},
     "flower": (*PYTEST, "flower", "tests/runtime", "tests/plugins"),
     "flower, oldest": (*PYTEST, "flower", "tests/runtime", "tests/plugins"),
@@ -57,11 +58,11 @@ def environment(name: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def carry_out(name: str, folder: Path) -> Mapping[str, str]:
+def carry_out(name: str, command: Sequence[str], log: Path) -> Mapping[str, str]:
     """Run one trial; its row."""
-    log, started = folder / f"{re.sub(r'[^a-z]+', '-', name)}.log", time.monotonic()
+    started = time.monotonic()
     with log.open("w") as file:
-        done = subprocess.run(TRIALS[name], cwd=ROOT, env=environment(name), stdout=file, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, cwd=ROOT, env=environment(name), stdout=file, stderr=subprocess.STDOUT)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     values = (
         name,
@@ -74,44 +75,58 @@ def carry_out(name: str, folder: Path) -> Mapping[str, str]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def write_page(folder: Path, rows: Mapping[str, Mapping[str, str]]) -> None:
-    """The records, and the page made of them."""
-    with (folder / "trials.csv").open("w", newline="") as file:
+def log_of(folder: Path, name: str) -> Path:
+    """The file of what a trial prints."""
+    return folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.log"
+
+
+def write_page(page: Path, title: str, rows: Mapping[str, Mapping[str, str]], table: Table, whole: bool) -> None:
+    """The records, and the page made of them. whole: the page has all that each trial printed."""
+    with page.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows.values())
-    lines = ["# Long trials", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    lines = [f"# {title}", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(row[column].replace('|', '/') for column in COLUMNS)} |" for row in rows.values()]
-    missing = [name for name in TRIALS if name not in rows]
+    missing = [name for name in table if name not in rows]
     lines += ["", f"Not run yet: {', '.join(missing)}."] if missing else []
-    (folder / "trials.md").write_text("\n".join(lines) + "\n")
+    for name in rows if whole else ():
+        said = log_of(page.parent, name).read_text(errors="replace").rstrip()
+        lines += ["", f"## {name}", "", f"`{' '.join(table[name][1:])}`", "", "```", said, "```"]
+    page.write_text("\n".join(lines) + "\n")
 
 
-def main() -> int:
-    """Run what has not passed on this commit; exit code 1 when a trial failed."""
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--folder", type=Path, default=ROOT / "outputs" / "trials")
-    words.add_argument("--only", nargs="*", choices=TRIALS, default=list(TRIALS), metavar="NAME")
+def arguments(description: str | None, folder: str) -> argparse.ArgumentParser:
+    """What can be asked for."""
+    words = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--folder", type=Path, default=ROOT / "outputs" / folder)
+    words.add_argument("--only", nargs="*", metavar="NAME", help="these; without it all")
     words.add_argument("--again", action="store_true", help="also run what has passed on this commit")
-    asked = words.parse_args()
+    return words
+
+
+def run(table: Table, asked: argparse.Namespace, title: str, name_of_page: str, whole: bool = False) -> int:
+    """Run what has not passed on this commit; exit code 1 when a trial failed."""
+    if unknown := set(asked.only or ()) - set(table):
+        sys.exit(f"--only {', '.join(sorted(unknown))}: unknown; known: {', '.join(table)}")
     # A background job of a shell ignores SIGINT, and so would its tests of Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    file, rows = asked.folder / "trials.csv", {}
-    if file.is_file():
-        with file.open(newline="") as records:
-            rows = {row["trial"]: row for row in csv.DictReader(records)}
-    for name in asked.only:
+    page, rows = asked.folder / name_of_page, {}
+    if page.with_suffix(".csv").is_file():
+        with page.with_suffix(".csv").open(newline="") as records:
+            rows = {row["trial"]: row for row in csv.DictReader(records) if row["trial"] in table}
+    for name in asked.only or table:
         if not asked.again and rows.get(name, {}).get("commit") == commit() and rows[name]["result"] == "passed":
             continue
-        print(f"{name}: {' '.join(TRIALS[name])}", flush=True)
-        rows[name] = carry_out(name, asked.folder)
+        print(f"{name}: {' '.join(table[name])}", flush=True)
+        rows[name] = carry_out(name, table[name], log_of(asked.folder, name))
         print(f"    {rows[name]['result']} in {rows[name]['minutes']} min: {rows[name]['last line']}", flush=True)
-        write_page(asked.folder, rows)
-    write_page(asked.folder, rows)
-    print(f"page: {asked.folder / 'trials.md'}")
+        write_page(page, title, rows, table, whole)
+    write_page(page, title, rows, table, whole)
+    print(f"page: {page}")
     return int(any(row["result"] != "passed" for row in rows.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(TRIALS, arguments(__doc__, "trials").parse_args(), "Long trials", "trials.md"))
