@@ -1,19 +1,24 @@
 """FADA: numbers by hand, what each step trains, its exchanges, and that it reads no label of the target."""
 
+import copy
 import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.numpy import load_file
 from small_round import changed, ready_round, snapshot
 from support import numbers, run_small, small_experiment, tiny_experiment
 from torch import nn
+from torch.optim import SGD
 
+import clients.step.disentangling_adversary as adversary
 import fedsim.data.loading as loading
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
 from clients.tools.disentangling import clustered, confusion_loss, domain_loss, information, source_loss, tightness
+from clients.tools.networks import statistics_frozen
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.common.errors import UserError
 from fedsim.data.digits import Digits
@@ -112,8 +117,44 @@ def watch(round, part, name):
 def test_what_each_step_moves(made, method, settings, moves):
     """Parameters and statistics: step 1, steps 2 and 3, only step 4, and steps 4 to 6."""
     if settings:  # an optimizer that moves without any gradient
-        made.optimizer = torch.optim.SGD(made.net.parameters(), 0.1, weight_decay=0.1)
+        made.optimizer = SGD(made.net.parameters(), 0.1, weight_decay=0.1)
     assert watch(made, DisentanglingAdversary(**settings), method) == set(moves.split())
+
+
+def test_six_steps_again(made, monkeypatch):
+    """One batch by the equations, all by gradient descent with a rate of 0.1."""
+    monkeypatch.setattr(adversary, "make_adam", lambda aux, lr, decay: SGD(aux.parameters(), 500 * lr))
+    made.optimizer, made.net.bottleneck[6].p = SGD(made.net.parameters(), 0.1), 0.0
+    step = DisentanglingAdversary(lambda_adv=0.5, lambda_mi=0.3, lambda_rec=0.2).begin(made)
+    (net, aux), batch = copy.deepcopy((made.net, made.scratch[NETWORKS])), made.data.batch(np.arange(6))
+    x, y, G, D, C = batch.images, batch.labels, net.backbone, net.bottleneck, net.head
+    S, CI, R, M, DI = (aux[name] for name in ("specific", "classes", "rebuild", "statistic", "domain"))
+    torch.manual_seed(0)
+    step(batch)
+    torch.manual_seed(0)
+    chosen, order = torch.randint(32, (6,), generator=made.generator("target-features")), torch.randperm(6)
+
+    def descend(loss, *modules):
+        tensors = [tensor for module in modules for tensor in module.parameters()]
+        for tensor, gradient in zip(tensors, torch.autograd.grad(loss, tensors, allow_unused=True), strict=True):
+            tensor.data -= 0.1 * gradient
+
+    def bound():
+        p, q = D(f), S(f)
+        return M(p, q).mean() - M(p, q[order]).exp().mean().log()
+
+    descend(F.cross_entropy(C(D(G(x))), y) + F.cross_entropy(CI(S(G(x))), y), G, D, C, S, CI)
+    theirs = made.tensors("target_features", "")["target_features"][chosen]
+    descend(-DI(G(x).detach()).sigmoid().log().mean() - (1 - DI(theirs).sigmoid()).log().mean(), DI)
+    descend(-0.5 * DI(G(x)).sigmoid().log().mean(), G)
+    f = G(x).detach()
+    descend(-CI(S(f)).softmax(1).log().sum() / 18, S)
+    descend(-bound(), M)
+    descend(0.3 * bound(), D, S)
+    descend(0.2 * (R(torch.cat([D(f), S(f)], 1)) - f).square().sum() / f.numel(), D, S, R)
+    for ours, wanted in ((made.net, net), (made.scratch[NETWORKS], aux)):
+        for name, value in wanted.named_parameters():
+            torch.testing.assert_close(ours.get_parameter(name), value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def identifier_of(round, **settings):
@@ -122,13 +163,18 @@ def identifier_of(round, **settings):
 
 
 def test_target_trains_its_backbone_alone(made):
-    """Step 3t, where all labels are -1; without identifiers nothing changes."""
-    records = identifier_of(made)
+    """Step 3t, where all labels are -1: features look more like those of a source; without identifiers no change."""
+    records, judge = identifier_of(made), adversary.auxiliary_networks(made.net.bottleneck, 8, 3, 16)["domain"]
+    judge.load_state_dict({name: torch.tensor(value) for name, value in records["identifier:a"].items()})
     made.data.labels.fill_(-1)
     for given in (records, {}):
         made.records, made.phase, made.outbox = given, "adapt", {}
-        before = snapshot(made.net)
+        before, images = snapshot(made.net), made.data.batch(np.arange(12)).images
+        with statistics_frozen(made.net):
+            loss = source_loss(judge(made.net.pooled(images)))
         AdversarialTarget(sample=5).answer(made)
+        with statistics_frozen(made.net):
+            assert bool(given) == (source_loss(judge(made.net.pooled(images))) < loss)
         moved = changed(made.net, before)
         assert bool(moved) == bool(given)
         assert all(name.startswith("backbone.") for name in moved)

@@ -5,13 +5,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
-from clients.unlabelled_client import UnlabelledClient
 from fedsim.commands.contract import run_watched, small_plan
 
 DRAWS = ("rand", "randn", "normal", "randperm", "randint")
@@ -36,16 +34,8 @@ class Segment:
 class Tape:
     """Spies on the clients of a run: what they trained on, and what was drawn meanwhile."""
 
-    def __init__(self, visits):
-        self.rounds, self.visits, self.open = [], visits, None
-
-    def kept(self, segment, work):
-        """work(), whose batches and draws go into the segment."""
-        self.open = segment
-        try:
-            return work()
-        finally:
-            self.open = None
+    def __init__(self):
+        self.rounds, self.open = [], None
 
     def fit(self, own, client, parameters, config):
         if config["phase"] != "train":
@@ -53,13 +43,11 @@ class Tape:
         while len(self.rounds) < config["round"]:
             self.rounds.append([])
         self.rounds[-1].append(Segment(config["client"], client.data.examples))
-        return self.kept(self.rounds[-1][-1], lambda: own(client, parameters, config))
-
-    def answer(self, own, client, records, config):
-        data = client.data
-        everything = data.transforms.normalize(data.raw(np.arange(data.examples)))
-        self.visits.append(Segment(config["phase"], data.examples, [(everything, None)]))
-        return self.kept(self.visits[-1], lambda: own(client, records, config))
+        self.open = self.rounds[-1][-1]
+        try:
+            return own(client, parameters, config)
+        finally:
+            self.open = None
 
     def batch(self, own, *words):
         segment, self.open = self.open, None  # the draws of its augmentation are seen in the images
@@ -75,15 +63,11 @@ class Tape:
         return value
 
 
-def recorded(method, folder, *settings, visits=None):
-    """(evidence of a run of two rounds, [segments of a round], initial state) of a method on the small federation.
-
-    visits: gets a segment for each visit to the unseen domain's client, whose first batch is all of its images
-    """
-    plan, tape = small_plan(method, folder, ["train.rounds=2", *settings]), Tape(visits)
+def recorded(method, folder, *settings):
+    """(evidence of a run of two rounds, [segments of a round], initial state) of a method on the small federation."""
+    plan, tape = small_plan(method, folder, ["train.rounds=2", *settings]), Tape()
     spies = [(DomainClient, "fit", tape.fit), (LocalData, "batch", tape.batch)]
     spies += [(torch, name, tape.draw) for name in DRAWS]
-    spies += [(UnlabelledClient, "answer", tape.answer)] if visits is not None else []
     with ExitStack() as stack:
         for place, name, spy in spies:
             own = getattr(place, name)
