@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -44,17 +45,19 @@ def beside_fedavg(methods: pd.DataFrame, experiment: Experiment, targets: Sequen
     this data set that has FedAvg and all targets, with any network; the frame is empty where there is none.
     """
     own = methods[(methods["label"] == methods["method"]) & methods["average"].notna()]
-    ours, papers = own.set_index("method")["average"], _printed(experiment, {domain_key(name) for name in targets})
+    ours = own.set_index("method")["average"]
+    papers = _printed(experiment.data.dataset, frozenset(domain_key(name) for name in targets))
     if BASELINE not in ours or papers.empty:
         return pd.DataFrame()
     columns = {OURS: ours - ours[BASELINE], MEAN: papers.mean(axis="columns")}
     return pd.concat([pd.DataFrame(columns, index=papers.index), papers], axis="columns")
 
 
-def _printed(experiment: Experiment, domains: Set[str]) -> pd.DataFrame:
+@cache
+def _printed(dataset: str, domains: frozenset[str]) -> pd.DataFrame:
     """Differences to FedAvg by our name of a method, one column for each paper."""
     frame = federated()
-    frame = frame[frame["dataset"] == DATASETS.get(experiment.data.dataset)]
+    frame = frame[frame["dataset"] == DATASETS.get(dataset)]
     frame = frame.assign(domain=frame["target_domain"].map(domain_key)).query("domain in @domains")
     frame["ours"] = frame["method"].map(lambda name: METHODS.get(name, name.lower()))
     found: dict[str, pd.Series] = {}

@@ -5,11 +5,13 @@
 Order of precedence: the file, then its preset (`preset = "csac"` picks `[presets.csac]`), then the overrides.
 """
 
+import copy
 import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,7 +135,7 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
     """Experiment of a TOML file (path or shipped name) with `key=value` overrides applied last."""
     path = find_config(config)
     try:
-        table = tomllib.loads(path.read_text())
+        table = copy.deepcopy(_parsed(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = '; write text in quotes: dataset = "folder"' if "Invalid value" in str(error) else ""
         raise UserError(f"{path}: not valid TOML: {error}{hint}") from None
@@ -141,6 +143,12 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
         raise UserError(f"{path} is a table of a paper, which has many runs: fedsim sweep {config}")
     table.setdefault("name", path.stem)
     return _resolve(table, overrides, preset, str(path))
+
+
+@cache
+def _parsed(text: str) -> dict[str, Any]:
+    """A file's table, which may not be changed: a sweep reads the same file for each of its runs."""
+    return tomllib.loads(text)
 
 
 def parse_experiment(text: str, overrides: Sequence[str] = ()) -> Experiment:

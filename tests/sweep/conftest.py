@@ -1,5 +1,7 @@
 """Fixtures of the tests of sweeps and searches."""
 
+import gc
+
 import pytest
 
 from fedsim.sweep.cell_process import run_cell
@@ -20,4 +22,5 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                     line.hear(cell, run_cell(cell.experiment.toml(), lambda message, cell=cell: cell.hear(*message)))
                 view.update()
 
+    gc.freeze()  # each cell ends with a search for garbage: among its own objects, not among all since the first test
     monkeypatch.setattr("fedsim.sweep.run_cells", run_cells)

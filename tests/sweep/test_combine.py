@@ -1,6 +1,7 @@
 """A search over combinations of parts: its draws, rungs and folds, what is left out, the outer run, and a small whole
 search."""
 
+import functools
 import shutil
 
 import pandas as pd
@@ -30,11 +31,15 @@ def planned(slots="weights,terms,infer", budget=5, **search):
     return plan_combinations("digits", own, SMALL, "")
 
 
+@functools.cache
+def every_option():
+    """(the options of digits in all slots, what is left out) where nothing is refused."""
+    return options_in(list(SLOTS), DIGITS, lambda options: "")
+
+
 def option(text):
     """The option of digits that is called so."""
-    plan = planned(text.partition("=")[0], 2)
-    found, _ = options_in(plan.search.slots, DIGITS, lambda options: "")
-    return next(one for one in found if one.text == text)
+    return next(one for one in every_option()[0] if one.text == text)
 
 
 def test_rungs_by_hand():
@@ -60,7 +65,7 @@ def test_draws_do_not_depend_on_the_budget():
 
 def test_an_option_is_a_part_of_its_row_with_what_it_needs():
     """The overrides give the part of the row, with the row's fields and the data set's own values."""
-    options, left_out = options_in(list(SLOTS), DIGITS, lambda options: "")
+    options, left_out = every_option()
     assert left_out == {"refine=ensemble_distillation": "it does nothing without method.ensemble_distillation.data"}
     for one in options:
         method = {"name": "fedavg"} | nested(dict(map(parse_override, words_of([one], DIGITS)))).get("method", {})
