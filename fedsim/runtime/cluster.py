@@ -75,7 +75,8 @@ def open_cluster(run: RunSettings) -> bool:
         return True
     asked = math.ceil(run.workers * run.cpus_per_worker)  # the user may ask for more workers than there are cores
     try:
-        ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
+        # Without an address Ray would join a cluster of this machine.
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, asked), **quiet)
     except Exception as error:  # on a busy machine Ray raises an error of this general class after 30 s
         ray.shutdown()
         raise ClientFailedError(

@@ -2,7 +2,8 @@
 
 Client k belongs to worker k mod n, which keeps its data, model and personal state in memory. Workers run in parallel;
 the clients of one worker run one after the other. When a worker has died, a new one processes the messages without an
-answer again. It reads personal state from the run's state folder, which all machines of a cluster must be able to read.
+answer again. Where no machine has room for a new one, because a machine is gone, another worker takes the clients over.
+Personal state is read from the run's state folder, which all machines of a cluster must be able to read.
 """
 
 import os
@@ -32,6 +33,7 @@ FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_PLUGINS")
 SMALL_BYTES = 2**19  # smaller records are sent faster without the object store
 WINDOW = 256  # so many messages of a phase, or more, may be sent before the first reply is there
 PER_WORKER = 4
+START_SECONDS = 60.0  # a new worker that has not started after this time has no room
 
 
 @dataclass
@@ -248,6 +250,20 @@ class RayGrid(LocalGrid):
             what = "died twice (out of memory?)" if started else "could not start"
             self._fail_first(handle, f"the worker of {who} {what}: {essence(error)}")
         handle.careful = True
+        others = [other for other in self._handles if other is not handle]
+        if others and not self._ray.wait([handle.actor.pid.remote()], timeout=START_SECONDS)[0]:
+            self._hand_over(handle, min(others, key=lambda other: len(other.contexts)))
+
+    def _hand_over(self, handle: WorkerHandle, heir: WorkerHandle) -> None:
+        """Give a worker's clients and messages to another worker, for the rest of the run."""
+        self._dismiss(handle)
+        self._handles.remove(handle)
+        heir.actor.adopt.remote(handle.contexts)
+        heir.contexts |= handle.contexts
+        heir.jobs += handle.jobs
+        handle.jobs = []
+        self._handle_of |= dict.fromkeys(handle.contexts, heir)
+        self._submit(heir)
 
     def _replace_late(self) -> None:
         for handle in self._handles:

@@ -82,6 +82,10 @@ class Worker:
             return reply, {}
         return without_arrays(reply), {name: Parcel(record) for name, record in arrays_of(reply.content).items()}
 
+    def adopt(self, contexts: dict[int, Context]) -> None:
+        """Take over the clients of a worker that is gone."""
+        self.contexts |= contexts
+
     def pid(self) -> int:
         """The process id, for tests and for finding errors."""
         return os.getpid()

@@ -90,7 +90,7 @@ def ray_cluster():
     ray = cluster.import_ray()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="error")
         yield ray
         ray.shutdown()
 
@@ -260,18 +260,6 @@ class Killer(RunCallback):
             os.kill(self.killed, signal.SIGKILL)
 
 
-def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
-    """Its clients continue in a new process, which reads their personal batch norm from files."""
-    inline, _ = run_small(tiny_experiment(tmp_path / "inline", "fedbn"))
-    killer = Killer(grid)
-    ray = serve(grid, resolve(tiny_experiment(tmp_path / "ray", "fedbn")), [killer])
-    assert killer.killed
-    assert killer.killed not in [pid for pid, _ in grid.workers()]
-    assert [nodes for _, nodes in grid.workers()] == [[2, 4], [3]]  # clients stick to workers
-    for file in ("rounds.csv", "clients.csv"):
-        pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)
-
-
 def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch):
     """A round's model is put into the object store once, although all clients first evaluate and then train it."""
     monkeypatch.setattr(fedsim.runtime.ray, "SMALL_BYTES", 0)  # such a small model would be sent within the calls
@@ -280,3 +268,23 @@ def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch):
     monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))
     serve(grid, resolve(tiny_experiment(tmp_path, rounds=2)))
     assert len(puts) == 1 + 2  # the initial model and one per round
+
+
+class Sitter:
+    """Takes the processor that a dead worker leaves."""
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_killed_worker_changes_nothing(grid, ray_cluster, tmp_path, monkeypatch, room):
+    """Its clients continue in a new process, or in the other one; both read their personal batch norm from files."""
+    inline, _ = run_small(tiny_experiment(tmp_path / "inline", "fedbn"))
+    sitter = None if room else ray_cluster.remote(num_cpus=1)(Sitter).remote()
+    monkeypatch.setattr(fedsim.runtime.ray, "START_SECONDS", 60.0 if room else 1.0)
+    killer = Killer(grid)
+    ray = serve(grid, resolve(tiny_experiment(tmp_path / "ray", "fedbn")), [killer])
+    assert killer.killed
+    assert killer.killed not in [pid for pid, _ in grid.workers()]
+    assert [nodes for _, nodes in grid.workers()] == ([[2, 4], [3]] if room else [[3, 2, 4]])
+    for file in ("rounds.csv", "clients.csv"):
+        pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)
+    del sitter
