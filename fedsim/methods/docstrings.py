@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 
 from torch import nn
@@ -64,14 +64,17 @@ def field_texts(kind: type) -> dict[str, str]:
         texts |= {name: meaning for name in names if name in texts}
     for base in reversed(kind.__mro__):
         if dataclasses.is_dataclass(base):
-            texts |= dict(_written_below(base))
+            texts |= _written_below(base)
     return texts
 
 
-def _written_below(kind: type) -> Iterator[tuple[str, str]]:
-    """(field, text) of the strings that follow the fields in the class's code."""
+@cache
+def _written_below(kind: type) -> dict[str, str]:
+    """{field: the text that follows it in the class's code}."""
     (written,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(written, ast.ClassDef)
-    for line, after in pairwise(written.body):
-        if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            yield ast.unparse(line.target), inspect.cleandoc(str(after.value.value))
+    return {
+        ast.unparse(line.target): inspect.cleandoc(str(after.value.value))
+        for line, after in pairwise(written.body)
+        if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    }

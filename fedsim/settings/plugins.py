@@ -81,6 +81,12 @@ def installed_points() -> metadata.EntryPoints:
     return metadata.entry_points()
 
 
+@functools.cache  # it reads the records of all packages, too
+def installed_packages() -> Mapping[str, list[str]]:
+    """{module: the installed packages that contain it}."""
+    return metadata.packages_distributions()
+
+
 def load(reference: str, where: str) -> Any:
     """The object that `package.module:name` names; UserError when there is no such module, or no such name in it."""
     module, _, attribute = reference.partition(":")
@@ -120,7 +126,7 @@ def required_packages(names: Iterable[tuple[str, str]]) -> list[Package]:
 def package_of(reference: str) -> Package:
     """The installed package that contains the module of `module:name`."""
     module = reference.partition(":")[0]
-    holders = metadata.packages_distributions().get(module.partition(".")[0], [])
+    holders = installed_packages().get(module.partition(".")[0], [])
     if not holders:
         return Package(module, "", "")
     return Package(module, holders[0], metadata.version(holders[0]))

@@ -1,6 +1,5 @@
 """Modules of this folder stand for a user's own code, and for installed packages."""
 
-import functools
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from fedsim.settings import plugins
 
 HERE = str(Path(__file__).parent)
-distributions = functools.cache(metadata.packages_distributions)  # which reads the records of all packages
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +18,6 @@ def here(monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != HERE])
     for name in ("outside", "ownrow"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(metadata, "packages_distributions", distributions)
     yield
     plugins.entry_points.cache_clear()
 
@@ -32,7 +29,7 @@ def offer(monkeypatch):
     def install(points):
         offered = [metadata.EntryPoint(*own, f"fedsim.{group}") for group in points for own in points[group]]
         monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(offered))
-        monkeypatch.setattr(metadata, "packages_distributions", lambda: {"outside": ["striped-methods"]})
+        monkeypatch.setattr(plugins, "installed_packages", lambda: {"outside": ["striped-methods"]})
         monkeypatch.setattr(metadata, "version", lambda name: "1.5")
         plugins.entry_points.cache_clear()
 

@@ -1,7 +1,6 @@
 """A part from outside is set by `[parts]`, required by other parts and recorded under each of its names."""
 
 import json
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -109,7 +108,7 @@ def test_versions_of_packages_and_hashes_of_files(module, monkeypatch):
     whole = outside_versions([Package("ownrows.row", "", "")])
     (folder / "helper.py").write_text("x = 1\n")
     assert outside_versions([Package("ownrows.row", "", "")]) != whole  # what the row imports counts too
-    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"ownrow": ["own-methods"]})
+    monkeypatch.setattr("fedsim.settings.plugins.installed_packages", lambda: {"ownrow": ["own-methods"]})
     assert outside_versions([package_of("ownrow:row")]) == {"own-methods": "1.5"}
 
 

@@ -25,7 +25,7 @@ SMALL = ("data.fraction=0.1", "train.rounds=10", "run.device=cpu", "run.output=/
 DIGITS = read_experiment("digits", SMALL)
 
 
-def planned(slots="weights,terms,infer", budget=5, **search):
+def planned(slots="weights,update,infer", budget=5, **search):
     """A planned search on small digits, of which nothing runs."""
     own = Combination(search.pop("method", ""), ["rot0"], [0], slots.split(","), budget, **search)
     return plan_combinations("digits", own, SMALL, "")
