@@ -176,7 +176,7 @@ def _line(
     ours = _ours(cells, row.title, targets)
     uneven = len({numbers.seeds for numbers in ours.values()}) > 1
     line = Line(row, ours, _theirs(printed, row.printed, targets), uneven=uneven)
-    reference = {target: row_experiment(block, row, target) for target in targets}
+    reference = {target: row_experiment(block, row, target) for target in own["target"].unique()}
     shown = runs.labels()
     for run, target in zip(own["run"], own["target"]):
         name = shown[run].partition("@")[0]
