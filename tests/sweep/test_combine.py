@@ -23,18 +23,13 @@ from fedsim.sweep.search import nested
 
 SMALL = ("data.fraction=0.1", "train.rounds=10", "run.device=cpu", "run.output=/nowhere")
 DIGITS = read_experiment("digits", SMALL)
+every_option = functools.cache(lambda: options_in(list(SLOTS), DIGITS, lambda options: ""))  # also what is left out
 
 
 def planned(slots="weights,update,infer", budget=5, **search):
     """A planned search on small digits, of which nothing runs."""
     own = Combination(search.pop("method", ""), ["rot0"], [0], slots.split(","), budget, **search)
     return plan_combinations("digits", own, SMALL, "")
-
-
-@functools.cache
-def every_option():
-    """(the options of digits in all slots, what is left out) where nothing is refused."""
-    return options_in(list(SLOTS), DIGITS, lambda options: "")
 
 
 def option(text):
