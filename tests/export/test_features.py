@@ -1,6 +1,7 @@
-"""Pictures of a run: t-SNE of its features, in which all domains are drawn, and the grids of a method."""
+"""Pictures of a run (t-SNE of its features, grids of a method), and the card of a model."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from image_trees import write_tree
 from matplotlib.image import imread
@@ -9,10 +10,13 @@ from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 from untrained_run import untrained_run
 
+import fedsim
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
+from fedsim.export.card import card
 from fedsim.export.features import domain_features, plot_features
 from fedsim.export.pictures import draw_pictures
+from fedsim.export.verbs import write_export
 from fedsim.results import read_runs
 from fedsim.results.reading import read_settings
 from fedsim.results.report import pictures
@@ -95,3 +99,89 @@ def test_one_grid_per_source_client(method, tmp_path):
 def test_a_method_without_pictures_says_so(tmp_path):
     with pytest.raises(UserError, match="does not change images by means of a bank"):
         draw_pictures(resolve(small_experiment(tmp_path)), tmp_path)
+
+
+SUMMARY = {
+    "method": "fedavg", "target": "photo", "seed": 0, "best_validation_round": 1, "oracle_round": 1, "last_round": 2,
+    "best_validation_target_accuracy": 0.416, "best_validation_mean_validation_accuracy": 0.2,
+    "last_target_accuracy": 0.3, "last_mean_validation_accuracy": 0.25, "oracle_target_accuracy": 0.416,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "seed0"
+
+
+def records(folder, column, **changes):
+    """Records of two rounds, of which the first is selected by `column`."""
+    rows = {"round": [0, 1, 2], "target_accuracy": [0.1, 0.416, 0.3], "mean_validation_accuracy": [0.1, 0.2, 0.25]}
+    pd.DataFrame({**rows, column: [0.1, 0.875, 0.5]}).to_csv(folder / "rounds.csv", index=False)
+    pd.DataFrame([SUMMARY | changes]).to_csv(folder / "summary.csv", index=False)
+
+
+@pytest.mark.filterwarnings("ignore:best.safetensors and summary.csv")
+@pytest.mark.parametrize(("run", "column", "said"), [
+    # its value stands in the table, and not that of the sources, which selected nothing
+    ({"target": "tv", "validation_domain": "photo"}, "validation_domain_accuracy", [
+        "| selection | round | accuracy on the unseen domain | validation accuracy on photo |",
+        "| best on photo (`best`) | 1 | 41.6 % | 87.5 % |\n| last round (`last`) | 2 | 30.0 % | 50.0 % |",
+        "Trained on art, sketch. No image of tv was trained on.",
+        "No one trained on photo, which selected the round.", "# lung: fedavg\n",
+        "Any folder domain/class/image (your own images)",
+    ]),
+    ({"target": "tv", "select_on": "local"}, "mean_local_validation_accuracy",
+     ["| best validation of the local models (`best`) | 1 | 41.6 % | 87.5 % |"]),
+])  # fmt: skip
+def test_what_selected_the_round(tmp_path, folder, run, column, said):
+    root = write_tree(tmp_path / "data", ("art", "photo", "sketch", "tv"), ("cat", "dog"), 1)
+    data = {"dataset": "folder", "root": str(root), "image_size": 16}
+    untrained_run(folder, data=data, name="lung", run={"threads": 1, **run})
+    records(folder, column)
+    text = card(fedsim.load(folder))
+    for words in said:
+        assert words in text
+
+
+def test_a_rule_that_selected_nothing_has_no_numbers(folder):
+    untrained_run(folder)
+    records(folder, "mean_validation_accuracy", **{name: None for name in SUMMARY if name.startswith("best")})
+    text = card(fedsim.load(folder, "last"))
+    assert "| best source validation (`best`) | none | - | - |\n| last round (`last`) | 2 | 30.0 % | 50.0 % |" in text
+
+
+def test_a_personal_model_has_no_results_of_the_run(folder):
+    """Nor the rule that needs the tensors of all clients."""
+    untrained_run(folder, {"name": "fedbn", "infer": "ensemble_of_local_bn"})
+    (folder / "best.safetensors").rename(folder / "personal-rot0.safetensors")
+    text = card(fedsim.load(folder, "personal-rot0"))
+    assert "The run did not measure personal-rot0.safetensors" in text
+    assert "| selection |" not in text
+    assert "inference rule eval_mode" in text
+
+
+@pytest.mark.parametrize(("method", "said", "unsaid"), [
+    # the rule has the name by which a setting chooses it; the model is among what leaves a client, not beside it
+    ("fedavg", "inference rule eval_mode.\nClients disclosed: model updates.\n", "pooled"),
+    ("fedavg", "No image of rot75", "were trained on without"),
+    ("gperxan", "Le et al., CVPR 2024", "pooled"),
+    ("gperxan", "Trained from random weights", "ImageNet"),
+    ("fada", "50 % of the images of rot75, the unseen domain, were trained on without their labels", "No image of"),
+    ("deepall", "trained on the pooled data of all source domains, not federated (deepall)", "by federated"),
+])  # fmt: skip
+def test_the_method(folder, method, said, unsaid):
+    text = card(fedsim.load(untrained_run(folder, method)))
+    assert said in text
+    assert unsaid not in text
+
+
+@pytest.mark.parametrize("change", [lambda rounds: rounds[rounds["round"] != 1],
+                                    lambda rounds: rounds.drop(columns="mean_validation_accuracy")])  # fmt: skip
+def test_nothing_is_exported_when_the_selected_round_is_lost(folder, change):
+    """The card, which has its number, is made before the model's file."""
+    untrained_run(folder)
+    records(folder, "mean_validation_accuracy")
+    change(pd.read_csv(folder / "rounds.csv")).to_csv(folder / "rounds.csv", index=False)
+    with pytest.raises(UserError, match=r"\A.*rounds\.csv: .*; copy the file again.*\Z"):
+        write_export(folder, "torch", "last", None)
+    assert not list(folder.glob("last.pt2"))

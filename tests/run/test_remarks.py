@@ -1,18 +1,25 @@
-"""What a run says about its data before the first round, and `fedsim methods NAME --data CONFIG` about its bytes."""
+"""What a run says about its data before the first round, which environments it was computed in, and its plan."""
 
 import json
 
 import pytest
+from flwr.app import Context, RecordDict
 from image_trees import write_tree
-from support import numbers, run_small, small_experiment, tiny_experiment
+from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
 
+from fedsim.client_app import node_clients
+from fedsim.common.errors import UserError
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.methods.table import METHODS
+from fedsim.results import compare, read_runs
+from fedsim.results.environment import earlier_environments
+from fedsim.run import session
 from fedsim.run.plan import resolve
 from fedsim.run.remarks import data_remarks
 from fedsim.run.traffic import traffic
 from fedsim.run.work import budget_remarks
-from fedsim.settings.experiment import read_experiment
+from fedsim.run.workspace import open_workspace, workspace
+from fedsim.settings.experiment import Experiment, read_experiment
 
 
 def test_a_run_says_and_records_it(tmp_path, caplog):
@@ -70,3 +77,77 @@ def test_amounts_that_depend_on_the_data_are_unknown():
     rows = {row.record: row for row in traffic(resolve(tiny_experiment("unused", "fada")))}
     assert rows["bank target_features"].down is None
     assert rows["target_attention"].when == rows["target_training"].when == "visit"
+
+
+A, B = {"python": "3.11", "device": "cpu"}, {"python": "3.12", "device": "cpu"}
+
+
+def test_environments_and_their_rounds():
+    assert earlier_environments({}, A, -1) == {}
+    assert earlier_environments(A, A, 4) == {}
+    assert earlier_environments(A, {**A, "cores_free": 3}, 4) == {}
+    second = earlier_environments(A, B, 4)
+    assert second == {"from_round": 5, "earlier": [{**A, "from_round": 0}]}
+    third = earlier_environments({**B, **second}, A, 7)
+    assert [one["from_round"] for one in third["earlier"]] == [0, 5]
+    assert third["from_round"] == 8
+    assert earlier_environments({**B, **second}, B, 7) == second  # interrupted again, on the same machine
+    assert earlier_environments({**B, **second}, A, 4) == {}  # killed before B completed a round
+    assert earlier_environments({**B, **second}, A, -1) == {}  # begun again
+
+
+def test_a_resumed_run_records_both_and_a_table_says_it(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        actual = session.environment
+        patch.setattr(session, "environment", lambda: actual() | {"python": "3.9.0"})
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tiny_experiment(tmp_path, rounds=3), Interrupt(2))
+    record = json.loads(next(tmp_path.rglob("environment.json")).read_text())
+    assert not {"earlier", "from_round"} & record.keys()
+    folder, _ = run_small(tiny_experiment(tmp_path, rounds=3, run={"on_client_failure": "continue"}))
+    record = json.loads((folder / "environment.json").read_text())
+    (first,) = record["earlier"]
+    assert (first["python"], first["from_round"], first["on_client_failure"]) == ("3.9.0", 0, "stop")
+    assert (record["from_round"], record["on_client_failure"]) == (3, "continue")
+    assert record["python"] != "3.9.0"
+    assert "recipe" not in first
+    notes = " ".join(compare(read_runs(folder.parents[2])).notes)
+    assert "Python 3.9.0 (fedavg/rot45/seed0 from round 0)" in notes
+    assert "(fedavg/rot45/seed0 from round 3)" in notes
+
+
+def test_a_plan_knows_its_folder_clients_and_data(tmp_path):
+    plan = resolve(small_experiment(tmp_path))
+    assert plan.clients == ("rot0", "rot15", "rot30")
+    assert plan.folder == tmp_path / "small" / "fedavg" / "rot45" / "seed0"
+    assert plan.data.domains == ("rot0", "rot15", "rot30", "rot45")
+    assert resolve(small_experiment(tmp_path, "deepall")).clients == ("pooled",)
+    assert resolve(Experiment()).experiment.run.target == "rot75"  # the last domain, filled in
+    with pytest.raises(UserError, match="no domain 'rot4'"):
+        resolve(Experiment().replace(run={"target": "rot4"}))
+    space = open_workspace(plan)
+    assert workspace(plan.experiment.toml()) is space
+    again = open_workspace(plan)  # another run, from the initial network
+    assert workspace(plan.experiment.toml()) is again is not space
+
+
+def test_the_images_take_the_size_of_the_weights():
+    """timm's models as well, see tests/models."""
+    plan = resolve(read_experiment("digits", ["data.image_size=0", "model.backbone=resnet18"]))
+    assert plan.experiment.data.image_size == 224  # and so it is recorded, compared and sent to the sites
+    assert resolve(plan.experiment).experiment == plan.experiment
+    with pytest.raises(UserError, match=r"data.image_size is 0.*digits-cnn-bn has no such weights: name a size"):
+        resolve(read_experiment("digits", ["data.image_size=0"]))
+    for size in (-1, 7, 1025):
+        with pytest.raises(UserError, match=r"data\.image_size"):
+            read_experiment("digits", [f"data.image_size={size}"])
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+@pytest.mark.parametrize("nodes", [1, 2, 10])
+def test_every_client_has_one_node_and_no_node_more_than_its_share(count, nodes, tmp_path):
+    plan = resolve(small_experiment(tmp_path, data={"clients_per_domain": count}))
+    places = [{"partition-id": place, "num-partitions": nodes} for place in range(nodes)]
+    shares = [node_clients(Context(1, 2, place, RecordDict(), {}), plan) for place in places]
+    assert sorted(client for share in shares for client in share) == sorted(plan.clients)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
