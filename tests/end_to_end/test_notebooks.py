@@ -10,10 +10,7 @@ shells = pytest.importorskip("IPython.core.interactiveshell", reason="needs ipyk
 config = pytest.importorskip("traitlets.config")
 CONFIG = config.Config({"HistoryManager": {"enabled": False}})
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
-SAID = {
-    "first-steps": ["| fedavg |", "| gperxan |"],
-    "own-method": ["Writing confidence.py", "weight=0"],
-}
+SAID = {"first-steps": ["| fedavg |", "| gperxan |"], "own-method": ["Writing confidence.py", "weight=0"]}
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -13,12 +13,7 @@ from typer.testing import CliRunner
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.results import compare, predictions, read_runs, write_report
-from fedsim.results.metrics import (
-    METRICS,
-    confusion_matrix,
-    expected_calibration_error,
-    per_class_accuracy,
-)
+from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
 from fedsim.results.predictions import (
     Predictions,
     keep_selected,

@@ -9,13 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.run.plan import complete
 from fedsim.server_app import experiment_of
-from fedsim.settings.experiment import (
-    config_folders,
-    find_config,
-    parse_override,
-    read_experiment,
-    with_options,
-)
+from fedsim.settings.experiment import config_folders, find_config, parse_override, read_experiment, with_options
 
 CONFIG = """
 data.dataset = "digits"

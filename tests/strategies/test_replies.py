@@ -9,13 +9,7 @@ from tampering import VICTIM, arrays, refused_row, rows_of, set_nan, short, tamp
 from fedsim.common.errors import ClientFailedError
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
-from strategies.wire.reply_checks import (
-    Expected,
-    RejectedReplyError,
-    check_metrics,
-    check_update,
-    judged,
-)
+from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_update, judged
 from strategies.wire.target_site import TargetScore, read_score, score_records
 
 
