@@ -12,12 +12,9 @@ from fedsim.settings.experiment import from_table
 def untrained_run(folder: Path, method: dict | str = "fedavg", **sections: Any) -> Path:
     """Writes what `fedsim.load` reads, as a run of one round does, and returns the folder."""
     table = {
-        "name": "small",
-        "data": {"dataset": "digits"},
-        "model": {"backbone": "digits-cnn-bn"},
-        "method": {"name": method} if isinstance(method, str) else method,
-        "run": {"threads": 1},
-    }
+        "name": "small", "data": {"dataset": "digits"}, "model": {"backbone": "digits-cnn-bn"},
+        "method": {"name": method} if isinstance(method, str) else method, "run": {"threads": 1},
+    }  # fmt: skip
     for section, values in sections.items():
         table[section] = {**table.get(section, {}), **values} if isinstance(values, dict) else values
     plan = resolve(from_table(table))

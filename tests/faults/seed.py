@@ -1,73 +1,29 @@
-"""Makes the mistakes of faults.toml in a copy of the tree, one after the other, and shows which ones the tests notice.
+"""Makes the mistakes of faults.toml in a copy of the tree, one after the other; fails where the tests do not notice.
 
-python tests/faults/seed.py [--only ID ...] [--jobs N] [--tree FOLDER] [--record FILE]
+    [FAULTS_RECORD=FILE] python tests/faults/seed.py [-k ID] [-n JOBS] ...
 
-A fault is caught when a test fails, or needs more than its processor seconds. Results are appended to the record, and
-a later call with the same record runs what is missing in it. Tests that fail without any fault are left out.
+The words are pytest's. A fault is caught when a test fails, or needs more than its processor seconds. Tests that fail
+without any fault are left out. What is caught is noted in the record, and a later call with it leaves that out.
 """
 
-import argparse
-import csv
 import os
-import queue
 import re
 import resource
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 import tomllib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+
+import pytest
 
 HERE = Path(__file__).parent
-CLEAN = "clean"  # the record's row of the tests that fail without any fault
+TREE = HERE.parents[1]
 LIMIT = 180  # processor seconds for the tests of one fault
-
-
-class Fault(NamedTuple):
-    """One mistake: the text that occurs once in the file, what stands there instead, and the tests to run."""
-
-    id: str
-    file: str
-    text: str
-    instead: str
-    tests: tuple[str, ...]
-
-
-def read_faults() -> list[Fault]:
-    """All faults, in the order of faults.toml."""
-    files = tomllib.loads((HERE / "faults.toml").read_text(encoding="utf-8"))
-    return [
-        Fault(id, file, *texts, tuple(own["tests"]))
-        for file, own in files.items()
-        for id, texts in own.items()
-        if id != "tests"
-    ]
-
-
-def misfits(faults: Sequence[Fault], tree: Path) -> list[str]:
-    """What does not fit the tree: a text that does not occur exactly once, or tests that are not there."""
-    found = []
-    for fault in faults:
-        file = tree / fault.file
-        count = file.read_text(encoding="utf-8").count(fault.text) if file.is_file() else 0
-        if count != 1:
-            found.append(f"{fault.id}: its text occurs {count} times in {fault.file}")
-        found += [f"{fault.id}: no tests {name}" for name in fault.tests if not (tree / name).exists()]
-    return found
-
-
-def copy_of(tree: Path, folder: Path) -> Path:
-    """The tracked files of the tree, in a new folder."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=tree, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(tree / name, folder / name)
-    return folder
+FILES = tomllib.loads((HERE / "faults.toml").read_text(encoding="utf-8"))
+# {id: (file, the text that occurs once in it, what stands there instead, the tests to run)}
+FAULTS = {i: (file, *own[i], own["tests"]) for file, own in FILES.items() for i in own if i != "tests"}
 
 
 def limited() -> None:
@@ -83,73 +39,35 @@ def run_tests(folder: Path, words: Sequence[str], before: Callable[[], None] | N
     return done.returncode, re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
 
 
-def seed(fault: Fault, folder: Path, deselected: Sequence[str]) -> list[str]:
-    """Makes the mistake, runs its tests, and restores the file; returns the row of the record."""
-    file, started = folder / fault.file, time.perf_counter()
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace(fault.text, fault.instead), encoding="utf-8")
+@pytest.fixture(scope="session")
+def copied(tmp_path_factory, request) -> tuple[Path, list[str]]:
+    """The tracked files of the tree in a new folder, and the tests of the chosen faults that fail without any."""
+    folder = tmp_path_factory.mktemp("tree")
+    names = subprocess.check_output(["git", "ls-files", "-z"], cwd=TREE, text=True)
+    for name in filter(None, names.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TREE / name, folder / name)
+    tests = sorted({name for item in request.session.items for name in FAULTS[item.callspec.id][3]})
+    return folder, run_tests(folder, tests)[1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_caught(fault, request):
+    record = Path(os.environ.get("FAULTS_RECORD", os.devnull))
+    if record.exists() and fault in record.read_text().split():
+        return
+    (folder, failing), (file, text, instead, tests) = request.getfixturevalue("copied"), FAULTS[fault]
+    good = (folder / file).read_text(encoding="utf-8")
+    (folder / file).write_text(good.replace(text, instead), encoding="utf-8")
     try:
-        status, failed = run_tests(folder, ["-x", *deselected, *fault.tests], limited)
+        words = ["-x", *(word for name in failing for word in ("--deselect", name)), *tests]
+        status, _ = run_tests(folder, words, limited)
     finally:
-        file.write_text(text, encoding="utf-8")
-    caught = status == 1 or status < 0  # a negative one is the signal that ended an endless loop
-    result = "caught" if caught else "missed" if status == 0 else "broken"
-    return [fault.id, result, f"{time.perf_counter() - started:.1f}", failed[0] if failed else ""]
-
-
-def failing_anyway(folder: Path, faults: Sequence[Fault], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The tests that fail without any fault, from the record or from a run."""
-    noted = [row[3].split() for row in rows if row[0] == CLEAN]
-    return noted[-1] if noted else run_tests(folder, sorted({name for fault in faults for name in fault.tests}))[1]
-
-
-def seed_all(faults: Sequence[Fault], tree: Path, record: Path, jobs: int, rows: Sequence[Sequence[str]]) -> None:
-    """Runs the faults on `jobs` copies of the tree, and appends each result to the record."""
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(jobs) as pool:
-        folders: queue.Queue[Path] = queue.Queue()
-        for number in range(jobs):
-            folders.put(copy_of(tree, Path(place) / str(number)))
-        failing = failing_anyway(folders.queue[0], faults, rows)
-        print(f"left out, because they fail without a fault: {', '.join(failing) or 'none'}", flush=True)
-        note(record, [CLEAN, "", "0", " ".join(failing)])
-
-        def one(fault: Fault) -> None:
-            folder = folders.get()
-            row = seed(fault, folder, [word for name in failing for word in ("--deselect", name)])
-            folders.put(folder)
-            note(record, row)
-            print(f"{row[1]:8}{row[2]:>7}  {row[0]}  {row[3]}", flush=True)
-
-        list(pool.map(one, faults))
-
-
-def note(record: Path, row: Sequence[str]) -> None:
-    with record.open("a", newline="") as out:
-        csv.writer(out).writerow(row)
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="ID", help="these faults alone, and again when they are recorded")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tree", type=Path, default=HERE.parents[1], help="the checkout that is seeded")
-    parser.add_argument("--record", type=Path, default=Path(tempfile.gettempdir()) / "fedsim-faults.csv")
-    given = parser.parse_args()
-    faults = read_faults()
-    chosen = [fault for fault in faults if not given.only or fault.id in given.only]
-    if unfit := [*misfits(chosen, given.tree), *(set(given.only or ()) - {fault.id for fault in faults})]:
-        sys.exit("\n".join(["these faults do not fit the tree:", *unfit]))
-    rows = list(csv.reader(given.record.open())) if given.record.is_file() else []
-    known = {row[0] for row in rows}
-    if left := [fault for fault in chosen if given.only or fault.id not in known]:
-        seed_all(left, given.tree, given.record, given.jobs, rows)
-    ids = {fault.id for fault in chosen}
-    last = {row[0]: row for row in csv.reader(given.record.open()) if row[0] in ids}
-    missed = [id for id, row in last.items() if row[1] != "caught"]
-    seconds = sum(float(row[2]) for row in last.values())
-    print(f"{len(last) - len(missed)} of {len(last)} caught, {seconds:.0f} s; missed: {', '.join(missed) or 'none'}")
+        (folder / file).write_text(good, encoding="utf-8")
+    assert status == 1 or status < 0, "missed" if status == 0 else "broken"  # negative: the signal of an endless loop
+    with record.open("a") as notes:
+        notes.write(f"{fault}\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(pytest.main([__file__, "-v", "-p", "no:cacheprovider", *sys.argv[1:]]))

@@ -26,12 +26,9 @@ def pacs_experiment(
 ) -> Experiment:
     """Settings of one PACS run at the papers' size; `sections` change single settings."""
     table = {
-        "data": {"dataset": "pacs", "image_size": 224},
-        "model": {"backbone": "resnet18", "weights": "imagenet"},
-        "train": {"rounds": 12},
-        "method": {"name": method},
-        "run": {"target": target, "seed": seed},
-    }
+        "data": {"dataset": "pacs", "image_size": 224}, "model": {"backbone": "resnet18", "weights": "imagenet"},
+        "train": {"rounds": 12}, "method": {"name": method}, "run": {"target": target, "seed": seed},
+    }  # fmt: skip
     return from_table({"name": name} | {key: own | sections.get(key, {}) for key, own in table.items()})
 
 
@@ -98,15 +95,10 @@ def _round(experiment: Experiment, number: int, skill: float, clients: int, rng:
     if number == 0:
         return row
     return row | {
-        "train_loss": 1.9 * (1 - grown) + 0.2,
-        "clients": clients,
-        "failed": 0,
-        "bytes_down": clients * MODEL_BYTES,
-        "bytes_up": clients * MODEL_BYTES,
-        "train_seconds": 20 + rng.random(),
-        "aggregation_seconds": 0.1,
+        "train_loss": 1.9 * (1 - grown) + 0.2, "clients": clients, "failed": 0, "bytes_down": clients * MODEL_BYTES,
+        "bytes_up": clients * MODEL_BYTES, "train_seconds": 20 + rng.random(), "aggregation_seconds": 0.1,
         "round_seconds": 22 + 400 * max(skill, 0) + rng.random(),
-    }
+    }  # fmt: skip
 
 
 def _client(experiment: Experiment, row: dict, name: str, rng: np.random.Generator) -> dict:
@@ -117,20 +109,11 @@ def _client(experiment: Experiment, row: dict, name: str, rng: np.random.Generat
     if experiment.method_name == "feddg-ga":
         own = {"weight": 1 / 3 + 0.1 * math.sin(number / 3 + examples), "gap": 0.5 / number + 0.05 * rng.random()}
     return {
-        "round": number,
-        "client": name,
-        "domain": domain,
-        "status": "ok",
-        "examples": examples,
-        "train_loss": 0.5,
-        "validation_accuracy": row["mean_validation_accuracy"] + 0.02 * rng.standard_normal(),
-        "validation_loss": 0.4,
-        "validation_examples": examples // 9,
-        "train_seconds": 6.5 + rng.random(),
-        "evaluation_seconds": 0.4,
-        **sent,
+        "round": number, "client": name, "domain": domain, "status": "ok", "examples": examples, "train_loss": 0.5,
+        "validation_accuracy": row["mean_validation_accuracy"] + 0.02 * rng.standard_normal(), "validation_loss": 0.4,
+        "validation_examples": examples // 9, "train_seconds": 6.5 + rng.random(), "evaluation_seconds": 0.4, **sent,
         **own,
-    }
+    }  # fmt: skip
 
 
 def _details(number: int, clients: Iterable[str], rng: np.random.Generator) -> list[dict]:

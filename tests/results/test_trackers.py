@@ -137,10 +137,6 @@ def test_scalars_are_written(tmp_path, monkeypatch):
     callback.on_round({"round": 4, "target_accuracy": 0.5, "train_loss": math.nan, "failed": 0}, clients)
     callback.on_end({})
     assert written == [
-        (str(tmp_path / "tensorboard"), 4),
-        ("round/target_accuracy", 0.5, 4),
-        ("round/failed", 0.0, 4),
-        ("photo/0/gap", 0.25, 4),
-        "flush",
-        "close",
-    ]
+        (str(tmp_path / "tensorboard"), 4), ("round/target_accuracy", 0.5, 4), ("round/failed", 0.0, 4),
+        ("photo/0/gap", 0.25, 4), "flush", "close",
+    ]  # fmt: skip
