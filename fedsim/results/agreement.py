@@ -28,7 +28,8 @@ def order_notes(methods: pd.DataFrame, experiment: Experiment, targets: Sequence
             if len(both) >= FEWEST:
                 texts.append(f"{one} and {other} {in_words(both)}")
     said = "Agreement on the order of methods, Kendall's tau with its 95 % interval (1: the same order, 0: none)"
-    return [f"{said}: {'; '.join(texts)}. The papers' networks and images can be others than ours."] if texts else []
+    shared = any(text.startswith(OURS) for text in texts)
+    return [f"{said}: {'; '.join(texts)}. The papers' networks and images can be others than ours."] if shared else []
 
 
 def in_words(both: pd.DataFrame) -> str:

@@ -149,6 +149,7 @@ def test_agreement_of_tables_by_hand():
     assert "here and FedIG-A Table 5 (ResNet-18) 1.00 (-0.53 to 1.00; 3 methods)" in said
     assert "CSAC Table I (ResNet-18) and MCSAD Table 1 (ResNet-18) 0.67 (-0.44 to 0.99; 4 methods)" in said
     assert "the papers' mean and" not in said
+    assert order_notes(methods[:2], pacs_experiment(), PACS) == []  # two methods have no order worth a word
     assert beside_fedavg(methods[1:], pacs_experiment(), PACS).empty
     assert beside_fedavg(methods, pacs_experiment(data={"dataset": "terra-incognita"}), PACS).empty
     photo = beside_fedavg(methods, pacs_experiment(), ["photo"])
