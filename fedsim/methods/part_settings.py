@@ -188,6 +188,7 @@ def method_facts(recipe: Recipe) -> Facts:
     return {
         Scene.PASSES: not recipe.batches.balanced or not getattr(recipe.batches, "budget", 1),
         Scene.XAN: part_name(recipe.norm) == "xan",
+        Scene.FEDERATED: not recipe.pooled,
         Scene.PLAIN_PASS: all(part.compiles for part in recipe.client_parts()),
     }
 

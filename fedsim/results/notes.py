@@ -211,8 +211,9 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
 def rank_notes(comparison: Compared, column: str = "target") -> list[str]:
     """Notes on what the ranks and the tests against a baseline rest on; column: what the table has a column for."""
     methods, notes = comparison.methods, []
-    if comparison.baseline:
-        notes += test_notes(methods[methods["label"] != comparison.baseline], comparison.baseline, column)
+    others = methods[methods["label"] != comparison.baseline]
+    if comparison.baseline and len(others):
+        notes += test_notes(others, comparison.baseline, column)
     for group, seeds in comparison.ranked_seeds.items():
         own = methods[methods["group"] == group]
         if seeds and own["seeds"].max() > len(seeds):

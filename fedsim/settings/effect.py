@@ -26,6 +26,7 @@ class Scene(Enum):
     NO_BOTTLENECK = "model.bottleneck = 0"
     XAN = "method.norm = 'xan'"
     PASSES = "batches whose number [train] says (method.batches)"
+    FEDERATED = "a method that does not pool all data on one client"
     PLAIN_PASS = "a step that trains by the network's plain pass, which is what it compiles"
 
 

@@ -41,8 +41,10 @@ class TrainSettings(Settings):
     persist_optimizer: Annotated[bool, Only(momentum=Above(0)), Only(optimizer=("adam", "adamw"))] = Field(
         False, description="keep momentum and Adam moments between rounds"
     )
-    clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
-    evaluate_clients: str = Field(
+    clients_per_round: Annotated[int, Only(Scene.FEDERATED)] = Field(
+        0, ge=0, description="clients drawn each round; 0: all"
+    )
+    evaluate_clients: Annotated[str, Only(Scene.FEDERATED)] = Field(
         "all",
         pattern="^(all|drawn|[1-9][0-9]*)$",
         description="clients that validate the model of a round, which selects the best round: all, drawn (those that "

@@ -50,6 +50,8 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}), Recipe(), {})
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
     assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), Recipe(), {}) == []
+    drawn = Experiment(train={"clients_per_round": 2})  # one client with all data is never drawn
+    assert [len(no_effect_remarks(drawn, METHODS[name], {})) for name in ("fedavg", "deepall")] == [0, 1]
     train = {"dp_epsilon": 0.5}
     grid = Experiment(train=train, run={"label": "train.lr=0.1,train.dp_clip=0.0"})
     said = ["train.dp_epsilon has no effect here, only with train.dp_clip above 0"]
