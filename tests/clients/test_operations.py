@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_round import colour_images, ready_round, small_data, small_net, small_round, step_of
-from torchvision.transforms import v2
 
 from clients.augment import aug_mix, rand_augment
 from clients.augment.aug_mix import AugMix, mixed
@@ -38,6 +37,8 @@ def images(count=6, channels=3, size=24):
 @pytest.mark.parametrize("name", NAMES)
 def test_operations_are_torchvisions(name, channels):
     """Each image of a batch, with its own magnitude, becomes what torchvision makes of that single image."""
+    from torchvision.transforms import v2
+
     x, value, policy = images(channels=channels), VALUES.get(name, 0.27), v2.RandAugment()
     signs = torch.ones(6) if name in ("posterize", "solarize") else torch.tensor([1.0, -1, 1, -1, -1, 1])
     moved = apply_operations(x, [name, "identity"], torch.tensor([0, 0, 1, 0, 0, 0]), value * signs)
@@ -50,6 +51,8 @@ def test_operations_are_torchvisions(name, channels):
 
 def test_magnitudes():
     """RandAugment's numbers at M = 9 and 224 pixels; torchvision's whole tables, AugMix's without colours too."""
+    from torchvision.transforms import v2
+
     table = magnitude_table(9, 31, 224, 224)
     expected = {"rotate": 9, "shear_x": 0.09, "translate_x": 30.453172, "solarize": 0.7, "posterize": 7}
     expected |= dict.fromkeys(("brightness", "color", "contrast", "sharpness"), 0.27)

@@ -10,8 +10,6 @@ from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.reader import reader
 from fedsim.settings import DataSettings
 
-pytest.importorskip("flwr_datasets", reason="needs flwr-datasets (extra flwr-datasets)")
-
 MODULE = """
 from datasets import load_dataset
 from flwr_datasets import FederatedDataset
@@ -32,6 +30,7 @@ wrong = make(train=NaturalIdPartitioner("clinic"))
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     """Settings by the name of a FederatedDataset of the module my_partitions: 12 + 4 images of two hospitals."""
+    pytest.importorskip("flwr_datasets", reason="needs flwr-datasets (extra flwr-datasets)")
     lines = {"train": [], "test": []}
     for split, count in (("train", 12), ("test", 4)):
         folder = tmp_path / "images" / split

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from demo import register
-from flwr.cli.build import build_fab_from_disk
 
 from fedsim.common.errors import UserError
 from fedsim.deploy import control as module
@@ -34,6 +33,8 @@ def foreign(tmp_path):
 
 
 def fab(app):
+    from flwr.cli.build import build_fab_from_disk
+
     return SimpleNamespace(content=build_fab_from_disk(app))
 
 

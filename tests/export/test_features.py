@@ -6,7 +6,6 @@ import pytest
 from image_trees import write_tree
 from matplotlib.image import imread
 from PIL import Image
-from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 from untrained_run import untrained_run
 
@@ -34,6 +33,8 @@ def run(tmp_path_factory):
 
 def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run, monkeypatch):
     """They are the same again; a part's own check of a new run is not asked of a finished one."""
+    from sklearn.metrics import silhouette_score
+
     features, classes, domains = features_of(run, 60)
     assert features.shape[0] == len(classes) == len(domains) == 240
     assert (sorted(np.unique(domains)), len(np.unique(classes))) == ([0, 1, 2, 3], 10)

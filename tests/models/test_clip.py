@@ -19,7 +19,6 @@ from fedsim.models.inserts.learned_prompts import LearnedPrompts
 from fedsim.models.inserts.prompt_sets import PromptSets
 from fedsim.settings import ModelSettings
 
-open_clip = pytest.importorskip("open_clip")
 TINY = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
@@ -32,6 +31,7 @@ IMAGES = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
     """Models of open_clip: a tiny CLIP; one whose texts are read in both directions, and one with a ResNet."""
+    open_clip = pytest.importorskip("open_clip")
     resnet = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
     for name, changes in (("tiny-clip", {}), ("two-ways", {"text_cfg": {**TINY["text_cfg"], "no_causal_mask": True}}),
                           ("convolutional", {"vision_cfg": resnet})):  # fmt: skip
@@ -47,6 +47,8 @@ def build(backbone="tiny-clip", names=NAMES, **more):
 
 @functools.cache
 def own_clip(seed=0):
+    import open_clip
+
     torch.manual_seed(stream_seed(seed, "init"))
     return open_clip.create_model("tiny-clip", load_weights=False).eval()
 
@@ -54,7 +56,9 @@ def own_clip(seed=0):
 @torch.no_grad()
 def is_zero_shot(net, clip):
     """Whether the network has the logits by which CLIP itself compares images with texts."""
-    texts = open_clip.get_tokenizer("tiny-clip")([f"a photo of a {name.replace('_', ' ')}." for name in NAMES])
+    from open_clip import get_tokenizer
+
+    texts = get_tokenizer("tiny-clip")([f"a photo of a {name.replace('_', ' ')}." for name in NAMES])
     return torch.allclose(net(IMAGES), clip.get_logits(IMAGES, texts)[0], atol=1e-5)
 
 
