@@ -133,8 +133,9 @@ def client_after_stage_a(tmp_path, add=(), **fields):
     return client
 
 
-def test_alignment_alone_leaves_bottleneck_and_head_alone(tmp_path):
-    """L_AL has gradients in the backbone up to its levels, and none in bottleneck and head; L^h stays as it is."""
+def test_what_alignment_trains_and_terms_that_wait_for_the_rounds(tmp_path):
+    """L_AL has gradients in the backbone up to its levels, and none in bottleneck and head; L^h stays as it is. Stage
+    A is label-smoothed CE; of the terms, smoothed labels alone act in it."""
     client = client_after_stage_a(tmp_path, cross_entropy=False)
     round = client._open(ROUND)
     with torch.no_grad():  # the model must differ from L^h, otherwise there is nothing to align
@@ -152,10 +153,6 @@ def test_alignment_alone_leaves_bottleneck_and_head_alone(tmp_path):
     assert not any(client.state[name].equal(value) for name, value in before.items())
     assert all(value.equal(before[name]) for name, value in local.state_dict().items())
     assert not any(parameter.requires_grad for parameter in local.parameters())
-
-
-def test_terms_of_other_rows_wait_for_the_rounds(tmp_path):
-    """Stage A is label-smoothed CE; of the terms, smoothed labels alone act in it."""
     terms = "model_contrast", "proximal", "guiding_head", "representation_norm", "self_reg"
     plain, joined, smoothed = (
         client_after_stage_a(tmp_path / str(len(add)), add=add) for add in ((), terms, ("label_smoothing",))

@@ -126,8 +126,9 @@ def sums(weight, count):
     return {**PREVIOUS, "head.weight": np.array([weight, (0, 0)], np.float32), "batches": np.array([count], np.float32)}
 
 
-def test_running_mean_by_hand():
-    """Batch gradients (1, 0) and (0, 1), g = 0, ema .95: (.025, .025). Then one client with three batches: by hand."""
+def test_running_mean_and_penalty_by_hand():
+    """Batch gradients (1, 0) and (0, 1), g = 0, ema .95: (.025, .025). Then one client with three batches: by hand.
+    Batch gradient (1, 0) with g = (.025, .025): .95125, which gamma = 1e-3 makes .00095125."""
     bank, server = ClassifierGradients(), ServerRound(1, 3, ["a", "b"], PREVIOUS)
     first = bank.merge({}, {"a": sums((1, 0), 1), "b": sums((0, 1), 1)}, server)
     np.testing.assert_allclose(first[SERVER]["head.weight"][0], (0.025, 0.025), rtol=1e-6)
@@ -137,10 +138,6 @@ def test_running_mean_by_hand():
     assert bank.accept("a", sums((1, 0), 1), server) == ""
     assert "batches is 0" in bank.accept("a", sums((1, 0), 0), server)
     assert "'batches'" in bank.accept("a", PREVIOUS, server)
-
-
-def test_penalty_by_hand():
-    """Batch gradient (1, 0) with g = (.025, .025): .95125, which gamma = 1e-3 makes .00095125."""
     own, mean = [torch.tensor([1.0, 0.0])], [torch.tensor([0.025, 0.025])]
     assert squared_distance(own, mean).item() == pytest.approx(0.95125)
     net = nn.Module()

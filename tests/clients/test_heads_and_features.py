@@ -45,17 +45,14 @@ def test_loss_of_all_heads():
     assert OtherHeads(weight=0.0).begin(round) is None
 
 
-def test_ensemble_of_heads():
-    """The mean of (.6, .4), (.2, .8), (.1, .9) is (.3, .7); without heads the network's own."""
+def test_ensemble_and_bank_of_heads():
+    """The mean of (.6, .4), (.2, .8), (.1, .9) is (.3, .7); without heads the network's own. 3 (512 * 7 + 7) = 10,773
+    scalars; the global model's head replaces that of a client without a reply."""
     net, x = scaled(0.5, 0.5), torch.ones(1, 1)
     uploads = [{"head.weight": torch.tensor(head_of(*p))} for p in ((0.6, 0.4), (0.2, 0.8), (0.1, 0.9))]
     with torch.no_grad():
         assert EnsembleOfHeads().begin(net, tuple, uploads)(x).exp()[0].tolist() == pytest.approx([0.3, 0.7])
         assert EnsembleOfHeads().begin(net, tuple)(x).softmax(1)[0].tolist() == [0.5, 0.5]
-
-
-def test_bank_hands_out_all_heads():
-    """3 (512 * 7 + 7) = 10,773 scalars; the global model's head replaces that of a client without a reply."""
     initial = {"head.weight": np.zeros((7, 512), np.float32), "head.bias": np.zeros(7, np.float32)}
     server = ServerRound(1, 2, ["a", "b", "c"], {"backbone.x": np.ones(3, np.float32), **initial})
     own = {name: array + 1 for name, array in server.previous.items()}

@@ -69,6 +69,15 @@ def test_proximal_numbers():
     assert all(r.grad is None for r in reference)
     assert torch.autograd.grad(proximal(w, [p.detach() for p in w], 1.0), w)[0].abs().max() == 0
     assert proximal(w, reference, 0.0).item() == 0
+    net = nn.Linear(1, 1, bias=False)
+    term = Proximal(1.0).begin(small_round(net=net))
+    with torch.no_grad():
+        net.weight += 1.0
+    penalty = term(None)
+    penalty.backward()
+    assert (penalty.item(), net.weight.grad.item()) == pytest.approx((0.5, 1.0))
+    for part in (GuidingHead(0.0), LabelSmoothing(0.0), Proximal(0.0)):
+        assert part.begin(small_round(net=net)) is None
 
 
 @pytest.mark.parametrize("factor", [1, 10])
@@ -129,18 +138,6 @@ def test_guiding_head_numbers():
     with torch.no_grad():
         head.weight += 5.0
     assert term(batch).item() == pytest.approx(0.5 * 0.313262, abs=1e-6)
-
-
-def test_proximal_term_pulls_to_the_received_model():
-    net = nn.Linear(1, 1, bias=False)
-    term = Proximal(1.0).begin(small_round(net=net))
-    with torch.no_grad():
-        net.weight += 1.0
-    penalty = term(None)
-    penalty.backward()
-    assert (penalty.item(), net.weight.grad.item()) == pytest.approx((0.5, 1.0))
-    for part in (GuidingHead(0.0), LabelSmoothing(0.0), Proximal(0.0)):
-        assert part.begin(small_round(net=net)) is None
 
 
 def test_moons_contrast():

@@ -155,13 +155,22 @@ def test_contrast(labels, t, paper, official):
         assert contrast_of([v, u, u], labels, t, own).item() == pytest.approx(wanted, abs=2e-6)
 
 
-def test_values_outside_are_clamped():
-    """As a conversion without a clamp leaves them, 1.04 is 265 - 256 = 9, and -10.4 of 255 is 256 - 10 = 246."""
+def test_values_outside_and_the_statistics_of_a_view(unmixed, monkeypatch):
+    """As a conversion without a clamp leaves them, 1.04 is 265 - 256 = 9, and -10.4 of 255 is 256 - 10 = 246. lam =
+    0: mean .5 and standard deviation .1 in all channels; lam = 1: nothing changes."""
     x = torch.tensor([1.04, -10.4 / 255, 265.7 / 255, 0.5])
     assert (255 * eight_bit(x)).tolist() == pytest.approx([255, 0, 255, 128], abs=1e-4)
     assert (255 * eight_bit(x, wraps=True)).tolist() == pytest.approx([9, 246, 9, 127], abs=1e-4)
     values = torch.arange(256) / 255
     assert eight_bit(values).equal(values)
+    monkeypatch.setattr(torch.distributions.Beta, "sample", lambda self, shape: torch.arange(shape[0]) % 2.0)
+    x = to_float(torch.from_numpy(colour_images(8)))
+    styles = torch.full((1, 3, 1, 1), 0.5), torch.full((1, 3, 1, 1), 0.1)
+    moved = AlignedViews().changed(x, styles)
+    assert moved[1::2].equal(x[1::2])
+    assert torch.allclose(moved[::2].mean((2, 3)), torch.full((4, 3), 0.5), atol=1e-3)
+    assert torch.allclose(moved[::2].std((2, 3)), torch.full((4, 3), 0.1), atol=1e-3)
+    assert AlignedViews(p=0.0).changed(x, styles).equal(x)
 
 
 def test_the_loss_is_the_sum_of_its_terms():
@@ -191,18 +200,6 @@ def unmixed(monkeypatch):
         "clients.objective.aligned_views.mixed", lambda images, *words, **more: asked.append(more["alike"]) or images
     )
     return asked
-
-
-def test_a_view_has_the_statistics_of_a_row(unmixed, monkeypatch):
-    """lam = 0: mean .5 and standard deviation .1 in all channels; lam = 1: nothing changes."""
-    monkeypatch.setattr(torch.distributions.Beta, "sample", lambda self, shape: torch.arange(shape[0]) % 2.0)
-    x = to_float(torch.from_numpy(colour_images(8)))
-    styles = torch.full((1, 3, 1, 1), 0.5), torch.full((1, 3, 1, 1), 0.1)
-    moved = AlignedViews().changed(x, styles)
-    assert moved[1::2].equal(x[1::2])
-    assert torch.allclose(moved[::2].mean((2, 3)), torch.full((4, 3), 0.5), atol=1e-3)
-    assert torch.allclose(moved[::2].std((2, 3)), torch.full((4, 3), 0.1), atol=1e-3)
-    assert AlignedViews(p=0.0).changed(x, styles).equal(x)
 
 
 def test_the_official_variant_reaches_the_views_the_contrast_and_the_bank(unmixed):

@@ -56,13 +56,17 @@ def test_what_breaks_the_count_is_refused(method, train, words, tmp_path):
         run_small(tiny_experiment(tmp_path, method, train=train))
 
 
-def test_each_client_draws_its_own_subset_for_the_gap():
-    """The same one in every round; clients with equally many images do not take the same positions."""
+def test_subset_for_the_gap_and_received_loss():
+    """The same one in every round; clients with equally many images do not take the same positions. Labels 0, 1, 2
+    and probabilities (1/4, 1/4, 1/2): (2 log 4 + log 2) / 3. Validation images are not used."""
     report, images = GeneralizationGap(max_samples=10), colour_images(40)
     rounds = [small_round(small_data(images, client=client), round=t) for client, t in (("a", 1), ("a", 2), ("b", 1))]
     one, again, other = (report._training_subset(round).tolist() for round in rounds)
     assert one == again != other
     assert len(set(one)) == len(set(other)) == 10
+    round = small_round(small_data(colour_images(7), validation=1), net=Constant())
+    expected = (2 * np.log(4) + np.log(2)) / 3
+    assert ReceivedLoss().before(round)["received_loss"] == pytest.approx(expected)
 
 
 class Constant(nn.Module):
@@ -70,13 +74,6 @@ class Constant(nn.Module):
 
     def forward(self, x):
         return torch.tensor([0.0, 0.0, np.log(2.0)]).expand(len(x), 3)
-
-
-def test_received_loss_by_hand():
-    """Labels 0, 1, 2 and probabilities (1/4, 1/4, 1/2): (2 log 4 + log 2) / 3. Validation images are not used."""
-    round = small_round(small_data(colour_images(7), validation=1), net=Constant())
-    expected = (2 * np.log(4) + np.log(2)) / 3
-    assert ReceivedLoss().before(round)["received_loss"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("pooled", [False, True])

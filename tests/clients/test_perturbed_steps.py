@@ -86,15 +86,12 @@ def test_numbers_by_hand(step, term, round, w):
     )
 
 
-def test_direction_of_a_parameter_with_a_rate_of_its_own():
-    """w = 1 has ten times the rate .1, so that D = 3 of its move is .3 per gradient: u = .1 * 2 + .9 * .3 = .47."""
+def test_direction_and_norm_of_the_perturbation():
+    """w = 1 has ten times the rate .1, so that D = 3 of its move is .3 per gradient: u = .1 * 2 + .9 * .3 = .47. m =
+    (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); the size of m has no effect, 0 gives 0."""
     round = scalar_round(1, records={"momentum": {"w": np.full(1, 3, np.float32)}})
     round.optimizer.param_groups[0]["lr"] = 1.0
     assert after_one_step(round, None, ClientMomentum()) == pytest.approx(1 - 0.47)
-
-
-def test_perturbation_has_one_norm_over_all_tensors():
-    """m = (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); the size of m has no effect, 0 gives 0."""
     move = [torch.tensor([-3.0, 0.0]), torch.tensor([4.0])]
     for factor in (1, 100):
         e = of_length([factor * part for part in move], -0.5)

@@ -106,7 +106,10 @@ def test_personal_models_are_validated_and_kept(run):
         assert loss == pytest.approx(last.loc[name, "personal_loss"], rel=1e-5)
 
 
-def test_personal_models_survive_a_kill(tmp_path, run):
+def test_personal_models_survive_a_kill_and_keep_their_batch_norm(tmp_path, run):
+    """A personal model of FedBN is the last global model with the client's own layers.
+
+    A method without anything personal is refused in one line."""
     folder, experiment = run
     again = experiment.replace(run={"output": str(tmp_path)})
     with pytest.raises(KeyboardInterrupt):
@@ -116,13 +119,6 @@ def test_personal_models_survive_a_kill(tmp_path, run):
     assert numbers(resumed / "clients.csv").equals(numbers(folder / "clients.csv"))
     name = "personal-rot15.safetensors"
     assert (resumed / name).read_bytes() == (folder / name).read_bytes()
-
-
-def test_personal_batch_norm_is_kept_too(tmp_path):
-    """A personal model of FedBN is the last global model with the client's own layers.
-
-    A method without anything personal is refused in one line.
-    """
     folder, _ = run_small(tiny_experiment(tmp_path, "fedbn", 1, run=KEEP))
     last, own = load_file(folder / "last.safetensors"), load_file(folder / "personal-rot0.safetensors")
     different = {name for name in last if not (last[name] == own[name]).all()}

@@ -180,9 +180,10 @@ def test_labels_of_the_enlarged_batch():
     assert x.grad.abs().max() < 1e-5
 
 
-def test_unmixed_contents_keep_their_styles():
+def test_unmixed_contents_and_a_class_with_one_sample():
     """With lambda 1 the batch is unchanged; with alpha 0 an added sample is a copy of one of its class, and with
-    alpha 3 the means of its channels are pushed from the batch's by three times their distance."""
+    alpha 3 the means of its channels are pushed from the batch's by three times their distance. Its style is not
+    pushed away, and the draw of classes counts it; with S' = 0 some such classes are left out."""
     x, styles, pushed = maps(6), passed(PAIRS, mixes=False, alpha=0.0), passed(PAIRS, mixes=False)
     out, far = styles.acts(2, x), pushed.acts(2, x)
     for found in (out, far):
@@ -191,10 +192,6 @@ def test_unmixed_contents_keep_their_styles():
         assert min((row - each).abs().max().item() for each in x[styles.labels[:6] == label]) < 1e-5
     mean = moments(out)[0][6:]
     torch.testing.assert_close(moments(far)[0][6:], mean + 3 * (mean - moments(x)[0].mean(0)), atol=1e-4, rtol=1e-4)
-
-
-def test_a_class_with_one_sample_gets_that_of_the_balanced_batch():
-    """Its style is not pushed away, and the draw of classes counts it; with S' = 0 some such classes are left out."""
     styles, other = passed([0, 0, 0, 1], mixes=False, additions=2), maps(2, seed=1).detach()
     styles.balanced = Balanced(np.array([0, 1]), {2: other})
     out = styles.acts(2, maps(4))
@@ -206,8 +203,9 @@ def test_a_class_with_one_sample_gets_that_of_the_balanced_batch():
     assert np.bincount(many.labels).max() == len(set(many.labels[4:])) == 2
 
 
-def test_sharing_comes_first_and_only_after_stage_one():
-    """Half of the batch is drawn from the foreign style; the pass without exploration has as many rows as before."""
+def test_stages_act_independently_and_sharing_comes_first():
+    """Half of the batch is drawn from the foreign style; the pass without exploration has as many rows as before.
+    With probability p each, drawn when the pass is made; with 0 nothing is drawn."""
     foreign = torch.tensor([[5.0, 5.0], [2.0, 2.0], [1e-9, 1e-9], [1e-9, 1e-9]])
     styles, x = passed([0] * 5, foreign, active=[]), maps(5)
     out = styles.acts(1, x)
@@ -224,10 +222,6 @@ def test_sharing_comes_first_and_only_after_stage_one():
     assert styles.acts(1, wide) is wide
     assert len(styles.acts(2, wide)) == 8
     assert in_style(wide, *moments(wide.detach())).equal(wide)
-
-
-def test_stages_act_independently():
-    """With probability p each, drawn when the pass is made; with 0 nothing is drawn."""
     rng = RNG(0)
     drawn = [tuple(StylePass(StyleExploration(p=0.5), [1, 2, 3], np.zeros(2), None, rng).active) for _ in range(400)]
     assert len(set(drawn)) == 8

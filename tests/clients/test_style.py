@@ -169,7 +169,7 @@ def test_every_image_l_times_and_once_untouched(space, vgg_files):
     assert part.tag == space
 
 
-def test_pixel_transfer_reaches_the_foreign_mean():
+def test_pixel_transfer_and_the_images_of_every_round():
     part = CrossClientStyle(L=2)
     records = bank_of(part, "ab")
     batch, originals, _ = epoch(part, records)
@@ -177,6 +177,14 @@ def test_pixel_transfer_reaches_the_foreign_mean():
     assert len(moved) == 5
     reached = batch.raw[moved].mean(dim=(2, 3))
     assert torch.allclose(reached, torch.from_numpy(records["style"]["b:mean"]).expand(5, 3), atol=1e-3)
+    first, again, later = (epoch(CrossClientStyle(L=1), round=number)[0].raw for number in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first, later)
+    anew = CrossClientStyle(L=1, resample_each_round=True)
+    one, *others = (epoch(anew, round=number)[0].raw for number in (1, 2, 3, 4))
+    assert not all(torch.equal(one, other) for other in others)
+    values = epoch(CrossClientStyle(quantise=True))[0].raw * 255
+    assert torch.allclose(values, values.round(), atol=1e-4)
 
 
 def test_the_level_is_lowered_to_the_styles_there_are(caplog):
@@ -189,17 +197,6 @@ def test_the_level_is_lowered_to_the_styles_there_are(caplog):
             batch, originals, _ = epoch(part, bank_of(part, clients))
         assert torch.equal(batch.raw, originals)
         assert "no styles of other clients" in caplog.text
-
-
-def test_the_same_images_every_round_unless_resampled():
-    first, again, later = (epoch(CrossClientStyle(L=1), round=number)[0].raw for number in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert torch.equal(first, later)
-    anew = CrossClientStyle(L=1, resample_each_round=True)
-    one, *others = (epoch(anew, round=number)[0].raw for number in (1, 2, 3, 4))
-    assert not all(torch.equal(one, other) for other in others)
-    values = epoch(CrossClientStyle(quantise=True))[0].raw * 255
-    assert torch.allclose(values, values.round(), atol=1e-4)
 
 
 def test_single_styles_leave_constant_images_out():

@@ -48,7 +48,7 @@ def test_no_target_image_reaches_a_client_or_the_pool(tree_settings, tmp_path):
     assert (again.classes, again.class_counts().sum(), again.examples) == (("cat", "dog"), 7, 7)
 
 
-def test_client_split_is_domainbeds_and_stable_under_domain_subsets():
+def test_splits_of_a_client():
     own = load_client(DIGITS, "rot30")
     train, validation = random_split(1000, 0.1, seed_hash(0, 0))  # the first domain's: all show the same images
     assert (own.train == train).all()
@@ -56,9 +56,6 @@ def test_client_split_is_domainbeds_and_stable_under_domain_subsets():
     assert (load_client(digits(domains=["rot30", "rot75"]), "rot30").train == own.train).all()
     assert own.examples == own.class_counts().sum() == 900
     assert (load_client(digits(split_seed=1), "rot30").train != own.train).any()
-
-
-def test_stratified_split_and_fraction():
     data = digits(split="stratified", fraction=0.2)
     own = load_client(data, "rot0")
     assert own.class_counts().tolist() == [18] * 10
@@ -123,9 +120,6 @@ def test_digits_are_a_thousand_balanced_images_and_their_rotations():
     assert (labels == turned_labels).all()
     assert (turned == rotate(images, 45)).all()
     assert (resize(np.full((1, 1, 8, 8), 200, np.uint8), 13) == 200).all()
-
-
-def test_native_size_is_scikit_learns_own_values():
     from sklearn.datasets import load_digits
 
     images, labels = digits_domain(0, 8)

@@ -96,8 +96,9 @@ def masked(fundus, tmp_path_factory):
     return lambda **changes: DataSettings(**{"dataset": "masks", "structures": structures, **own, **changes})
 
 
-def test_fundus_layout(fundus, masked):
-    """Disc and cup as two overlapping planes; a second call reads the cache. Masks are part of the fingerprint."""
+def test_fundus_layout_and_table_of_samples(fundus, masked):
+    """Disc and cup as two overlapping planes; a second call reads the cache. Masks are part of the fingerprint.
+    samples.csv names images and masks wherever they lie; without it, folders below image/ and mask/ are read too."""
     data = masked()
     assert benchmark(data).structures == ("disc", "cup")
     client = load_client(data, "site1")
@@ -112,10 +113,6 @@ def test_fundus_layout(fundus, masked):
     after = fingerprints(data)
     assert before["site1"] != after["site1"]
     assert before["site2"] == after["site2"]
-
-
-def test_table_of_samples(fundus, masked):
-    """samples.csv names images and masks wherever they lie; without it, folders below image/ and mask/ are read too."""
     (fundus / "site1" / "samples.csv").write_text(f"{PAIR}image/2.jpg,mask/1.png\nimage/3.jpg,mask/1.png\n")
     assert len(load_client(masked(), "site1").masks) == 3
     (fundus / "site1" / "samples.csv").unlink()

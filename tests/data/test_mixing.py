@@ -50,7 +50,7 @@ def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, 
     assert np.bincount(labels).tolist() == [80, 80]
 
 
-def test_an_image_that_domains_share_validates_nowhere_else():
+def test_shared_images_validate_once_and_masks_go_with_their_images():
     """The domains of digits have the same images: every client that has an image uses it for the same purpose."""
     data = DIGITS.model_copy(update={"mix": 0.4, "clients_per_domain": 2})
     labels = np.arange(1000) % 10
@@ -61,6 +61,12 @@ def test_an_image_that_domains_share_validates_nowhere_else():
             roles["validation"] |= set(validation)
     assert (len(roles["train"]), len(roles["validation"])) == (900, 100)
     assert not roles["train"] & roles["validation"]
+    data = DataSettings(dataset="digit-masks", image_size=32, mix=0.5, split_seed=0)
+    mixed, pure = load_client(data, "shaded", "noise"), load_client(data.model_copy(update={"mix": 0.0}), "shaded")
+    own = np.flatnonzero(mixed.domain_index == 1)  # inverted, shaded, textured
+    by_image = {bytes(image): bytes(mask) for image, mask in zip(pure.images, pure.masks)}
+    assert len(own) > 100
+    assert all(by_image[bytes(mixed.images[place])] == bytes(mixed.masks[place]) for place in own)
 
 
 def test_dirichlet_clients_want_the_same_classes_in_all_domains():
@@ -73,15 +79,6 @@ def test_dirichlet_clients_want_the_same_classes_in_all_domains():
     order = np.arange(100)
     parts = dirichlet_deal(order, order % 4, 4, 3, 0.5, seed=1)
     assert sorted(np.concatenate(parts)) == order.tolist()
-
-
-def test_masks_and_sizes_go_with_the_images():
-    data = DataSettings(dataset="digit-masks", image_size=32, mix=0.5, split_seed=0)
-    mixed, pure = load_client(data, "shaded", "noise"), load_client(data.model_copy(update={"mix": 0.0}), "shaded")
-    own = np.flatnonzero(mixed.domain_index == 1)  # inverted, shaded, textured
-    by_image = {bytes(image): bytes(mask) for image, mask in zip(pure.images, pure.masks)}
-    assert len(own) > 100
-    assert all(by_image[bytes(mixed.images[place])] == bytes(mixed.masks[place]) for place in own)
 
 
 def test_what_cannot_be_mixed_is_refused_or_has_no_published_numbers(tree_settings):

@@ -86,12 +86,20 @@ def test_exif_turns_the_picture(orientation, format):
     assert (decoded(image, format, **options) == UPRIGHT).all()
 
 
-def test_transparent_parts_show_white():
+def test_transparency_palettes_and_ink():
     colour = np.dstack([EIGHT, EIGHT, EIGHT, np.array([0, 0, 128, 255])[:, None].repeat(4, 1).astype(np.uint8)])
     found = grey(decoded(Image.fromarray(colour), "PNG"))
     assert (found[:2] == 255).all()
     assert (found[3] == EIGHT[3]).all()
     assert np.abs(found[2] - (EIGHT[2] * (128 / 255) + 255 * (127 / 255))).max() <= 1
+    colours = [(255 - index, index, 7) for index in range(16)]
+    found = decoded(palette(colours, Image.fromarray((EIGHT // 17).astype(np.uint8), "P")), "PNG")
+    assert (found[..., 0] == 255 - EIGHT // 17).all()
+    assert (found[..., 2] == 7).all()
+    assert set(grey(decoded(Image.fromarray(EIGHT > 100), "PNG")).flatten()) == {0, 255}
+    ink = Image.new("CMYK", (4, 4), (0, 255, 255, 0))  # magenta and yellow make red
+    for format, options in (("TIFF", {}), ("JPEG", {"quality": 100})):
+        assert np.abs(decoded(ink, format, **options) - [255, 0, 0]).max() <= 3
 
 
 def palette(colours, picture):
@@ -107,17 +115,6 @@ def palette(colours, picture):
 ])  # fmt: skip
 def test_every_kind_of_transparency_is_seen(image, options):
     assert (decoded(image, "PNG", **options) == 255).all()
-
-
-def test_palettes_two_colours_and_ink():
-    colours = [(255 - index, index, 7) for index in range(16)]
-    found = decoded(palette(colours, Image.fromarray((EIGHT // 17).astype(np.uint8), "P")), "PNG")
-    assert (found[..., 0] == 255 - EIGHT // 17).all()
-    assert (found[..., 2] == 7).all()
-    assert set(grey(decoded(Image.fromarray(EIGHT > 100), "PNG")).flatten()) == {0, 255}
-    ink = Image.new("CMYK", (4, 4), (0, 255, 255, 0))  # magenta and yellow make red
-    for format, options in (("TIFF", {}), ("JPEG", {"quality": 100})):
-        assert np.abs(decoded(ink, format, **options) - [255, 0, 0]).max() <= 3
 
 
 def tiff(value: float, photometric: int, type: str) -> bytes:

@@ -1,12 +1,11 @@
 """Attacks on a federation whose server, sites and attacker have a network namespace each, and what came of them.
 
-    PYTHONPATH=tests:tests/deployment python tests/deployment/attacks.py [--only WORDS]
+    PYTHONPATH=tests:tests/deployment python tests/deployment/attacks.py [--only WORD,WORD]
 
-Needs root, `ip` and nginx. Each row: what happened, seconds until all sites were connected again, and the most memory
-that nginx and the server app took. Everything is bounded, stays in the namespaces, and ends by itself.
+Needs root, `ip` and nginx. Each row: what happened, when all sites were in contact again, and the most memory that
+nginx and the server app took. Everything is bounded, stays in the namespaces, and ends by itself.
 """
 
-import argparse
 import json
 import os
 import re
@@ -16,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 from harness import ENVIRONMENT, NGINX, SITE, VICTIM
 from machines import AVAILABLE, ip
-from outcomes import CONTINUE, last_line, need, status, statuses
+from outcomes import CONTINUE, finished, last_line, need, options, status, statuses, trial
 from processes import until
 from support import read_audit
 from watched import SITES, AttackedMachines, Watch
@@ -35,15 +35,11 @@ FRESH_SECONDS = 25.0
 Attack = Callable[[AttackedMachines, Watch], str]
 
 
-def from_outside(*words: object, wrong: Callable[[dict, Watch], bool] = lambda said, watch: False) -> Attack:
+def from_outside(federation: AttackedMachines, watch: Watch, words: tuple, wrong=lambda said, watch: False) -> str:
     """What a machine without a key sends does not silence any site."""
-
-    def attack(federation: AttackedMachines, watch: Watch) -> str:
-        said = federation.outsider(*words)
-        need(watch.oldest < FRESH_SECONDS and not wrong(said, watch), f"{said}; silent for {watch.oldest:.0f} s")
-        return f"{said}; longest silence of a site {watch.oldest:.0f} s"
-
-    return attack
+    said = federation.outsider(*words)
+    need(watch.oldest < FRESH_SECONDS and not wrong(said, watch), f"{said}; silent for {watch.oldest:.0f} s")
+    return f"{said}; longest silence of a site {watch.oldest:.0f} s"
 
 
 def stolen_key(federation: AttackedMachines, watch: Watch) -> str:
@@ -69,25 +65,14 @@ def wrong_clock(federation: AttackedMachines, watch: Watch) -> str:
     return json.loads(said)["detail"]
 
 
-def finished(process: subprocess.Popen, code: int = 0) -> str:
-    """Wait for the end of a run; its last words."""
-    _, said = process.communicate(timeout=900)
-    need(process.returncode == code, f"exit {process.returncode}: {said[-400:]}")
-    return said
-
-
-def bad_reply(kind: str, reason: str, **fault: object) -> Attack:
+def bad_reply(federation: AttackedMachines, watch: Watch, kind: str, reason: str, **fault: object) -> str:
     """The reply of a registered site in round 2 is an attack; the round continues with the other sites."""
-
-    def attack(federation: AttackedMachines, watch: Watch) -> str:
-        federation.break_site(kind, **fault)
-        process, folder = federation.attempt(f"bad-{kind}", **CONTINUE)
-        finished(process)
-        need(reason in status(folder) and statuses(folder)[3].eq("ok").all(), status(folder))
-        rounds = len(pd.read_csv(folder / "rounds.csv")) - 1
-        return f"exit 0; refused: {status(folder)[:120]}; server app {watch.app:.0f} MB; {rounds} rounds"
-
-    return attack
+    federation.break_site(kind, **fault)
+    process, folder = federation.attempt(f"bad-{kind}", **CONTINUE)
+    finished(process)
+    need(reason in status(folder) and statuses(folder)[3].eq("ok").all(), status(folder))
+    rounds = len(pd.read_csv(folder / "rounds.csv")) - 1
+    return f"exit 0; refused: {status(folder)[:120]}; server app {watch.app:.0f} MB; {rounds} rounds"
 
 
 def flood(federation: AttackedMachines, watch: Watch) -> str:
@@ -212,22 +197,18 @@ def cut(federation: AttackedMachines) -> None:
     ip(*words, "up")
 
 
-def in_round_two(strike: Callable[[AttackedMachines], object], code: int = 0) -> Attack:
+def in_round_two(federation: AttackedMachines, watch: Watch, strike: Callable, code: int = 0) -> str:
     """In round 2 the victim trains for 15 s; no reply is lost, or none by the same command."""
-
-    def attack(federation: AttackedMachines, watch: Watch) -> str:
-        slow = federation.break_site("slow", seconds=15)
-        name = f"struck{len(list(federation.folder.glob('struck*')))}"
-        process, folder = federation.attempt(name)
-        until(lambda: not slow.exists(), 300, "round 2")
-        strike(federation)
-        finished(process, code)
-        if code:
-            finished(federation.attempt(name)[0])
-        need(set(statuses(folder)) == {"ok"}, "replies were lost")
-        return f"exit {code}; {'start.sh and the same command: exit 0, ' if code else ''}no reply lost"
-
-    return attack
+    slow = federation.break_site("slow", seconds=15)
+    name = f"struck{len(list(federation.folder.glob('struck*')))}"
+    process, folder = federation.attempt(name)
+    until(lambda: not slow.exists(), 300, "round 2")
+    strike(federation)
+    finished(process, code)
+    if code:
+        finished(federation.attempt(name)[0])
+    need(set(statuses(folder)) == {"ok"}, "replies were lost")
+    return f"exit {code}; {'start.sh and the same command: exit 0, ' if code else ''}no reply lost"
 
 
 def kill_server(federation: AttackedMachines) -> None:
@@ -244,55 +225,50 @@ def hanging_supernode(federation: AttackedMachines, watch: Watch) -> str:
 
 
 ATTACKS: dict[str, Attack] = {
-    "1,000 slow connections from one machine, 60 s": from_outside("slow", 1000, 60),
-    "40 bodies of 15 MB without a key": from_outside("bodies", 40, 15, wrong=lambda said, watch: watch.nginx >= 200),
-    "1,500 requests without a key": from_outside("flood", 1500, wrong=lambda said, watch: "200" in said),
+    "1,000 slow connections from one machine, 60 s": partial(from_outside, words=("slow", 1000, 60)),
+    "40 bodies of 15 MB without a key": partial(
+        from_outside, words=("bodies", 40, 15), wrong=lambda _, watch: watch.nginx >= 200
+    ),
+    "1,500 requests without a key": partial(from_outside, words=("flood", 1500), wrong=lambda said, _: "200" in said),
     "stolen key beside the original": stolen_key,
     "reply in another's name, replayed signature": forgeries,
     "clock 12 s ahead": wrong_clock,
-    "3e38 in every weight": bad_reply("values", "times the median"),
-    "negative variances": bad_reply("variance", "negative value"),
-    "reply of 500 MB": bad_reply("huge", "larger than", megabytes=500),
+    "3e38 in every weight": partial(bad_reply, kind="values", reason="times the median"),
+    "negative variances": partial(bad_reply, kind="variance", reason="negative value"),
+    "reply of 500 MB": partial(bad_reply, kind="huge", reason="larger than", megabytes=500),
     "reply of 4 GB": flood,
     "10^9 examples": absurd_count,
     "site poses as another": impostor,
     "operator's app reads keys": foreign_app,
     "database locked for 90 s": busy_database,
     "server certificate expired": expired_certificate,
-    "link cut for 45 s in round 2 (stop)": in_round_two(cut),
-    "SuperNode kill -9 in round 2 (stop)": in_round_two(lambda federation: federation.kill(SITE)),
-    "nginx restarted in round 2 (stop)": in_round_two(AttackedMachines.end_nginx),
-    "SuperLink kill -9 in round 2": in_round_two(kill_server, 1),
+    "link cut for 45 s in round 2 (stop)": partial(in_round_two, strike=cut),
+    "SuperNode kill -9 in round 2 (stop)": partial(in_round_two, strike=lambda federation: federation.kill(SITE)),
+    "nginx restarted in round 2 (stop)": partial(in_round_two, strike=AttackedMachines.end_nginx),
+    "SuperLink kill -9 in round 2": partial(in_round_two, strike=kill_server, code=1),
     "SuperNode hangs": hanging_supernode,
 }
 
 
-def one(federation: AttackedMachines, name: str) -> tuple[str, ...]:
-    """(what happened, seconds, seconds to recovery, nginx MB, server app MB, whether this is what must happen)."""
+def one(federation: AttackedMachines, name: str) -> str:
+    """What happened, seconds until all sites were in contact again, and the most memory."""
     with Watch(federation) as watch:
-        begin = time.monotonic()
         try:
-            happened, holds = ATTACKS[name](federation, watch), "yes"
-        except Exception as error:
-            happened, holds = f"{type(error).__name__}: {error}", "NO"
-        federation.end_runs()
-        seconds, recovery = time.monotonic() - begin, watch.recovered()
-    numbers = (f"{seconds:.0f}", f"{recovery:.0f}", f"{watch.nginx:.0f}", f"{watch.app:.0f}")
-    return (" ".join(happened.split())[:300].replace("|", "/"), *numbers, holds)
+            happened = ATTACKS[name](federation, watch)
+        finally:
+            federation.end_runs()
+        back = watch.recovered()
+    return f"{happened}; back after {back:.0f} s; nginx {watch.nginx:.0f} MB, server app {watch.app:.0f} MB"
 
 
 def main() -> int:
     """Attack, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="attacks whose name contains one of these words, by commas")
-    words, failed = parser.parse_args(), False
+    words = options(__doc__, only="")
+    names = [name for name in ATTACKS if any(word in name for word in words.only.split(","))]
     need(AVAILABLE and NGINX, "needs root, ip (iproute2) and nginx")
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder, AttackedMachines(Path(folder)) as federation:
-        for name in [name for name in ATTACKS if any(word in name for word in words.only.split(","))]:
-            row = one(federation, name)
-            failed |= row[-1] == "NO"
-            print(f"| {' | '.join((name, *row))} |", flush=True)
-    return int(failed)
+        failed = [name for name in names if not trial(name, partial(one, federation, name))]
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class Loopback:
         own = {"FEDSIM_FAULT": str(self.fault_file(name)), "FEDSIM_FAULTY": str(FAULTY / "sitecustomize.py")}
         paths = [str(FAULTY), *filter(None, [os.environ.get("PYTHONPATH")])]
         own |= {} if self.warm else {"PYTHONPATH": os.pathsep.join(paths)}
-        return self._script(name, "start.sh", {**self.environment, **(own if name != "server" else {})}, expect)
+        return self._script(name, "start.sh", self.environment | (own if name != "server" else {}), expect)
 
     def stop(self, name: str) -> str:
         """Run a kit's stop.sh, and return what it says."""

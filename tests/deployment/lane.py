@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness import SITE, Loopback, run_folder
-from outcomes import STOP, check_equal, need
+from outcomes import STOP, check_equal, finished
 from processes import until
 
 
@@ -35,15 +35,9 @@ class Lane(Loopback):
         until(lambda: not started.exists(), 400, "round 2")
         return process
 
-    def end(self, process: subprocess.Popen, code: int = 0) -> str:
-        """Wait for the end of a run; its last words."""
-        _, said = process.communicate(timeout=1500)
-        need(process.returncode == code and "Traceback (" not in said[:10], f"exit {process.returncode}: {said[-300:]}")
-        return said
-
     def again(self, output: Path, method: str = "fedavg", **settings: object) -> str:
         """The same command, which completes an interrupted run."""
-        self.end(self.begin(output, method, **{**STOP, **settings}))
+        finished(self.begin(output, method, **STOP, **settings))
         return f"the same command: exit 0, {check_equal(run_folder(output, method), method)}"
 
 

@@ -1,6 +1,10 @@
 """What a deployed run left, compared with the same run in one process; and the results of trials."""
 
+import argparse
+import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +30,33 @@ def need(condition: object, text: str) -> None:
     """Raise WrongError with the text unless the condition holds."""
     if not condition:
         raise WrongError(text)
+
+
+def finished(process: subprocess.Popen, code: int = 0) -> str:
+    """Wait for the end of a run; its last words."""
+    _, said = process.communicate(timeout=1500)
+    need(process.returncode == code and "Traceback (" not in said[:10], f"exit {process.returncode}: {said[-400:]}")
+    return said
+
+
+def options(text: str, **defaults: object) -> argparse.Namespace:
+    """The options of a script, by these names and of the kinds of these values."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    return parser.parse_args()
+
+
+def trial(name: str, work: Callable[[], str]) -> bool:
+    """Print a row: what happened, seconds, and whether it is what must happen; returns that."""
+    begin, holds = time.monotonic(), True
+    try:
+        happened = work()
+    except Exception as error:
+        happened, holds = f"{type(error).__name__}: {error}", False
+    said = " ".join(happened.split())[:300].replace("|", "/")
+    print(f"| {name} | {said} | {time.monotonic() - begin:.0f} | {'yes' if holds else 'NO'} |", flush=True)
+    return holds
 
 
 def statuses(folder: Path) -> pd.Series:

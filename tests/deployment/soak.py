@@ -8,7 +8,6 @@ started again with the same command, as an operator would do; when it is finishe
 fault the present run is finished, and every run is compared with an inline run.
 """
 
-import argparse
 import itertools
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from harness import NGINX
-from outcomes import TOLERANCE, difference, last_line, need, statuses
+from outcomes import TOLERANCE, difference, last_line, need, options, statuses
 from watched import SITES, Attacked, Watch
 
 STARTS = 60  # a run may be started so many times
@@ -120,11 +119,7 @@ def furthest(folder: Path, seed: int, rounds: int) -> float:
 
 def main() -> int:
     """Do the test and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--every", type=float, default=20, help="seconds between two faults")
-    parser.add_argument("--rounds", type=int, default=8, help="of each run")
-    words = parser.parse_args()
+    words = options(__doc__, minutes=30.0, every=20.0, rounds=8)
     need(NGINX, "needs nginx")
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         federation = Line(Path(name))

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from harness import SITE
-from lane import Fault, Lane
-from outcomes import STOP, last_line, need
+from lane import Lane
+from outcomes import STOP, finished, last_line, need
 from support import free_ports
 
 from fedsim.deploy.certificates import write_site_key
@@ -20,30 +20,26 @@ def flower(lane: Lane, *words: object, folder: str) -> tuple[int, str]:
     return done.returncode, re.sub(r"\x1b\[\d+m", "", done.stdout + done.stderr)
 
 
-def stranger(kind: str) -> Fault:
+def stranger(lane: Lane, kind: str) -> str:
     """A SuperNode without the correct key or certificate, which must not be admitted."""
-
-    def fault(lane: Lane) -> str:
-        kit, word = lane.federation.kit(SITE), "--auth-supernode-private-key"
-        with tempfile.TemporaryDirectory() as folder:
-            write_site_key("stranger", Path(folder) / "key", Path(folder) / "key.pub")
-            own = {
-                "unregistered key": ["--root-certificates", kit / "ca.crt", word, Path(folder) / "key"],
-                "no key": ["--root-certificates", kit / "ca.crt"],
-                "no CA": [word, kit / "key"],
-                "plaintext": ["--insecure", "--max-retries", "1"],
-            }[kind]
-            place = ["--superlink", lane.federation.public_address, "--port", *free_ports(1)]
-            try:
-                code, said = flower(lane, "flower-supernode", *place, *own, folder=folder)
-            except subprocess.TimeoutExpired:
-                need(kind == "plaintext", "it is still trying")
-                return "still trying, never connected"
-        need(code != 0 and "SuperNode ID" not in said, said[-400:])
-        lines = [line.strip() for line in said.splitlines() if "code" in line.lower() or "VERIFY" in line]
-        return f"refused, exit {code}: {' '.join(lines)[:90]}"
-
-    return fault
+    kit, word = lane.federation.kit(SITE), "--auth-supernode-private-key"
+    with tempfile.TemporaryDirectory() as folder:
+        write_site_key("stranger", Path(folder) / "key", Path(folder) / "key.pub")
+        own = {
+            "unregistered key": ["--root-certificates", kit / "ca.crt", word, Path(folder) / "key"],
+            "no key": ["--root-certificates", kit / "ca.crt"],
+            "no CA": [word, kit / "key"],
+            "plaintext": ["--insecure", "--max-retries", "1"],
+        }[kind]
+        place = ["--superlink", lane.federation.public_address, "--port", *free_ports(1)]
+        try:
+            code, said = flower(lane, "flower-supernode", *place, *own, folder=folder)
+        except subprocess.TimeoutExpired:
+            need(kind == "plaintext", "it is still trying")
+            return "still trying, never connected"
+    need(code != 0 and "SuperNode ID" not in said, said[-400:])
+    lines = [line.strip() for line in said.splitlines() if "code" in line.lower() or "VERIFY" in line]
+    return f"refused, exit {code}: {' '.join(lines)[:90]}"
 
 
 def control_path(lane: Lane) -> str:
@@ -61,6 +57,6 @@ def control_path(lane: Lane) -> str:
 def impostor(lane: Lane) -> str:
     """A registered site whose owner writes another's domain into its site.env."""
     with lane.posing_as("rot0"):
-        said = lane.end(lane.begin(lane.fresh(), **STOP, **{"run.wait_for_sites": 40}), 1)
+        said = finished(lane.begin(lane.fresh(), **STOP, **{"run.wait_for_sites": 40}), 1)
     need("site-rot30, which claims to be 'rot0'" in said, said)
     return f"exit 1: {last_line(said)[:90]}"

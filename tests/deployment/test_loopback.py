@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tomli_w
-from harness import FEDSIM, NGINX, SOURCES, TARGET, Loopback, run_folder, run_inline
+from harness import ENVIRONMENT, FEDSIM, NGINX, SOURCES, TARGET, Loopback, run_folder, run_inline
 from image_trees import write_tree
 from machines import AVAILABLE, PORT, SERVER, Machines
 from outcomes import statuses
@@ -217,10 +217,10 @@ def test_in_deploy_pages_example_the_server_needs_names_and_no_images(tmp_path):
     for number, name in enumerate(names):
         write_tree(tmp_path / "sites" / name, [name], experiment["data"]["classes"], 8, seed=100 * number)
     data = {name: str(tmp_path / "sites" / name) for name in names}
-    with Loopback(tmp_path, sources=tuple(names[:2]), unseen=names[2], data=data, warm=False) as federation:
+    with Loopback(tmp_path, sources=tuple(names[:2]), unseen=names[2], data=data, warm=False):
 
         def fedsim_here(*words):
-            own = {"cwd": tmp_path, "env": {**federation.environment, "COLUMNS": "400"}, "timeout": 900}
+            own = {"cwd": tmp_path, "env": {**ENVIRONMENT, "COLUMNS": "400"}, "timeout": 900}
             words = [*FEDSIM, *words, "--federation", "federation.toml"]
             done = subprocess.run(words, text=True, capture_output=True, **own)
             return done.returncode, done.stdout + done.stderr

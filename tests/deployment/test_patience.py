@@ -59,16 +59,13 @@ class World:
 LOST = Error(5, "Node Unavailable")
 
 
-def test_a_lost_reply_is_asked_for_again_at_the_clients_present_node():
+def test_a_lost_reply_is_asked_for_again_and_a_clients_own_failure_is_not():
+    """An exception, a refusal and silence of a client itself; the process of a client that dies every time."""
     world = World({"a": [RecordDict()], "b": [LOST, RecordDict()]})
     replies = world.run()
     assert all(reply.has_content() for reply in replies.values())
     assert replies["b"].metadata.src_node_id == 111
     assert (world.asked, world.waits) == (["a", "b", "b"], [(5, ("b",))])
-
-
-def test_what_is_a_clients_own_and_many_attempts_count():
-    """An exception, a refusal and silence of a client itself; the process of a client that dies every time."""
     for answer in (Error(2, "Traceback"), Error(0, "too large"), None):
         world = World({"a": [answer]})
         reply = world.run()["a"]

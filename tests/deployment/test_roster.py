@@ -101,7 +101,7 @@ def test_what_is_missing_or_broken_is_named_after_a_bounded_wait(nodes, keys, ki
         assert seconds(roster_.gather, settings()) < 2
 
 
-def test_a_question_that_was_lost_is_asked_again(monkeypatch):
+def test_a_question_is_asked_again_where_it_or_its_node_was_lost(monkeypatch):
     monkeypatch.setattr(handshake, "ASK_AGAIN_SECONDS", 0.03)
     roster_, grid = roster({11: None, 12: site("a")})
     assert roster_.call(0.02) == ["b"]
@@ -110,9 +110,6 @@ def test_a_question_that_was_lost_is_asked_again(monkeypatch):
     grid.pull_messages = lambda ids, pull=grid.pull_messages: pull([key for key in ids if key not in lost])
     assert roster_.call(5.0) == []
     assert grid.asked.count(11) >= 2
-
-
-def test_a_wait_ends_with_the_last_answer_and_a_node_that_goes_before_it_answers_is_asked_again():
     for said, asked in ((None, 1), (AWAY, 2)):
         roster_, grid = roster({11: said, 12: site("a")})
         assert roster_.call(0.02) == ["b"]

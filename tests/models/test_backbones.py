@@ -106,7 +106,7 @@ def test_narrow_kernels_give_the_same_and_others_stay(size, kernel):
         assert type(other) is nn.Conv2d
 
 
-def test_a_file_of_torchvision_is_read_and_its_classifier_left_out(tmp_path):
+def test_files_of_torchvision_and_old_densenet_names(tmp_path):
     """timm's ResNet reads the same file, and has the same stages and features."""
     donor = build("resnet18", seed=3).eval()
     own = donor.backbone.state_dict()
@@ -118,9 +118,6 @@ def test_a_file_of_torchvision_is_read_and_its_classifier_left_out(tmp_path):
     torch.testing.assert_close(timm.backbone(x), donor.backbone(x), rtol=1e-4, atol=1e-5)
     for stage in (1, 2, 3, 4):
         assert batch_norm_paths(timm, [stage], False) == batch_norm_paths(donor, [stage], False)
-
-
-def test_old_densenet_names_and_no_counters(tmp_path):
     state, file = build("densenet121", seed=3).backbone.state_dict(), tmp_path / "old.pth"
     old = {re.sub(r"(denselayer.*)(norm|conv)([12])", r"\1\2.\3", name): value for name, value in state.items()}
     torch.save({name: value for name, value in old.items() if not name.endswith("num_batches_tracked")}, file)

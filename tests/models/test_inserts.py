@@ -25,12 +25,25 @@ from fedsim.models.inserts.style_exploration import (
 )
 
 
-def test_adapter_with_zero_weights_is_the_identity():
-    """This holds bit for bit; an initial adapter changes a normalized input by at most O(1e-3)."""
+def test_zero_adapters_and_where_adapters_lie():
+    """This holds bit for bit; an initial adapter changes a normalized input by at most O(1e-3). A copy of the network
+    calls its own adapters, and an adapter sees the output of its convolution."""
     adapter, x = Adapter(64, 0.3, 1e-4), torch.randn(8, 64, 4, 4)
     assert 0 < (adapter(x) - x).abs().max() < 1e-2
     nn.init.zeros_(adapter.conv.weight)
     assert torch.equal(adapter(x), x)
+    net, seen, x = build("resnet18", insert=Adapters()), {}, torch.randn(2, 3, 32, 32)
+    twin = copy.deepcopy(net)
+    block = twin.backbone.layer1[0]
+    block.conv1.register_forward_pre_hook(lambda module, inputs: seen.update(x=inputs[0]))
+    twin.adapters[0].register_forward_hook(lambda module, inputs, output: seen.update(got=inputs[0], gave=output))
+    block.bn1.register_forward_pre_hook(lambda module, inputs: seen.update(next=inputs[0]))
+    with torch.no_grad():
+        twin.adapters[0].conv.weight.add_(1.0)
+        assert not torch.equal(twin.eval()(x), net.eval()(x))
+        assert torch.equal(seen["got"], nn.functional.conv2d(seen["x"], block.conv1.weight, padding=1))
+    assert torch.equal(seen["next"], seen["gave"])
+    assert not torch.equal(seen["got"], seen["gave"])
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -61,22 +74,6 @@ def test_what_is_trained_and_exchanged():
         "backbone.layer2.0.downsample.1.running_mean"
     }
     assert [len(outline(name, insert=Adapters()).adapters) for name in ("digits-cnn-bn", "resnet50")] == [1, 16]
-
-
-def test_adapters_lie_before_the_norms_of_a_residual_block():
-    """A copy of the network calls its own adapters, and an adapter sees the output of its convolution."""
-    net, seen, x = build("resnet18", insert=Adapters()), {}, torch.randn(2, 3, 32, 32)
-    twin = copy.deepcopy(net)
-    block = twin.backbone.layer1[0]
-    block.conv1.register_forward_pre_hook(lambda module, inputs: seen.update(x=inputs[0]))
-    twin.adapters[0].register_forward_hook(lambda module, inputs, output: seen.update(got=inputs[0], gave=output))
-    block.bn1.register_forward_pre_hook(lambda module, inputs: seen.update(next=inputs[0]))
-    with torch.no_grad():
-        twin.adapters[0].conv.weight.add_(1.0)
-        assert not torch.equal(twin.eval()(x), net.eval()(x))
-        assert torch.equal(seen["got"], nn.functional.conv2d(seen["x"], block.conv1.weight, padding=1))
-    assert torch.equal(seen["next"], seen["gave"])
-    assert not torch.equal(seen["got"], seen["gave"])
 
 
 PART = FeatureHighlighter()

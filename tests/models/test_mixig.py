@@ -97,7 +97,7 @@ def test_mixed_and_adapted_passes_leave_no_trace_and_keep_samples_apart(layer, i
         close(passed(layer, mode, x, u=torch.rand(4), z=torch.randn(3)), expected)
 
 
-def test_new_layers_use_the_batch_in_round_1(trained_bn, images):
+def test_new_layers_use_the_batch_and_pass_3_the_global_affine(trained_bn, images):
     bn1d = MixIGLayer(nn.BatchNorm1d(4), MixIG()).train()
     vectors = torch.randn(6, 4) * 3 + 1
     with switched({"": bn1d}, "mixed"):
@@ -108,6 +108,12 @@ def test_new_layers_use_the_batch_in_round_1(trained_bn, images):
     expected = nn.functional.batch_norm(images, None, None, trained_bn.weight, trained_bn.bias, training=True)
     found = passed(MixIGLayer(trained_bn, MixIG()).train(), "mixed", images, u=torch.zeros(4))
     close(found, expected, atol=1e-5, rtol=1e-4)
+    layer = MixIGLayer(trained_bn, MixIG(adapter=True, adapter_affine="global")).train()
+    as_installed(layer, torch.zeros(4), torch.ones(4))
+    by_global = passed(layer, "adapted", images, z=torch.zeros(6))
+    layer.affine = "local"
+    weight, bias = (value.view(4, 1, 1) for value in (trained_bn.weight, trained_bn.bias))
+    close(passed(layer, "adapted", images), by_global * weight + bias)
 
 
 def test_global_statistics_average_variances_before_the_root():
@@ -135,15 +141,6 @@ def test_layers_and_parameters_of_the_paper_network():
     assert {kinds[name] for name in bn_scope(net)} == {Kind.BN_AFFINE, Kind.BN_STATISTICS, Kind.COUNTER}
     assert len(bn_scope(net)) == 5 * 21
     assert not [name for name in net.state_dict() if "global" in name]
-
-
-def test_global_affine_of_pass_3(trained_bn, images):
-    layer = MixIGLayer(trained_bn, MixIG(adapter=True, adapter_affine="global")).train()
-    as_installed(layer, torch.zeros(4), torch.ones(4))
-    by_global = passed(layer, "adapted", images, z=torch.zeros(6))
-    layer.affine = "local"
-    weight, bias = (value.view(4, 1, 1) for value in (trained_bn.weight, trained_bn.bias))
-    close(passed(layer, "adapted", images), by_global * weight + bias)
 
 
 def test_fast_moments_and_affine(images):

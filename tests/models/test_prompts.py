@@ -156,9 +156,10 @@ def test_aggregator_on_numbers(layers):
     assert torch.allclose(made(drawn), made(drawn.flip(0)), atol=1e-5)
 
 
-def test_aggregator_with_its_ffn_on_numbers():
+def test_aggregators_on_numbers_and_as_released():
     """One client (1, 3): x = LN(2, 6) = (-1, 1). W1 takes x_2 - x_1 = 2 and W2 adds it to x_1: (1, 1) -> LN (0, 0);
-    with a second unit of 1 that is added to x_2: (1, 2) -> (-1, 1)."""
+    with a second unit of 1 that is added to x_2: (1, 2) -> (-1, 1). p = (3/4, 1/4), q = (1/2, 1/2): 3/4 log 3/2 + 1/4
+    log 1/2."""
     made, rows = simple_aggregator(), torch.tensor([[[[1.0, 3]]]])
     first, _, second = made.mlp[0]
     first.weight.data[0] = torch.tensor([-1.0, 1])
@@ -166,10 +167,6 @@ def test_aggregator_with_its_ffn_on_numbers():
     assert torch.allclose(made(rows), torch.zeros(1, 1, 2), atol=1e-4)
     first.bias.data[1] = second.weight.data[1, 1] = 1.0
     assert torch.allclose(made(rows), torch.tensor([[[-1.0, 1]]]), atol=1e-4)
-
-
-def test_numbers_of_released_aggregators_and_divergence():
-    """p = (3/4, 1/4), q = (1/2, 1/2): 3/4 log 3/2 + 1/4 log 1/2."""
     with torch.device("meta"):
         found = [sum(p.numel() for p in Aggregator(d, 12, 8).parameters()) for d in (512, 768)]
     assert found == [25_210_880, 56_690_688]

@@ -155,7 +155,7 @@ def labels(runs, *by):
     return list(compare(runs, by=by).methods["label"])
 
 
-def test_runs_with_different_settings_are_not_mixed():
+def test_which_settings_tell_runs_apart():
     runs = one_each(pacs_experiment(), pacs_experiment("csac", train={"lr": 0.1, "epochs": 5}))
     with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)"):
         compare(runs)
@@ -164,9 +164,6 @@ def test_runs_with_different_settings_are_not_mixed():
     comparison = compare(runs, by=["train.lr", "train.epochs"])
     assert list(comparison.methods["label"]) == ["csac (lr=0.1, epochs=5)", "fedavg (lr=0.01, epochs=1)"]
     assert list(comparison.methods["train.lr"]) == ["0.1", "0.01"]
-
-
-def test_where_it_ran_and_what_its_row_has_is_no_difference():
     where = {"run": {"runtime": "ray", "threads": 2, "device": "cpu"}, "data": {"root": "elsewhere", "cache": "there"}}
     weight = {"method": {"name": "gperxan", "guiding_head": {"weight": 0.25}}}  # stands in its label
     for change in (where | {"name": "other"}, weight):

@@ -28,7 +28,7 @@ def folder(own_grid):
     return own_grid
 
 
-def test_one_call_reads_everything_at_any_level_of_the_tree(folder):
+def test_one_call_reads_everything_and_unfinished_runs_when_asked(folder):
     runs = read_runs(folder.parent)
     assert (len(runs.summary), len(runs.experiments), runs.unfinished) == (RUNS, RUNS, ["pacs/csac/photo/seed5"])
     assert (len(runs.rounds), len(runs.clients), set(runs.details["method"])) == (RUNS * 5, RUNS * 12, {"csac"})
@@ -38,9 +38,6 @@ def test_one_call_reads_everything_at_any_level_of_the_tree(folder):
     one = read_runs(folder / "csac" / "photo" / "seed1")
     assert one.experiments == {"seed1": pacs_experiment("csac", "photo", 1, train={"rounds": 4})}
     assert one.summary["last_target_accuracy"][0] == one.rounds["target_accuracy"].iloc[-1]
-
-
-def test_unfinished_runs_only_when_asked_and_in_their_experiment(folder):
     write_run(folder.parent, pacs_experiment(name="other", train={"rounds": 1}))
     runs = read_runs(folder.parent)
     assert 5 not in set(runs.rounds["seed"])

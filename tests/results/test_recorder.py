@@ -100,7 +100,7 @@ def crowd(count):
     return pd.DataFrame(own).to_dict("records")
 
 
-def test_a_domain_has_the_sums_and_means_of_its_clients():
+def test_a_domain_has_the_sums_and_means_of_its_clients_and_their_details():
     rows = crowd(300)
     rows[5]["status"] = "no reply within 5 s"
     merged = client_rows(rows)
@@ -114,9 +114,6 @@ def test_a_domain_has_the_sums_and_means_of_its_clients():
         for column, weight in (("train_loss", "examples"), ("validation_accuracy", "validation_examples")):
             assert row[column] == pytest.approx((own[column] * own[weight]).sum() / own[weight].sum())
         assert row["gap"] == pytest.approx(own["gap"].mean())
-
-
-def test_details_are_means_over_a_domain():
     details = [
         {"client": f"{domain}/{number}", "quantity": "coefficient", "name": "head", "value": float(number)}
         for domain in ("art", "photo")
@@ -124,7 +121,8 @@ def test_details_are_means_over_a_domain():
     ]
     details.append({"client": "sketch", "quantity": "dice", "name": "disc", "value": 0.25})
     assert detail_rows(details, MOST_ROWS, domain_of) is details
-    assert client_rows(rows := crowd(MOST_ROWS)) is rows
+    rows = crowd(MOST_ROWS)
+    assert client_rows(rows) is rows
     assert (len(client_rows(rows, "domains")), client_rows(crowd(300), "clients")) == (2, crowd(300))
     found = [(row["client"], row["value"]) for row in detail_rows(details, 300, domain_of)]
     assert found == [("art/*", 74.5), ("photo/*", 74.5), ("sketch", 0.25)]

@@ -111,10 +111,15 @@ def test_the_charts_have_the_numbers_of_compare(own_grid):
     assert page["command"].startswith("fedsim run pacs --method csac --target photo --seed 0")
 
 
-def test_intervals_by_hand():
+def test_intervals_and_escaped_cells_by_hand():
     """1, 2 and 3: mean 2, s = 1, t of 2 degrees of freedom 4.30265, so 2 ± 4.30265 / sqrt(3)."""
     assert interval(np.array([1.0, 2, 3])) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-5)
     assert np.isnan(interval(np.array([1.0]))[1:]).all()
+    rows = [["<script>"], [Data("1.5 kB", 1500.0)], [Data("-", float("nan"))], [Data("<a>", link="#run=3")]]
+    text = table(["a & b"], rows)
+    for cell in ("a &amp; b", "<td>&lt;script&gt;</td>", '<td data-order="1500" data-search="1500">1.5 kB</td>',
+                 '<td data-order="" data-search="">-<', '<td><a href="#run=3">&lt;a&gt;</a></td>'):  # fmt: skip
+        assert cell in text
 
 
 def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendered):
@@ -134,14 +139,6 @@ def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendere
     page = Page(write_report(tmp_path))
     assert page.tags.count("section") == 2
     assert any("Unfinished" in text and "sketch" in text for text in page.texts)
-
-
-def test_cells_are_escaped_and_sort_by_their_value():
-    rows = [["<script>"], [Data("1.5 kB", 1500.0)], [Data("-", float("nan"))], [Data("<a>", link="#run=3")]]
-    text = table(["a & b"], rows)
-    for cell in ("a &amp; b", "<td>&lt;script&gt;</td>", '<td data-order="1500" data-search="1500">1.5 kB</td>',
-                 '<td data-order="" data-search="">-<', '<td><a href="#run=3">&lt;a&gt;</a></td>'):  # fmt: skip
-        assert cell in text
 
 
 def test_the_command_repeats_the_run(tmp_path, monkeypatch):
@@ -189,16 +186,13 @@ def test_averages_are_over_the_targets_that_every_method_has():
     assert "every method has" not in text
 
 
-def test_the_first_line_does_not_deny_training_on_the_target():
+def test_what_is_said_of_training_on_the_target_and_of_what_parts_disclose():
+    """The notes contain the row's text, that of a bank, and that of a part that was added."""
     runs = one_each("fedavg", "fada")
     assert "measured on a domain that no client held" in premise(runs)
     runs.summary["uses_target_unlabelled"] = ["False", "True"]
     assert "measured on a domain that no client held" not in premise(runs)
     assert "methods with ‡ trained on other images of that domain, without labels" in premise(runs)
-
-
-def test_notes_say_what_the_runs_parts_disclose():
-    """The notes contain the row's text, that of a bank, and that of a part that was added."""
     added = pacs_experiment("fedavg", name="added", method={"add": ["style_bank"], "augment": "cross_client_style"})
     notes = method_notes([pacs_experiment("ccst"), pacs_experiment("deepall"), added, pacs_experiment("no-such")])
     assert (set(notes), notes["deepall"]["discloses"]) == ({"ccst", "deepall", "fedavg"}, "all raw data")

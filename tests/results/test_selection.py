@@ -54,7 +54,7 @@ def test_best_validation_never_reads_the_target():
     assert {key for key in differing if key.startswith("best_validation")} == {"best_validation_target_accuracy"}
 
 
-def test_summary_of_a_selection_on_local_models_and_of_a_diverged_run():
+def test_summaries_of_local_models_of_a_diverged_run_and_of_costs():
     table = rounds_table([0.1, 0.5, 0.8], **{LOCAL: [math.nan, 0.9, 0.6]})
     assert select(table, column=LOCAL)["round"] == 1
     row = summary_row(pacs_experiment(run={"select_on": "local"}), table)
@@ -63,6 +63,11 @@ def test_summary_of_a_selection_on_local_models_and_of_a_diverged_run():
     row = summary_row(pacs_experiment(), rounds_table([0.1, math.nan], [0.1, math.nan]))
     assert (row["best_validation_round"], row["last_round"]) == (None, 1)
     assert all(f"{rule}_target_accuracy" in row for rule in RULES)
+    costs = {"bytes_down": [None, 10, 10, 10], "bytes_up": [None, 4, 4, 5], "round_seconds": [9.0, 1.0, 2.0, 6.0]}
+    table = rounds_table([0.1, 0.2, 0.3, 0.4], **costs, train_seconds=[0.25, 0.5, 0.5, 0.5])
+    row = summary_row(pacs_experiment(), table, label="FedAvg")
+    assert (row["bytes_down_per_round"], row["seconds_per_round"], row["train_seconds"]) == (10, 2.0, 1.75)
+    assert (row["bytes_up_per_round"], row["label"]) == (pytest.approx(13 / 3), "FedAvg")
 
 
 @pytest.mark.parametrize(("validation", "words", "said"), [
@@ -72,14 +77,6 @@ def test_summary_of_a_selection_on_local_models_and_of_a_diverged_run():
 def test_what_cannot_be_selected_is_said(validation, words, said):
     with pytest.raises(UserError, match=said):
         select(rounds_table(validation), **words)
-
-
-def test_summary_costs():
-    costs = {"bytes_down": [None, 10, 10, 10], "bytes_up": [None, 4, 4, 5], "round_seconds": [9.0, 1.0, 2.0, 6.0]}
-    table = rounds_table([0.1, 0.2, 0.3, 0.4], **costs, train_seconds=[0.25, 0.5, 0.5, 0.5])
-    row = summary_row(pacs_experiment(), table, label="FedAvg")
-    assert (row["bytes_down_per_round"], row["seconds_per_round"], row["train_seconds"]) == (10, 2.0, 1.75)
-    assert (row["bytes_up_per_round"], row["label"]) == (pytest.approx(13 / 3), "FedAvg")
 
 
 def test_every_client_counts_the_same_in_the_mean_validation_and_by_its_examples_in_the_loss():

@@ -46,10 +46,18 @@ def test_a_foreign_folder_is_refused_by_name(folder, names, owner, said):
         store_with(folder, range(3), **names)
 
 
-def test_a_client_without_state_leaves_no_folder(folder):
+def test_no_folder_without_state_and_versions_as_long_as_needed(folder):
+    """The newest version of a saved round, the one before this round and this one are kept."""
     store = ClientStore(folder, "photo", "a")
     store.open_round(5, counted=-1, saved=4)
     assert (store.commit(), folder.exists()) == (0, False)
+    store = ClientStore(folder, "photo", "a")
+    for round, saved in ((1, -1), (2, -1), (3, -1), (4, 3), (5, 3), (6, 3), (9, 8)):
+        store.open_round(round, saved=saved)
+        store.put("risk", {"value": torch.tensor(float(round))})
+        store.commit()
+        kept = sorted(int(path.stem[-6:]) for path in folder.glob("risk-*"))
+        assert kept == {1: [1], 2: [1, 2], 3: [2, 3], 4: [3, 4], 5: [3, 4, 5], 6: [3, 5, 6], 9: [6, 9]}[round]
 
 
 @pytest.mark.parametrize(("counted", "found"), [(4, 4.0), (3, 3.0), (None, 4.0), (-1, None)])
@@ -72,17 +80,6 @@ def test_stale_missing_and_damaged_state_is_refused(folder, tmp_path):
     (folder / "risk-000002.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"risk-000002.safetensors is not a readable state file"):
         ClientStore(folder, "photo", "a" * 16)
-
-
-def test_versions_are_kept_as_long_as_a_resumed_run_may_need_them(folder):
-    """The newest version of a saved round, the one before this round and this one are kept."""
-    store = ClientStore(folder, "photo", "a")
-    for round, saved in ((1, -1), (2, -1), (3, -1), (4, 3), (5, 3), (6, 3), (9, 8)):
-        store.open_round(round, saved=saved)
-        store.put("risk", {"value": torch.tensor(float(round))})
-        store.commit()
-        kept = sorted(int(path.stem[-6:]) for path in folder.glob("risk-*"))
-        assert kept == {1: [1], 2: [1, 2], 3: [2, 3], 4: [3, 4], 5: [3, 4, 5], 6: [3, 5, 6], 9: [6, 9]}[round]
 
 
 def fedbn(output, rounds=3, **run):

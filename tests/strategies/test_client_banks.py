@@ -226,8 +226,9 @@ def groups(labels):
 
 
 def test_finch_by_hand():
-    """Directions make the clusters, means are of the vectors with their lengths; the coarsest partition with more than
-    one cluster is chosen, and three points never make two."""
+    """Directions make the clusters, means are of the vectors with their lengths; the coarsest partition with more
+    than one cluster is chosen, and three points never make two. Every partition of the series, also with a zero
+    vector and with equal points."""
     points = np.array([(2, 0), (4, 1), (3, 0.5), (0, 1), (0.2, 2)])
     labels = finch(points)
     assert labels.tolist() == finch(circle(0, 10, 25, 90, 100)).tolist() == [0, 0, 0, 1, 1]
@@ -245,10 +246,6 @@ def test_finch_by_hand():
     for factor in np.arange(1, 50) / 7:
         found = first_neighbour_clusters(tied * [[factor], [1], [1], [1], [factor]])
         assert groups(found) == {frozenset({0, 1, 4}), frozenset({2, 3})}
-
-
-def test_finch_of_inner_products_is_finch_of_the_points():
-    """Every partition of the series, also with a zero vector and with equal points."""
     rng = np.random.default_rng(0)
     for count in (1, 2, 3, *rng.integers(4, 40, 20)):
         points = rng.normal(size=(count, 6)) + rng.normal(size=6)

@@ -204,9 +204,6 @@ def test_matching_keeps_order_and_scale_and_has_no_nan():
         GradientMatching(solver="exact", c=1.0).check(None)
     GradientMatching(solver="exact", c=0.99).check(None)
     GradientMatching(c=1.0).check(None)
-
-
-def test_matching_moves_parameters_and_averages_buffers():
     updates, server = replies(*CONFLICTING, start=1.0)
     weights = {"a": 0.25, "b": 0.75}
     fused = GradientMatching().fuse(updates, weights, server)

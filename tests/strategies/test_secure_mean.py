@@ -161,9 +161,6 @@ def test_a_second_list_or_update_and_a_long_list_are_refused():
     assert np.array_equal(first.arrays["w"], again.arrays["w"])
     with pytest.raises(UserError, match="second update under the same masks"):
         federation.reply("a", trained["b"])
-
-
-def test_a_list_of_keys_that_is_not_honest_is_refused():
     federation = Federation([1, 1, 1])
     federation.ask(KEYS, federation.names)
     lines = federation.banks[KEYS].hand_out(federation.entries[KEYS], "a", federation.server())
