@@ -1,7 +1,6 @@
 """The commands about finished runs: comparison, figures and report."""
 
 import contextlib
-import gc
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,6 @@ from fedsim.settings.experiment import Experiment
 if TYPE_CHECKING:
     from fedsim.results import Runs
 
-MANY_OBJECTS = 50_000  # a figure is made of so many; to look for unused ones at each 700 takes a tenth of the time
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
 By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
@@ -70,7 +68,6 @@ def plot(
 
     Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
     """
-    gc.set_threshold(MANY_OBJECTS)
     draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select, by or [])
 
 

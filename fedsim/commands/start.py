@@ -3,12 +3,14 @@
 import sys
 
 from fedsim.common.edge import INTERRUPTED, answer_signals, complain
+from fedsim.common.garbage import starting
 
 
 def main() -> None:
     """Run the command line, as `fedsim.commands.cli.main` does."""
     try:
         answer_signals()
+        starting()
         from fedsim.commands.cli import main as command_line
 
         command_line()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsim.client_app import app
+from fedsim.common.garbage import started
 from fedsim.results.callbacks import RunCallback
 from fedsim.run import admission
 from fedsim.run.plan import Plan, resolve
@@ -39,6 +40,7 @@ def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 
         run_with_flower(plan.experiment, len(plan.clients))
         return plan.folder
+    started()
     grid = make_grid(plan, next((callback.note for callback in callbacks if hasattr(callback, "note")), logger.info))
     try:
         return serve(grid, plan, [*callbacks, grid] if isinstance(grid, ForkedGrid) else callbacks)

@@ -1,6 +1,7 @@
 """The command line: one line and exit code 2 for wrong input, no traceback, and no incomplete files."""
 
 import errno
+import gc
 import multiprocessing
 import signal
 import subprocess
@@ -10,13 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from processes import until
-from support import numbers
+from support import numbers, tiny_experiment
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app, main
-from fedsim.common import edge
+from fedsim.commands import start
+from fedsim.common import edge, garbage
 from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import read_experiment
 
 SMALL = ["--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
@@ -120,6 +123,16 @@ sys.meta_path.insert(0, Finder())
 runpy.run_module("fedsim", run_name="__main__")
 """)
     assert (done.returncode, done.stderr.strip()) == (130, INTERRUPTED)
+
+
+def test_garbage_is_searched_for_rarely_until_a_run_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.commands.cli.main", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda number, answer: None)
+    start.main()
+    assert gc.get_threshold()[0] == garbage.MANY_OBJECTS
+    launch(tiny_experiment(tmp_path, rounds=1))
+    assert gc.get_threshold() == garbage.USUAL
+    assert gc.get_freeze_count()
 
 
 def test_every_argument_and_option_is_explained():

@@ -1,0 +1,18 @@
+"""When Python looks for garbage: rarely while a command starts, because imports make many objects and no garbage."""
+
+import gc
+
+USUAL = gc.get_threshold()
+MANY_OBJECTS = 100_000
+
+
+def starting() -> None:
+    """Look for garbage rarely: each search goes through all objects of all modules."""
+    gc.set_threshold(MANY_OBJECTS)
+
+
+def started() -> None:
+    """Search as usual from now on, but not among the objects that exist already."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+    gc.set_threshold(*USUAL)
