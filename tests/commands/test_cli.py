@@ -15,8 +15,8 @@ from support import numbers, tiny_experiment
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedsim.commands.cli import app, main
 from fedsim.commands import start
+from fedsim.commands.cli import app, main
 from fedsim.common import edge, garbage
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runtime.launch import launch
