@@ -28,13 +28,3 @@ def test_small_form(check, said, tmp_path, monkeypatch, capsys):
     assert said in text
     assert "driver none" in text
     assert f"--checks {check}" in text
-
-
-def test_without_a_gpu_it_says_so(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu
-
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="no CUDA device"):
-        gpu.main(["--output", str(tmp_path / "GPU.md")])
-    assert not (tmp_path / "GPU.md").exists()

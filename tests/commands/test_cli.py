@@ -205,17 +205,6 @@ def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tm
 SWEEP = ["sweep", "digits", "--dry-run", "--set", "train.rounds=1"]
 
 
-@pytest.mark.parametrize(("words", "cells"), [
-    (["--targets", "all"], 6),
-    (["--targets", " rot0 , rot15 ", "--methods", "fedavg, fedprox", "--seeds", "0, 1"], 8),
-    (["--targets", "rot0", "--methods", "", "--seeds", ""], 1),
-])  # fmt: skip
-def test_blanks_do_not_matter_and_an_empty_option_is_not_given(tmp_path, words, cells):
-    shown = CliRunner().invoke(app, [*SWEEP, "--output", str(tmp_path), *words])
-    assert shown.exit_code == 0, shown.exception
-    assert f"{cells} cell{'s' if cells > 1 else ''}, " in shown.output
-
-
 @pytest.mark.parametrize("verb", ["sweep", "compare", "plot", "report"])
 def test_empty_names_and_wrong_seeds_are_refused(tmp_path, verb):
     words = SWEEP if verb == "sweep" else [verb, str(tmp_path)]

@@ -130,16 +130,6 @@ def test_the_loser_of_a_race_discards_its_own(load, tmp_path, monkeypatch):
     assert len(entries(tmp_path)) == 1
 
 
-def test_corrupt_image_is_named_and_nothing_is_left(load, photo, tree_settings, tmp_path):
-    data, path = tree_settings(), photo / "dog" / "002.png"
-    for content in (path.read_bytes()[:60], b"no image"):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"cannot read the image .*photo/dog/002.png") as error:
-            load(data)
-        assert "\n" not in str(error.value)
-    assert entries(tmp_path) == []
-
-
 def test_damaged_entry_is_rebuilt(load, tmp_path):
     first = np.array(load()[0])
     [entry] = (tmp_path / "cache" / "folder").iterdir()

@@ -25,14 +25,6 @@ def digits(**changes):
     return DIGITS.model_copy(update=changes)
 
 
-def test_client_names_in_sorted_order_without_the_target():
-    pacs = DataSettings(dataset="pacs", domains=["sketch", "photo", "cartoon"])
-    assert client_names(pacs, "photo") == ["cartoon", "sketch"]
-    shared = DataSettings(dataset="pacs", clients_per_domain=2, domains=["sketch", "photo"])
-    assert client_names(shared, "photo") == ["sketch/0", "sketch/1"]
-    assert [domain_of(name) for name in ("sketch/0", "sketch")] == ["sketch", "sketch"]
-
-
 def test_no_target_image_reaches_a_client_or_the_pool(tree_settings, tmp_path):
     """A client that was read once needs no other domain, and none of the target's images either."""
     data = tree_settings(domains=["art", "photo", "sketch"])

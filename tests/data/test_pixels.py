@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
 
 from fedsim.common.errors import UserError
@@ -40,13 +38,6 @@ BIG_ENDIAN = Image.frombytes("I;16B", (4, 4), DEEP.astype(">u2").tobytes())
 ])  # fmt: skip
 def test_all_depths_look_like_eight_bits(image, format):
     assert (grey(decoded(image, format)) == EIGHT).all()
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(0, 65535), min_size=16, max_size=16))
-def test_sixteen_bits_are_divided_by_257(values):
-    deep = np.array(values, np.uint16).reshape(4, 4)
-    assert (grey(decoded(Image.fromarray(deep), "PNG")) == np.round(deep / 257)).all()
 
 
 INTEGERS = Image.fromarray((RAMP * 1e6).astype(np.int32))

@@ -83,13 +83,6 @@ def test_dirichlet_parts_are_disjoint_and_large_enough(clients, alpha, seed):
     assert all((a == b).all() for a, b in zip(parts, again))
 
 
-def test_too_few_images_for_the_clients():
-    with pytest.raises(UserError, match=r"29 images .* 10 clients .* lower data.clients_per_domain"):
-        iid_partition(29, 10, 0)
-    with pytest.raises(UserError, match=r"raise data.alpha"):
-        dirichlet_partition(np.zeros(30, dtype=int), 10, 0.01, 0)
-
-
 def test_shares_follow_dirichlets_moments():
     """E q = 1/K and Var q = (1/K)(1 - 1/K) / (K alpha + 1), for K = 4 and alpha = 0.5: 0.25 and 0.0625."""
     labels = np.repeat(np.arange(10), 500)

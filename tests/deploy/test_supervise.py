@@ -103,13 +103,6 @@ def test_a_site_does_not_give_up_and_says_in_plain_words_what_flower_printed(kit
     assert "gave up" not in supervised.said
 
 
-def test_with_tries_it_ends_after_so_many_refused_starts(kit):
-    add(kit, "TRIES=1")
-    with Supervised(kit, "exit 1") as supervised:
-        assert supervised.process.wait(20) == 1
-    assert "gave up after 1 attempts" in supervised.said
-
-
 @pytest.mark.parametrize(
     ("age", "code", "said"),
     [

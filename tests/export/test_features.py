@@ -10,7 +10,6 @@ from support import run_small, small_experiment
 from untrained_run import untrained_run
 
 import fedsim
-from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.features import domain_features, plot_features
@@ -22,34 +21,9 @@ from fedsim.results.report import pictures
 from fedsim.run.plan import resolve
 
 
-def features_of(run, per_domain):
-    return domain_features(read_settings(run), run / "best.safetensors", per_domain)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return run_small(small_experiment(tmp_path_factory.mktemp("outputs"), train={"rounds": 6}))[0]
-
-
-def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run, monkeypatch):
-    """They are the same again; a part's own check of a new run is not asked of a finished one."""
-    from sklearn.metrics import silhouette_score
-
-    features, classes, domains = features_of(run, 60)
-    assert features.shape[0] == len(classes) == len(domains) == 240
-    assert (sorted(np.unique(domains)), len(np.unique(classes))) == ([0, 1, 2, 3], 10)
-    assert silhouette_score(features, classes) > silhouette_score(features, domains) + 0.05
-
-    def check(part, experiment):
-        raise UserError("images for the training are missing")
-
-    monkeypatch.setattr(SupervisedStep, "check", check)
-    again = features_of(run, 60)
-    assert all((one == other).all() for one, other in zip((features, classes, domains), again))
-
-
-def test_picture_and_its_place_in_the_report(run):
+def test_picture_and_its_place_in_the_report(tmp_path):
     """PNG and SVG have both legends; `fedsim report` embeds the pictures in the run's plots."""
+    run, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}))
     files = plot_features(run, run / "plots", 25)
     assert [file.name for file in files] == [f"features-fedavg-rot45-seed0.{kind}" for kind in ("png", "svg")]
     pixels = imread(files[0])
@@ -68,7 +42,7 @@ def test_a_new_domain_is_shown_beside_those_of_the_run(tmp_path, method):
     model = {"backbone": "tiny-clip", "head": "text", "train": "head"}
     run = untrained_run(tmp_path / "seed0", method, data=data, model=model, run={"target": "t"})
     write_tree(images, ["c"], ["cat", "dog"], 2)
-    features, _, domains = features_of(run, 2)
+    features, _, domains = domain_features(read_settings(run), run / "best.safetensors", 2)
     assert (sorted(set(domains)), features.shape) == ([0, 1, 2, 3], (8, 16))
 
 

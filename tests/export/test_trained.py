@@ -118,21 +118,6 @@ def test_entries_after_a_kill(runs, tmp_path):
         assert all(np.array_equal(one[key], two[key]) for key in one)
 
 
-def test_module_takes_bytes_fractions_and_pictures(runs, tmp_path):
-    """Black that is half transparent is grey on white, read from a file or opened by Pillow."""
-    model, file = fedsim.load(runs("fedavg")), tmp_path / "half.png"
-    images, _, indices = target_of(model)
-    raw = torch.from_numpy(np.ascontiguousarray(images[indices[:4]]))
-    assert torch.equal(model(raw), model(raw.float() / 255))
-    assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    Image.new("RGBA", (28, 28), (0, 0, 0, 128)).save(file)
-    by_image = model.prepare([Image.open(file)])
-    assert torch.equal(model.prepare([file]), by_image)
-    assert by_image.dtype == torch.float32
-    assert 0 < by_image.mean() < 1
-
-
 def test_folder_of_images(runs, pictures):
     """Grey PNG files give the same as arrays, for one domain or several; the metrics are computed by hand."""
     model = fedsim.load(runs("fedavg"))

@@ -166,14 +166,3 @@ def test_no_sentence_is_broken_in_two():
         if kind == "text" and following != "lines" and not is_whole(body)
     ]
     assert broken == []
-
-
-def test_fields_are_found_by_their_names_alone():
-    """A list of names of any length begins a field; words before a colon are part of a sentence."""
-    text = "A sentence: it\nends here.\n\nweight: 12\nseverity, width, depth, alpha, all_operations: as there\nby `a`"
-    bodies = [
-        "A sentence: it ends here.",
-        "weight: 12",
-        "severity, width, depth, alpha, all_operations: as there by `a`",
-    ]
-    assert [body for _, body in blocks(text)] == bodies

@@ -16,7 +16,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
 from fedsim.methods.assembly import assemble, build_recipe, find_recipe
 from fedsim.methods.groups import FILE, table_text
-from fedsim.methods.listing import in_words, listed
+from fedsim.methods.listing import listed
 from fedsim.methods.recipe import SLOTS, Recipe, parts_of
 from fedsim.methods.registry import FOLDERS, parts_by_slot
 from fedsim.methods.table import METHODS
@@ -118,17 +118,6 @@ def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
         show_methods(group="serve")
 
 
-@pytest.mark.parametrize(("method", "words"), [
-    ("fedprox+ditto", "A local step takes the task's loss, adds proximal, moves the weights by one gradient and is "
-                      "followed by a step of ditto"),
-    ("elcfs+jigen", "The local step is episodic_step, which takes the loss of jigsaw; it also has amplitude_bank "
-                    "(banks), jigsaw_head (inserts)"),
-    ("deepall", "A local step takes the task's loss and moves the weights by one gradient; one client holds all data"),
-])  # fmt: skip
-def test_a_combination_in_one_sentence(method, words):
-    assert in_words(find_recipe(method)) == words
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_can_be_copied_at_80_columns(monkeypatch, capsys, name):
     """What follows --set, as a shell reads it, gives the same recipe; no line is longer than the terminal."""
@@ -180,16 +169,6 @@ def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(wa
         (recipe_of(add=["watcher"], watcher={"weight": 2}), 2),
     ):
         assert (recipe.terms, recipe.reports) == ((Watcher(weight),), (Watcher(weight),))
-
-
-def test_combinations_and_exchange():
-    both = find_recipe("gperxan+feddg-ga")
-    exchanged = recipe_of(weights="generalization_adjustment", add=["guiding_head"], guiding_head={"weight": 0.25})
-    assert type(both.norm).__name__ == "XAN"
-    assert type(both.weights).__name__ == "GeneralizationAdjustment"
-    for recipe in (both, exchanged):
-        assert [type(report).__name__ for report in recipe.reports] == ["GeneralizationGap"]
-    assert [term.weight for term in exchanged.terms] == [0.25]
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -24,10 +24,6 @@ from fedsim.models.infer import (
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.infer.recompute import groups
 from fedsim.models.infer.statistics import RuledNorm
-from fedsim.models.inserts.adapters import Adapter, Adapters
-from fedsim.models.inserts.feature_highlighter import FeatureHighlighter, Highlighter
-from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer
-from fedsim.models.inserts.style_exploration import StyleExploration, StyleLayer
 from fedsim.models.norms import BIN, DSON, XAN, MixIG
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind, tensor_kinds
@@ -170,28 +166,6 @@ def test_accuracy_and_loss():
     assert (accuracy, count) == (pytest.approx(2 / 3), 3)
     assert loss == pytest.approx((2 * math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3)
     assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])
-
-
-@pytest.mark.parametrize(("backbone", "size", "channels"), [("digits-cnn-bn", 28, 1), ("densenet121", 32, 3)])
-def test_a_rule_calls_every_hook_as_often_as_eval_mode(monkeypatch, backbone, size, channels):
-    calls = []
-
-    def counted(layer, original):
-        return lambda self, *given: calls.append((layer, given[2].shape[1:])) or original(self, *given)
-
-    for layer, hook in ((Highlighter, "keep"), (Adapter, "after"), (MixStyleLayer, "after"), (StyleLayer, "after")):
-        monkeypatch.setattr(layer, hook, counted(layer, getattr(layer, hook)))
-    net, images = build(backbone, size=size, channels=channels).eval(), torch.rand(2, channels, size, size)
-    for insert in (Adapters(), FeatureHighlighter(), MixStyle(), StyleExploration()):
-        insert.apply(net)
-    calls.clear()  # of the passes that find the sizes of maps
-    with torch.no_grad():
-        net.eval()(images)
-        plain = list(calls)
-        calls.clear()
-        MixNorm().begin(net, tuple)(images)
-    assert calls == plain
-    assert {layer for layer, _ in calls} == {Highlighter, Adapter, MixStyleLayer, StyleLayer}
 
 
 def begun(net, images, size=None, batch=64):

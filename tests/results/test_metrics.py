@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
-from fedsim.results import compare, predictions, read_runs, write_report
+from fedsim.results import compare, read_runs, write_report
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
 from fedsim.results.predictions import (
     Predictions,
@@ -104,17 +104,6 @@ def test_a_run_keeps_what_its_rules_select(tmp_path):
     }
     without, _ = run_small(tiny_experiment(tmp_path / "c", rounds=1, run={"keep_predictions": False}))
     assert not (without / "predictions").exists()
-
-
-def test_predictions_are_removed_on_the_way_when_they_are_many_or_large(tmp_path, monkeypatch):
-    for round_ in (1, 2, 3):
-        write_predictions(tmp_path, round_, SMALL)
-    size = predictions_file(tmp_path, 1).stat().st_size
-    assert not predictions.too_many(tmp_path)
-    for files, bytes_, many in ((2, 3 * size, True), (3, 3 * size, False), (3, 3 * size - 1, True)):
-        monkeypatch.setattr(predictions, "UNREMOVED_FILES", files)
-        monkeypatch.setattr(predictions, "UNREMOVED_BYTES", bytes_)
-        assert predictions.too_many(tmp_path) == many
 
 
 def add_predictions(run, right, diverged):

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from invented import pacs_experiment, write_run
-from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from fedsim.common.errors import UserError
@@ -140,21 +139,6 @@ def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(r
     (front,) = [line for line in drawn.axes[1].get_lines() if line.get_label() == FRONT]
     assert 1.0 not in front.get_xdata()
     assert FRONT not in [line.get_label() for line in drawn.axes[0].get_lines()]  # one point is no line
-
-
-def test_a_method_looks_the_same_in_all_figures(figures):
-    """The bars are in the order of ranks, the curves in that of the records."""
-    bars = figures["target-accuracy"].axes[0]
-    names = texts(bars.get_yticklabels())
-    colours, markers = [{name: to_hex(bar.get_facecolor()) for name, bar in zip(names, bars.patches)}], []
-    assert names != list(METHODS)
-    for key in ("learning-curves", "cost"):
-        lines, labels = figures[key].axes[0].get_legend_handles_labels()
-        own = {name: line[0] if isinstance(line, tuple) else line for name, line in zip(labels, lines)}
-        colours.append({name: to_hex(own[name].get_color()) for name in METHODS})
-        markers.append({name: own[name].get_marker() for name in METHODS})
-    assert (colours[1:], markers[0]) == ([colours[0]] * 2, markers[1])
-    assert len(set(colours[0].values())) == len(METHODS)
 
 
 @pytest.mark.slow

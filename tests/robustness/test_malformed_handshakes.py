@@ -73,12 +73,6 @@ def roster_with(answer) -> Roster:
     return Roster(TwoNodes(answer), CLIENTS, 2, {"token": TOKEN})
 
 
-def test_a_good_answer_is_taken():
-    roster = roster_with(lambda message, reply: reply)
-    assert roster.call(0.0) == []
-    assert [site.examples for site in roster.sites.values()] == [5, 5]
-
-
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_a_malformed_answer_ends_the_run_at_the_start_and_never_later(kind):
     """The reason is one line that names the node or the client; `sketch` is missing, `photo` is there."""

@@ -45,17 +45,9 @@ class Vectors(Bank):
 class Critical(Fuse):
     """The weighted mean, if every client reports its `quality`."""
 
-    needs: ClassVar[tuple[str, ...]] = ()
-
     def fuse(self, updates, weights, server):
         server.state["best"] = max(update.metrics["quality"] for update in updates)
         return WeightedMean().fuse(updates, weights, server)
-
-
-class Needing(Critical):
-    """The same as `Critical`, but the metric is declared in `needs`."""
-
-    needs: ClassVar[tuple[str, ...]] = ("quality",)
 
 
 def contribution(client):
@@ -94,10 +86,9 @@ def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(s
     assert outcome.state["parts"]["banks.vectors"] == {"rounds": 2}
 
 
-@pytest.mark.parametrize("fuse", [Critical(), Needing()])
-def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monkeypatch):
-    """The client that does not report it is left out, whether it is declared in `needs` or only read."""
-    monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, fuse=fuse))
+def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, monkeypatch):
+    """The client that does not report it is left out, though it is only read and not declared in `needs`."""
+    monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, fuse=Critical()))
     replies = with_vector(scene)
     for client, reply in replies.items():
         more = {} if client == VICTIM else {"quality": 0.5}

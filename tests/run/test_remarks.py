@@ -21,7 +21,6 @@ from fedsim.run.plan import resolve
 from fedsim.run.remarks import data_remarks
 from fedsim.run.traffic import traffic
 from fedsim.run.work import budget_remarks
-from fedsim.run.workspace import open_workspace, workspace
 from fedsim.settings import DataSettings, ModelSettings
 from fedsim.settings.effect import Scene, Size
 from fedsim.settings.experiment import Experiment, read_experiment
@@ -119,21 +118,6 @@ def test_a_resumed_run_records_both_and_a_table_says_it(tmp_path, monkeypatch):
     notes = " ".join(compare(read_runs(folder.parents[2])).notes)
     assert "Python 3.9.0 (fedavg/rot45/seed0 from round 0)" in notes
     assert "(fedavg/rot45/seed0 from round 3)" in notes
-
-
-def test_a_plan_knows_its_folder_clients_and_data(tmp_path):
-    plan = resolve(small_experiment(tmp_path))
-    assert plan.clients == ("rot0", "rot15", "rot30")
-    assert plan.folder == tmp_path / "small" / "fedavg" / "rot45" / "seed0"
-    assert plan.data.domains == ("rot0", "rot15", "rot30", "rot45")
-    assert resolve(small_experiment(tmp_path, "deepall")).clients == ("pooled",)
-    assert resolve(Experiment()).experiment.run.target == "rot75"  # the last domain, filled in
-    with pytest.raises(UserError, match="no domain 'rot4'"):
-        resolve(Experiment().replace(run={"target": "rot4"}))
-    space = open_workspace(plan)
-    assert workspace(plan.experiment.toml()) is space
-    again = open_workspace(plan)  # another run, from the initial network
-    assert workspace(plan.experiment.toml()) is again is not space
 
 
 def test_the_images_take_the_size_of_the_weights():

@@ -13,7 +13,7 @@ from fedsim.flower.identity import assume_identity, stamp
 from fedsim.results.client_rows import client_rows
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import resolve
-from fedsim.runtime.forked import ForkedGrid, shares
+from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
@@ -94,17 +94,6 @@ def test_a_process_that_is_late_is_ended(tmp_path):
     assert replies(3) == []
     assert replies(2) == [2]
     grid.close()
-
-
-def test_the_longest_work_is_shared_first():
-    """Sources of PACS by images, on two cores: 2048 + 2344 beside 3929, and not 2048 + 3929 beside 2344."""
-    assert shares([2048, 2344, 3929], 2) == [[2], [0, 1]]
-    assert shares([0.0] * 5, 2) == [[0, 2, 4], [1, 3]]  # nothing is known: they take turns
-    many = shares([float(place) for place in range(1000)], 2)
-    assert sorted(many[0] + many[1]) == list(range(1000))
-    assert all(len({place // 8 for place in own}) == 125 for own in many)  # both have some of every eight neighbours
-    sums = [sum(own) for own in many]
-    assert abs(sums[0] - sums[1]) <= 2
 
 
 @pytest.mark.parametrize(("many", "seconds", "first", "rest"), [

@@ -260,16 +260,6 @@ class Killer(RunCallback):
             os.kill(self.killed, signal.SIGKILL)
 
 
-def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch):
-    """A round's model is put into the object store once, although all clients first evaluate and then train it."""
-    monkeypatch.setattr(fedsim.runtime.ray, "SMALL_BYTES", 0)  # such a small model would be sent within the calls
-    puts = []
-    original = grid._ray.put
-    monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))
-    serve(grid, resolve(tiny_experiment(tmp_path, rounds=2)))
-    assert len(puts) == 1 + 2  # the initial model and one per round
-
-
 class Sitter:
     """Takes the processor that a dead worker leaves."""
 

@@ -9,7 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.run.plan import complete
 from fedsim.server_app import experiment_of
-from fedsim.settings.experiment import config_folders, find_config, parse_override, read_experiment, with_options
+from fedsim.settings.experiment import config_folders, find_config, read_experiment
 
 CONFIG = """
 data.dataset = "digits"
@@ -45,12 +45,6 @@ def test_the_file_is_read_first_then_the_preset_then_the_overrides(config):
     one_line(said, read_experiment, config, ["preset=long"], "short")
 
 
-def test_an_option_and_an_override_with_another_value_are_refused():
-    given = ["method.name=fedavg", "run.seed=3", "run.target=100"]
-    assert with_options(given, ['method.name="fedavg"', "run.seed=3", 'run.target="100"'])[:3] == given
-    one_line("--set run.seed=3: an option gives run.seed another value, 4;", with_options, given, ["run.seed=4"])
-
-
 def test_part_values(config):
     """[parts] gives a data set's values to recipes that have the part; method settings have priority over them.
 
@@ -59,13 +53,6 @@ def test_part_values(config):
     for words, mu in (([], 0.5), (["method.proximal.mu=0.25"], 0.25), (["method.proximal={mu=0.25}"], 0.25)):
         assert build_recipe(read_experiment(config, words)).terms[0].mu == mu
     assert build_recipe(read_experiment(config, ["method.name=fedavg"])).terms == ()
-
-
-def test_override_values():
-    """A value is TOML; if it is not valid TOML, it is text."""
-    values = {"3": 3, "0.5": 0.5, "true": True, "x": "x", "'x y'": "x y", "[1, 2]": [1, 2], "": ""}
-    for text, value in values.items():
-        assert parse_override(f"a.b={text}") == ("a.b", value)
 
 
 @pytest.mark.parametrize(("override", "said"), [

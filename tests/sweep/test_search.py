@@ -44,16 +44,6 @@ def test_more_trials_and_more_settings_change_no_draw(seed, trials, more):
     assert few[0] == many[0] == {}
 
 
-def test_draws_differ_between_trials_settings_and_seeds():
-    """Two settings with the same range have draws of their own."""
-    knobs = read_space([RATE, "train.weight_decay=log:1e-4:1e-1"])
-    first, second = points(knobs, 50, 0), points(knobs, 50, 1)
-    drawn = [text for point in (*first[1:], *second[1:]) for text in point.values()]
-    assert len(set(drawn)) > 150
-    exponents = [math.log10(float(point["train.lr"])) for point in first[1:]]
-    assert -2.8 < sum(exponents) / len(exponents) < -2.2  # the middle of the exponents is -2.5
-
-
 def test_scores_and_ranks_by_hand():
     """A missing cell leaves no score; equal scores share a rank, and the first trial is listed first."""
     assert [score(own) for own in ([0.5, 0.75], [0.5, None], [])] == [0.625, None, None]

@@ -1,4 +1,4 @@
-"""A sweep's plan: its cells, what is refused before anything starts, and the time that they will take."""
+"""A sweep's plan: its cells, what is refused before anything starts, and the steps that they will take."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget, run_cells
 from fedsim.sweep.axes import check_axes, grid_points, split_values
-from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
+from fedsim.sweep.estimate import steps_left, training_counts
+from fedsim.sweep.plan import Cell, guessed_rates, plan_cells
 from fedsim.sweep.pool import cause
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
@@ -121,29 +122,37 @@ def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_start
     assert not (tmp_path / "out").exists()
 
 
-def cell(method="fedavg", rounds=10, **state):
-    experiment = read_experiment("digits", [f"method.name={method}", f"train.rounds={rounds}"])
-    return Cell(experiment, Path("/nowhere") / method / "rot75" / "seed0", **state)
+def cell(method, preset):
+    words = [f"method.name={method}", "run.target=sketch"]
+    return Cell(resolve(read_experiment("pacs", words, preset)).experiment, Path("nowhere"))
 
 
-def test_time_left_by_hand():
-    """It is the remaining rounds times the method's seconds per round, divided by the width."""
-    cells = [cell(state="running", round=4), cell("fedbn"), cell(state="finished"), cell(state="failed")]
-    rates = {"fedavg": 2.0, "fedbn": 4.0}
-    assert time_left(cells, rates, 1) == 6 * 2 + 10 * 4
-    assert time_left(cells, rates, 2) == 40
-    assert time_left(cells, {"fedavg": 2.0}, 1) == 6 * 2 + 10 * 2  # unknown pace: the mean of the others
-    assert time_left(cells, {}, 1) is None
-    assert [duration(seconds) for seconds in (45, 600, 9000)] == ["45 s", "10 min", "2 h 30 min"]
-    one = cell()  # a resumed one, whose old rounds do not count into the pace
-    one.begin()
-    one.started -= 10
-    one.hear("round", 7, 0.5)
-    one.hear("round", 8, 0.6)
-    assert one.rounds_left == 2
-    assert observed_rates([one])["fedavg"] == pytest.approx(5, abs=0.5)
-    one.hear("finished", "", None)
-    assert (one.state, one.rounds_left) == ("finished", 0)
+def test_steps_are_those_of_the_papers():
+    """FedIG: 40 rounds of 200 steps on three clients. FedSB: 45 batches each. CSAC's code: 30 x 60, then 40 x 200."""
+    assert steps_left(cell("fedavg", "fedig")) == steps_left(cell("deepall", "fedig")) == 3 * 40 * 200
+    assert steps_left(cell("fedsb", "fedsb")) == 3 * 100 * 45
+    assert steps_left(cell("fedavg", "fedig-30")) == 10 * 120 * 20
+    # gPerXAN: 90 % of 2,048, 2,344 and 1,670 images in batches of 32: 58 + 66 + 47
+    assert training_counts(resolve(cell("fedavg", "gperxan").experiment)) == [1844, 2110, 1503]
+    assert steps_left(cell("fedavg", "gperxan")) == 100 * (58 + 66 + 47)
+    csac = cell("csac", "csac-code")
+    assert steps_left(csac) == 3 * (1800 + 40 * 200)
+    csac.round = 10
+    assert steps_left(csac) == 3 * 30 * 200
+
+
+def test_a_method_without_finished_rounds_is_counted_by_the_cost_of_its_step():
+    """2 s a round of FedAvg and 6 s of FedSAM, whose steps cost 1 and 2, give (2 / 1 + 6 / 2) / 2 = 2.5 s per cost."""
+    cells = [cell(name, "fedig") for name in ("fedavg", "fedsam", "csac", "fedbn")]
+    rates, costs = {"fedavg": 2.0, "fedsam": 6.0}, {"fedavg": 1.0, "fedsam": 2.0, "csac": 1.5}
+    guessed, words = guessed_rates(cells, rates, costs)
+    assert guessed == pytest.approx({"csac": 3.75, "fedbn": 4.0})
+    assert words[0] == "csac is not measured: 3.75 s by the cost of its step"
+    assert words[1] == "fedbn is not measured: it is counted like the mean of fedavg, fedsam"
+    assert guessed_rates(cells[2:3], {"fedavg": 2.0}, {"csac": 1.5})[0] == {"csac": 2.0}
+    cells[2].state = "failed"
+    assert guessed_rates(cells[:3], rates, {}) == ({}, [])
+    assert guessed_rates(cells, {}, costs) == ({}, [])
 
 
 class Witness:
