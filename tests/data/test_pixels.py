@@ -28,7 +28,7 @@ def grey(found: np.ndarray) -> np.ndarray:
     return found[..., 0]
 
 
-DEEP = np.round(RAMP * 65535).astype(np.uint16)
+DEEP = np.where(RAMP < 1, np.round(RAMP * 65535) + 100, 65435).astype(np.uint16)  # divided by 257 and rounded: EIGHT
 BIG_ENDIAN = Image.frombytes("I;16B", (4, 4), DEEP.astype(">u2").tobytes())
 
 

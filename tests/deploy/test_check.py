@@ -54,6 +54,9 @@ def problems(*words, **changes):
 
 def test_sites_that_are_not_there_are_named_and_a_complete_federation_has_no_problems(federation):
     assert problems(federation) == problems(federation, None) == {}
+    sites = tuple(site.model_copy(update={"domain": site.domain.upper()}) for site in federation.sites)
+    findings, found = judged(federation.model_copy(update={"sites": sites}))  # in another spelling
+    assert (found, [finding.notes for finding in findings]) == ({}, [[]] * 4)
     online = {12: False, 13: True, 14: True}
     assert problems(federation, online=online, said=[says(federation.site("delta"))]) == {
         "alpha": ["its key is not registered: call the server's start.sh"],
