@@ -44,6 +44,13 @@ def test_more_trials_and_more_settings_change_no_draw(seed, trials, more):
     assert few[0] == many[0] == {}
 
 
+def test_draws_differ_between_trials_settings_and_seeds():
+    """Two settings with the same range have draws of their own."""
+    knobs = read_space([RATE, "train.weight_decay=log:1e-4:1e-1"])
+    drawn = [text for seed in (0, 1) for point in points(knobs, 50, seed)[1:] for text in point.values()]
+    assert len(set(drawn)) > 150
+
+
 def test_scores_and_ranks_by_hand():
     """A missing cell leaves no score; equal scores share a rank, and the first trial is listed first."""
     assert [score(own) for own in ([0.5, 0.75], [0.5, None], [])] == [0.625, None, None]

@@ -80,7 +80,7 @@ def test_a_combination_or_network_that_is_refused_is_one_failed_cell():
 def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     """Cells that cannot run, or fail, are named with their reason at the end; the others run; the exit code is 1."""
     words = ["sweep", "digits", "--targets", "rot0,rot15", "--grid", "train.lr=0.05,1e30", "--jobs", "1", *SET]
-    words += ["--output", str(tmp_path)]
+    words += ["--output", str(tmp_path), "--methods", ""]  # an empty option is not given
     assert "no finished rounds" in CliRunner().invoke(app, [*words, "--dry-run"]).output
     assert not list(tmp_path.iterdir())
     first = planned(grid=["train.lr=0.05,1e30"], more=[f"run.output={tmp_path}"])[0]
