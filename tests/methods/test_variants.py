@@ -16,7 +16,6 @@ from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
 from fedsim.methods.assembly import assemble, build_recipe, find_recipe
 from fedsim.methods.groups import FILE, table_text
-from fedsim.methods.listing import listed
 from fedsim.methods.recipe import SLOTS, Recipe, parts_of
 from fedsim.methods.registry import FOLDERS, parts_by_slot
 from fedsim.methods.table import METHODS
@@ -89,22 +88,6 @@ def test_the_values_without_the_settings_are_those_of_the_row():
     assert found["defaults"] == {"method": {"ditto": {"lam": 0.2}}}
     assert found["recipe"]["companions.ditto"]["lam"] == 0.5
     assert set(recorded()) == {"recipe"}
-
-
-def names(groups):
-    return [row.name for rows in groups.values() for row in rows]
-
-
-def test_every_row_once_and_the_reference_first():
-    groups = listed()
-    assert sorted(names(groups)) == sorted(METHODS)
-    assert list(groups)[:4] == ["nothing: the reference", "server", "clients", "model"]
-    found = {row.name: group for group, rows in groups.items() for row in rows}
-    # a report only measures what weights need, a bank only carries what a term needs
-    expected = {"fedavg": "nothing: the reference", "krum": "server", "feddg-ga": "server", "fedprox": "clients",
-                "scaffold": "clients", "mixstyle": "model", "csac": "server and clients"}  # fmt: skip
-    assert {name: found[name] for name in expected} == expected
-    assert (found["deepall"], list(groups)[-1]) == ("nothing is federated", "nothing is federated")
 
 
 def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
