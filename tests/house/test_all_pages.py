@@ -12,6 +12,7 @@ from fedsim.methods.listing import step_costs
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import FOLDERS
 from fedsim.methods.table import METHODS
+from fedsim.results import compare, read_runs
 from fedsim.results.environment import environment
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,14 @@ def test_every_folder_is_in_the_layout():
 
 def test_the_counts_are_those_of_the_tables():
     assert re.search(r"(\d+) methods, (\d+) data sets", README).groups() == (str(len(METHODS)), str(len(BENCHMARKS)))
+
+
+def test_the_first_table_is_what_compare_prints_of_its_records():
+    cells = compare(read_runs(ROOT / "docs/results/pacs-128"), published=False).cells
+    for page in (README, (ROOT / "docs/tables.md").read_text()):
+        for label, row in cells.groupby("label", sort=False):
+            shown = " | ".join(f"{100 * value:.1f}" for value in row["mean"])
+            assert f" | {shown} |" in page, label
 
 
 def test_the_site_begins_like_the_readme_and_speaks_of_itself():
