@@ -34,7 +34,8 @@ def limited() -> None:
 def run_tests(folder: Path, words: Sequence[str], before: Callable[[], None] | None = None) -> tuple[int, list[str]]:
     """Pytest's exit status, and the tests that failed."""
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *words]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # no worker of xdist
+    environment = {**mine, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, preexec_fn=before)
     return done.returncode, re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
 
