@@ -12,11 +12,10 @@ from untrained_run import untrained_run
 import fedsim
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
-from fedsim.export.features import domain_features, plot_features
+from fedsim.export.features import plot_features
 from fedsim.export.pictures import draw_pictures
 from fedsim.export.verbs import write_export
 from fedsim.results import read_runs
-from fedsim.results.reading import read_settings
 from fedsim.results.report import pictures
 from fedsim.run.plan import resolve
 
@@ -32,18 +31,6 @@ def test_picture_and_its_place_in_the_report(tmp_path):
     (picture,) = pictures(read_runs(run.parents[2]), "digits", {}, "last")
     assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in picture
     assert picture.count('src="data:image/png;base64,') == 1
-
-
-@pytest.mark.parametrize("method", ["fedapt", "plan"])
-def test_a_new_domain_is_shown_beside_those_of_the_run(tmp_path, method):
-    """A network with something for each client is built for the clients of the run."""
-    images = write_tree(tmp_path / "images", ["a", "b", "t"], ["cat", "dog"], 2)
-    data = {"dataset": "folder", "root": str(images), "cache": str(tmp_path / "cache"), "image_size": 16}
-    model = {"backbone": "tiny-clip", "head": "text", "train": "head"}
-    run = untrained_run(tmp_path / "seed0", method, data=data, model=model, run={"target": "t"})
-    write_tree(images, ["c"], ["cat", "dog"], 2)
-    features, _, domains = domain_features(read_settings(run), run / "best.safetensors", 2)
-    assert (sorted(set(domains)), features.shape) == ([0, 1, 2, 3], (8, 16))
 
 
 def test_a_folder_without_a_model_is_said(tmp_path):

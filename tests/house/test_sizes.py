@@ -9,7 +9,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import grimp
+from house.count import floors, graphs
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fedsim", "strategies", "clients", "tests", "benchmarks", "docs")
@@ -56,22 +56,14 @@ def test_functions_and_files_are_short(tmp_path):
 
 
 def test_rooms_do_not_grow_nothing_imports_in_a_circle_and_no_module_hides_one_of_python():
-    """A room is a file of fedsim's root or a folder in it; clients/ and strategies/ are a room each. Imports inside
-    functions and for type checkers count too."""
-    graph = grimp.build_graph("fedsim", "clients", "strategies", cache_dir=None)
-    modules = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
-    rooms: dict[str, set[str]] = {}
-    for name, others in modules.items():
-        own, *imported = (".".join(each.split(".")[: 1 + each.startswith("fedsim.")]) for each in (name, *others))
-        rooms.setdefault(own, set()).update({*imported} - {own})
+    modules, rooms = graphs(ROOT)
     assert len(rooms) <= ROOMS, sorted(rooms)
     assert sum(map(len, rooms.values())) <= PAIRS
-    depth: dict[str, int] = {}
-    for name in TopologicalSorter(rooms).static_order():  # a CycleError names the circle
-        depth[name] = 1 + max((depth[other] for other in rooms[name]), default=0)
-    assert max(depth.values()) <= FLOORS
-    TopologicalSorter(modules).prepare()
+    assert floors(rooms) <= FLOORS
+    for graph in (rooms, modules):
+        TopologicalSorter(graph).prepare()  # a CycleError names the circle
     assert {name.split(".")[0] for name in modules}.isdisjoint(sys.stdlib_module_names)
+    assert floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == 2  # a and b are a circle
 
 
 def sentences(docstring: str) -> Iterator[str]:

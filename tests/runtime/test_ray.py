@@ -1,7 +1,6 @@
 """Ray: room for workers, order of messages, workers that die or are late, what is sent to them, runs and sweeps."""
 
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from support import numbers, run_small, tiny_experiment
 
 import fedsim.runtime.ray
@@ -204,19 +203,6 @@ def test_a_late_client_is_missing_and_its_worker_replaced(probes):
     early = ask(probes, ["say"])
     assert ask(probes, ["sleep"], timeout=0.3) == {}
     assert where(ask(probes, ["say"], timeout=60.0)[2])["pid"] != where(early[2])["pid"]
-
-
-def test_a_parcel_moves_tensors_out_of_band():
-    """Pickle 5 keeps the bytes separately, and the new record uses them without a copy."""
-    record = state_to_record({"w": np.arange(1000, dtype=np.float64), "n": np.array(3, dtype=np.int64)})
-    buffers = []
-    small = pickle.dumps(Parcel(record), protocol=5, buffer_callback=buffers.append)
-    assert len(small) < 600
-    back = pickle.loads(small, buffers=buffers)
-    assert isinstance(back["w"], Array)
-    arrays = record_to_arrays(back)
-    np.testing.assert_array_equal(arrays["w"], np.arange(1000))
-    assert np.shares_memory(arrays["w"], np.frombuffer(record["w"].data, dtype=np.uint8))
 
 
 @pytest.mark.parametrize("size", [4, 100_000])

@@ -17,7 +17,6 @@ from fedsim.run.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget, run_cells
 from fedsim.sweep.axes import check_axes, grid_points, split_values
-from fedsim.sweep.estimate import steps_left, training_counts
 from fedsim.sweep.plan import Cell, guessed_rates, plan_cells
 from fedsim.sweep.pool import cause
 
@@ -125,20 +124,6 @@ def test_what_a_sweep_would_ignore_or_cannot_do_is_refused_before_anything_start
 def cell(method, preset):
     words = [f"method.name={method}", "run.target=sketch"]
     return Cell(resolve(read_experiment("pacs", words, preset)).experiment, Path("nowhere"))
-
-
-def test_steps_are_those_of_the_papers():
-    """FedIG: 40 rounds of 200 steps on three clients. FedSB: 45 batches each. CSAC's code: 30 x 60, then 40 x 200."""
-    assert steps_left(cell("fedavg", "fedig")) == steps_left(cell("deepall", "fedig")) == 3 * 40 * 200
-    assert steps_left(cell("fedsb", "fedsb")) == 3 * 100 * 45
-    assert steps_left(cell("fedavg", "fedig-30")) == 10 * 120 * 20
-    # gPerXAN: 90 % of 2,048, 2,344 and 1,670 images in batches of 32: 58 + 66 + 47
-    assert training_counts(resolve(cell("fedavg", "gperxan").experiment)) == [1844, 2110, 1503]
-    assert steps_left(cell("fedavg", "gperxan")) == 100 * (58 + 66 + 47)
-    csac = cell("csac", "csac-code")
-    assert steps_left(csac) == 3 * (1800 + 40 * 200)
-    csac.round = 10
-    assert steps_left(csac) == 3 * 30 * 200
 
 
 def test_a_method_without_finished_rounds_is_counted_by_the_cost_of_its_step():
