@@ -238,12 +238,8 @@ class RayGrid(LocalGrid):
         self._answer(handle, job, Message(Error(CLIENT_APP_RAISED, reason), reply_to=job.message))
 
     def _replace(self, handle: WorkerHandle, error: Exception) -> None:
-        """Replace a worker that has died. The new one gets each job without an answer once more, one at a time.
-
-        The first worker may have had several jobs, so it is not known which one killed it. The second has only one.
-        """
+        """Replace a worker that has died. The new one gets its jobs one by one, to know which one kills."""
         self._dismiss(handle)
-        self._hire(handle)
         if handle.careful:
             who = addressee(handle.jobs[0].message)
             started = not getattr(error, "actor_init_failed", False)
@@ -251,8 +247,25 @@ class RayGrid(LocalGrid):
             self._fail_first(handle, f"the worker of {who} {what}: {essence(error)}")
         handle.careful = True
         others = [other for other in self._handles if other is not handle]
-        if others and not self._ray.wait([handle.actor.pid.remote()], timeout=START_SECONDS)[0]:
+        if not self._started(handle) and others:
             self._hand_over(handle, min(others, key=lambda other: len(other.contexts)))
+
+    def _started(self, handle: WorkerHandle) -> bool:
+        """Hire a worker until one starts; one that Ray places on a machine that is already gone dies at once."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            self._hire(handle)
+            birth = handle.actor.pid.remote()
+            try:
+                self._ray.get(birth, timeout=max(0.0, deadline - time.monotonic()))
+                return True
+            except self._ray.exceptions.GetTimeoutError:
+                return False
+            except self._ray.exceptions.RayError as error:
+                if getattr(error, "actor_init_failed", False):
+                    return True  # its next call says why
+            self._dismiss(handle)
+            time.sleep(1.0)
 
     def _hand_over(self, handle: WorkerHandle, heir: WorkerHandle) -> None:
         """Give a worker's clients and messages to another worker, for the rest of the run."""
