@@ -12,7 +12,7 @@ def starting() -> None:
 
 
 def started() -> None:
-    """Search as usual from now on, but not among the objects that exist already."""
-    if not gc.get_freeze_count():
+    """After `starting`: search as usual from now on, but not among the objects that exist already."""
+    if gc.get_threshold()[0] == MANY_OBJECTS:  # a program of the user that calls `launch` has rules of its own
         gc.freeze()
-    gc.set_threshold(*USUAL)
+        gc.set_threshold(*USUAL)

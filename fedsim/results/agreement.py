@@ -18,9 +18,9 @@ TAIL = 0.025
 LARGEST = 6.0  # of |log q|, where the order is certain
 
 
-def order_notes(methods: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> list[str]:
+def order_notes(table: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> list[str]:
     """One note with Kendall's tau of every two tables, by the methods that both have (`beside_fedavg`)."""
-    frame = beside_fedavg(methods, experiment, targets)
+    frame = beside_fedavg(table, experiment, targets)
     texts = []
     for one, other in itertools.combinations(frame, 2):
         if MEAN not in (one, other) or OURS in (one, other):
@@ -38,19 +38,21 @@ def in_words(both: pd.DataFrame) -> str:
     return f"{tau:.2f} ({low:.2f} to {high:.2f}; {len(both)} methods)"
 
 
-def beside_fedavg(methods: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> pd.DataFrame:
+def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> pd.DataFrame:
     """Differences to FedAvg in the same table, in fractions: here, in the papers' mean, and in each paper.
 
-    methods: the rows of a comparison (`Comparison.methods`), of which variants are left out. The differences are
-    means over these targets. The index holds our names of the papers' methods. Each paper gives its fullest table of
-    this data set that has FedAvg and all targets, with any network; the frame is empty where there is none.
+    table: the runs of a comparison (`Comparison.table`), of which variants are left out. Ours are means over the seeds
+    that a method and FedAvg both have, then over these targets, all of which both need. The index holds our names of
+    the papers' methods. Each paper gives its fullest table of this data set that has FedAvg and all targets, with any
+    network; the frame is empty where there is none.
     """
-    own = methods[(methods["label"] == methods["method"]) & methods["average"].notna()]
-    ours = own.set_index("method")["average"]
+    own = table[table["label"] == table["method"]]
+    cells = own.pivot_table("accuracy", ["target", "seed"], "method")
     papers = _printed(experiment.data.dataset, frozenset(domain_key(name) for name in targets))
-    if BASELINE not in ours or papers.empty:
+    if BASELINE not in cells or papers.empty:
         return pd.DataFrame()
-    columns = {OURS: ours - ours[BASELINE], MEAN: papers.mean(axis="columns")}
+    pairs = cells.sub(cells[BASELINE], axis="index").groupby("target").mean().reindex(targets)
+    columns = {OURS: pairs.mean(skipna=False), MEAN: papers.mean(axis="columns")}
     return pd.concat([pd.DataFrame(columns, index=papers.index), papers], axis="columns")
 
 

@@ -85,7 +85,7 @@ def compare(
         table["accuracy"] = table["run"].map(values)
     targets = _targets(table)
     cells, methods, base, ranked_seeds = numbers(table, targets, by, baseline, correction, metric)
-    others = methods if published and METRICS[metric].primary else None  # the papers print no other metric
+    others = table if published and METRICS[metric].primary else None  # the papers print no other metric
     elsewhere, reasons = _beside(runs, recorded, row_of, targets, others, published)
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
@@ -114,21 +114,21 @@ def _beside(
     recorded: Environments,
     row_of: dict[str, str],
     targets: list[str],
-    methods: pd.DataFrame | None,
+    table: pd.DataFrame | None,
     published: bool | Path,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them.
 
-    methods: our rows; None where no number of a paper is wanted
+    table: our runs; None where no number of a paper is wanted
     """
-    if methods is None:
+    if table is None:
         return pd.DataFrame(columns=COLUMNS), []
     given = {run: runs.experiments[run] for run in row_of}
     first = next(iter(given.values()))
     rows, notes = beside(given, runs.labels(), row_of, targets, recorded)
-    notes += order_notes(methods, first, targets)
+    notes += order_notes(table, first, targets)
     if isinstance(published, Path):
-        added, more = added_rows(published, first, methods["method"], targets)
+        added, more = added_rows(published, first, table["method"], targets)
         rows, notes = pd.concat([rows, added], ignore_index=True), notes + more
     return rows, notes
 

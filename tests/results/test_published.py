@@ -136,20 +136,23 @@ def test_agreement_of_tables_by_hand():
     assert _counts(4, 0.0)[:2] == pytest.approx([1 / 24, 3 / 24])
     assert agreement(np.arange(4), np.arange(4))[1] < 0 < agreement(np.arange(8), np.arange(8))[1]
     assert agreement(np.arange(9), np.arange(9)[::-1])[1] == pytest.approx(-1, abs=0.01)
-    methods = pd.DataFrame({"label": ["fedavg", "csac", "elcfs"], "average": [0.8, 0.83, 0.82]})
-    methods = methods.assign(method=methods["label"])
-    frame = beside_fedavg(methods, pacs_experiment(model={"backbone": "resnet50"}), PACS)  # with any network
+    ours = [("fedavg", 0, 0.8), ("csac", 0, 0.83), ("elcfs", 0, 0.82), ("fedavg", 1, 0.4)]  # a seed that only one has
+    rows = [(*row, target) for row in ours for target in PACS]
+    table = pd.DataFrame(rows, columns=["method", "seed", "accuracy", "target"]).eval("label = method")
+    frame = beside_fedavg(table, pacs_experiment(model={"backbone": "resnet50"}), PACS)  # with any network
     assert frame.loc["csac"].dropna().to_dict() == pytest.approx(
         {"here": 0.03, "the papers' mean": 0.0256, "CSAC Table I (ResNet-18)": 0.0145}
         | {"FedIG-A Table 5 (ResNet-18)": 0.0523, "MCSAD Table 1 (ResNet-18)": 0.01},
         abs=3e-4,  # the papers round their averages
     )
-    (said,) = order_notes(methods, pacs_experiment(), PACS)
+    (said,) = order_notes(table, pacs_experiment(), PACS)
     assert "here and FedIG-A Table 5 (ResNet-18) 1.00 (-0.53 to 1.00; 3 methods)" in said
     assert "CSAC Table I (ResNet-18) and MCSAD Table 1 (ResNet-18) 0.67 (-0.44 to 0.99; 4 methods)" in said
     assert "the papers' mean and" not in said
-    assert order_notes(methods[:2], pacs_experiment(), PACS) == []  # two methods have no order worth a word
-    assert beside_fedavg(methods[1:], pacs_experiment(), PACS).empty
-    assert beside_fedavg(methods, pacs_experiment(data={"dataset": "terra-incognita"}), PACS).empty
-    photo = beside_fedavg(methods, pacs_experiment(), ["photo"])
+    assert (
+        order_notes(table[table["method"] != "elcfs"], pacs_experiment(), PACS) == []
+    )  # two methods have no order worth a word
+    assert beside_fedavg(table[table["seed"] == 2], pacs_experiment(), PACS).empty
+    assert beside_fedavg(table, pacs_experiment(data={"dataset": "terra-incognita"}), PACS).empty
+    photo = beside_fedavg(table, pacs_experiment(), ["photo"])
     assert photo["FedIG-A Table 5 (ResNet-18)"]["csac"] == pytest.approx(0.0443)
