@@ -23,6 +23,9 @@ SCRIPTS = {
     "5 clients of ResNet-18": "thirty_clients.py --model resnet18 --rounds 3 --repeats 3 "
     "--ways one-process,default,two-threads",
     "1000 clients of small pictures": "thirty_clients.py --model cifar --rounds 3 --repeats 1",
+    "sweep of digits": "sweep_cells.py --repeats 2",
+    "sweep of PACS": f"sweep_cells.py --config pacs --preset imagenet-small --root {PACS} --methods fedavg "
+    "--targets photo,sketch --set data.normalize=imagenet --set train.optimizer=sgd",
     "runtimes": "runtimes.py --repeats 2",
     "cold start": "cold_start.py",
     "steps": "steps.py --threads 1 --methods all",

@@ -25,6 +25,7 @@ from fedsim.commands.options import (
     short_options,
 )
 from fedsim.common.errors import UserError
+from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def search(
     A trial is run for all targets and seeds. The same command continues a search, and a greater --trials adds to it.
     With --slots it searches combinations of parts for each target, scored on source domains that are left out in turn.
     """
+    start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Budget
     from fedsim.sweep.combine_plan import Combination

@@ -3,7 +3,7 @@
 import sys
 
 from fedsim.common.edge import INTERRUPTED, answer_signals, complain
-from fedsim.common.garbage import starting
+from fedsim.common.garbage import ending, starting
 
 
 def main() -> None:
@@ -16,3 +16,5 @@ def main() -> None:
         command_line()
     except KeyboardInterrupt:
         sys.exit(complain(INTERRUPTED, 130))
+    finally:
+        ending()

@@ -24,6 +24,7 @@ from fedsim.commands.options import (
     short_options,
 )
 from fedsim.common.errors import UserError
+from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def sweep(
     CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     With --draws the best draw by source validation counts for each method, unseen domain and trial (DomainBed).
     """
+    start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Axes, Budget, run_sweep
     from fedsim.sweep.table_run import run_table
@@ -65,8 +67,7 @@ def sweep(
     named, numbers = names_of("--methods", methods), numbers_of("--seeds", seeds)
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
     overrides = with_options(cell_options(cores_per_cell, set_), callback_options(callback))
-    table = find_table(config)
-    if table and (grid or preset or draws):
+    if (table := find_table(config)) and (grid or preset or draws):
         raise UserError(f"{config} is a table: it has no --grid, --preset and --draws; use --set, or its experiment")
     if not draws and (trials or select or pruner or sampler != "random"):
         raise UserError("--trials, --sampler, --pruner and --select belong to --draws")

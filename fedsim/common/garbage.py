@@ -16,3 +16,8 @@ def started() -> None:
     if gc.get_threshold()[0] == MANY_OBJECTS:  # a program of the user that calls `launch` has rules of its own
         gc.freeze()
         gc.set_threshold(*USUAL)
+
+
+def ending() -> None:
+    """At the end of a command: the interpreter's last search would go through all objects of all modules."""
+    gc.freeze()

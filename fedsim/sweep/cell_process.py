@@ -92,6 +92,7 @@ def serve_cells(connection: Connection, gpus: tuple[str, ...], variables: Mappin
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a library of the run unblocks it
     os.environ.clear()
     os.environ.update(variables)
+    gc.freeze()  # what all workers share is no garbage; each search among it would take a tenth of a second
     threading.Thread(target=die_with_parent, daemon=True).start()
     if gpus:  # early enough: the variable is read when CUDA is first used
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -1,18 +1,16 @@
 """Runs cells in worker processes on this machine. When a worker dies, its cell fails and the worker is replaced."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from fedsim.common import fork_server
 from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
 from fedsim.sweep.budget import Reservation
@@ -77,12 +75,11 @@ def give(worker: WorkerProcess, cell: Cell) -> None:
 
 def start(worker: WorkerProcess) -> None:
     """Start the worker's process, which the worker has once it runs; UserError when it cannot be started."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedsim.runtime.launch", "fedsim.client_app"])  # all workers share one import
+    context = fork_server.context()
     ours, theirs = context.Pipe()
     # The fork server's own environment is that of its start.
     process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus, dict(os.environ)))
-    with ctrl_c_later():
+    with fork_server.ctrl_c_later():
         try:
             process.start()
         except (OSError, EOFError) as error:
@@ -93,31 +90,6 @@ def start(worker: WorkerProcess) -> None:
         finally:
             theirs.close()
         worker.process, worker.connection = process, ours
-
-
-@contextlib.contextmanager
-def ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block, and a process that is started in the block never sees it.
-
-    A terminal sends the signal to every process, but only the sweep may react to it. A new process inherits that the
-    signal is blocked. Here that is not enough: the kernel gives the signal to another thread, and Python then answers
-    it in the main thread all the same.
-    """
-    # The start of Python's resource tracker ends with the signal unblocked, so that the tracker has to run before.
-    resource_tracker.ensure_running()
-    if threading.current_thread() is not threading.main_thread():  # Python answers signals in the main thread only
-        yield
-        return
-    came = []
-    answer = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, answer)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 def hear(worker: WorkerProcess) -> tuple[Cell, Message]:

@@ -30,4 +30,4 @@ def test_every_measurement_is_a_script(monkeypatch):
 
     for name, (_, script, *_words) in table("FOLDER").items():
         assert (trials.ROOT / script).is_file(), name
-    assert {"banks", "images"} == table("FOLDER").keys() - table("").keys()
+    assert {"banks", "images", "sweep of PACS"} == table("FOLDER").keys() - table("").keys()

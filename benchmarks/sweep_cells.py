@@ -1,0 +1,100 @@
+"""Wall time of a sweep, start of its command included, beside bare PyTorch loops of the same cells on the same cores.
+
+    python benchmarks/sweep_cells.py
+    python benchmarks/sweep_cells.py --config pacs --preset imagenet-small --root PACS --methods fedavg \\
+        --targets photo,sketch --set data.normalize=imagenet --set train.optimizer=sgd
+
+By default the cells are 20 rounds of digits with the rows whose clients train exactly as those of FedAvg. The loops
+are those of `overhead.py`, which use SGD, as many at a time as the sweep has jobs, one process for each job. A process
+takes its cells one after the other and has imported everything and read its data before the clock starts, so that only
+the work of the cells counts. Both sides take turns. The goal is a ratio of at most 1.10.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import torch
+from overhead import bare_loop
+
+from fedsim.settings.experiment import Experiment
+from fedsim.sweep.axes import Axes
+from fedsim.sweep.plan import plan_cells
+
+LIKE_FEDAVG = "fedavg,fedadam,fedyogi,fedadagrad,fedavgm,fedgma,krum,fedomg,silobn"
+
+
+def loops(experiments: list[Experiment], ready: Barrier) -> None:
+    """Run the bare loop of each experiment, after one round that reads the data and fills the allocator's memory."""
+    torch.set_num_threads(1)
+    try:
+        bare_loop(experiments[0].replace(train={"rounds": 1}))
+    except BaseException:
+        ready.abort()  # nobody waits for this process for ever
+        raise
+    ready.wait()
+    for experiment in experiments:
+        bare_loop(experiment)
+
+
+def seconds_of_loops(experiments: list[Experiment], jobs: int) -> float:
+    """Wall seconds of all loops, when each of `jobs` processes takes its share of them."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(jobs + 1)
+    workers = [context.Process(target=loops, args=(experiments[job::jobs], ready)) for job in range(jobs)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    assert not any(worker.exitcode for worker in workers)
+    return time.perf_counter() - started
+
+
+def seconds_of_sweep(words: list[str], jobs: int, folder: Path) -> float:
+    """Wall seconds of the command `fedsim sweep` for the same cells."""
+    command = [sys.executable, "-m", "fedsim", "sweep", *words, "--jobs", str(jobs), "--cores-per-cell", "1"]
+    started = time.perf_counter()
+    subprocess.run([*command, "--output", str(folder)], check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Run both sides in turn and print the ratio of the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="digits")
+    parser.add_argument("--preset", default="")
+    parser.add_argument("--root", default="", help="folder of the images")
+    parser.add_argument("--methods", default=LIKE_FEDAVG)
+    parser.add_argument("--targets", default="rot0,rot30,rot75")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
+    asked = parser.parse_args()
+    overrides = [*asked.overrides, *([f"data.root={asked.root}"] if asked.root else []), "run.device=cpu"]
+    words = [asked.config, "--methods", asked.methods, "--targets", asked.targets, "--seeds", "0"]
+    words += [word for override in overrides for word in ("--set", override)]
+    words += ["--preset", asked.preset] if asked.preset else []
+    axes = Axes(asked.methods.split(","), asked.targets.split(","), [0])
+    ours, bare = [], []
+    with tempfile.TemporaryDirectory() as name:
+        planned = plan_cells(asked.config, axes, [*overrides, f"run.output={name}/plan"], asked.preset)
+        cells = [cell.experiment for cell in planned]
+        for repeat in range(asked.repeats):
+            bare.append(seconds_of_loops(cells, asked.jobs))
+            ours.append(seconds_of_sweep(words, asked.jobs, Path(name) / str(repeat)))
+            print(f"repeat {repeat}: loops {bare[-1]:.1f} s, sweep {ours[-1]:.1f} s", flush=True)
+    best = statistics.median(ours)
+    print(f"{len(cells)} cells, {asked.jobs} at a time: {3600 * len(cells) / best:.0f} cells an hour, ", end="")
+    print(f"{best / statistics.median(bare):.3f} of the time of the bare loops")
+
+
+if __name__ == "__main__":
+    main()
