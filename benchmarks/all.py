@@ -38,6 +38,7 @@ SCRIPTS = {
     "memory of the server": "server_memory.py",
     "secure aggregation": "secure_mean.py",
     "many clients": "clients_scale.py --repeats 2 --runtimes inline,flower",
+    "100,000 clients of which 100 are drawn": "clients_scale.py --clients 1000,10000,100000 --modes 100",
     "deployed rounds": "deployed.py --rounds 16",
     "long runs": "soak.py",
 }

@@ -1,10 +1,12 @@
 """What each client costs the server when there are many: seconds, processor seconds, memory of the driver, and disk.
 
-Each client has 10 images of the digits (nine for training, one for validation) from one of five domains. For every
-number of clients N there are two measurements:
+Each client has 10 images of the digits (nine for training, one for validation) from one of five domains. By
+default there are two measurements for every number of clients N:
 
     1 %    rounds in which 1 % of the clients are drawn; these train, and validate the round's model
     all    one round in which all N clients do so
+
+A number as a mode, as in `--clients 100000 --modes 100`, gives rounds in which that many are drawn.
 
 Every run is a separate process, and the runs of different N take turns. Processor seconds are those of the process and
 its children from the first round on; memory is the largest resident size of the driver.
@@ -45,7 +47,7 @@ def run(clients: int, mode: str, rounds: int, runtime: str, output: str) -> None
     from fedsim.runtime.launch import carry_out
     from fedsim.settings.experiment import from_table
 
-    drawn = clients if mode == "all" else max(clients // 100, 1)
+    drawn = {"all": clients, "some": max(clients // 100, 1)}.get(mode) or int(mode)
     experiment = from_table(
         {
             "name": "many",
@@ -164,7 +166,7 @@ def show(results: dict[tuple[str, str, int], list[dict[str, float]]]) -> None:
         found = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         table.add_row(
             runtime,
-            "1 %" if mode == "some" else "all",
+            {"some": "1 %"}.get(mode, mode),
             f"{clients:,}",
             f"{1000 * found['seconds']:.1f}",
             f"{1000 * found['processor']:.1f}",

@@ -98,11 +98,13 @@ def _own_split(
     Raises UserError when these are too few.
     """
     environment, split_seed = found.environment(domain), data.seed_of_splits
-    pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
-    seed = seed_hash(split_seed, environment)
     if data.clients_per_domain > 1:
-        pool = pool[_partition(data, labels[pool], environment)[index]]  # drawn once for all clients of the domain
+        drawn = data.partition, data.clients_per_domain, data.alpha
+        pool = _pools(_SameArray(labels), data.fraction, drawn, (split_seed, environment))[index]
         seed = seed_hash(split_seed, environment, index)
+    else:
+        pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
+        seed = seed_hash(split_seed, environment)
     if data.split == "lists":
         pool = np.arange(len(labels))
         train, validation = listed_split(data, found, domain, seed)
@@ -255,9 +257,30 @@ def _client_index(data: DataSettings, client: str) -> int:
     return int(index)
 
 
-def _partition(data: DataSettings, labels: np.ndarray, environment: int) -> list[np.ndarray]:
-    seed = seed_hash(data.seed_of_splits, environment, "partition")
-    return _drawn(labels.tobytes(), data.partition, data.clients_per_domain, data.alpha, seed)
+class _SameArray:
+    """An array as a key of a cache: only the same object is equal, so that no long array is compared or hashed."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __hash__(self) -> int:
+        return id(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameArray) and other.array is self.array
+
+
+@lru_cache(maxsize=8)
+def _pools(
+    labels: _SameArray, fraction: float, drawn: tuple[str, int, float], stream: tuple[int, int]
+) -> list[np.ndarray]:
+    """The images of each client of a domain, for readers that give the same array of labels to each of them.
+
+    drawn: kind of the partition, number of clients, alpha; stream: seed of splits and number of the domain
+    """
+    pool = fraction_subset(labels.array, fraction, seed_hash(*stream, "fraction"))
+    parts = _drawn(labels.array[pool].tobytes(), *drawn, seed_hash(*stream, "partition"))
+    return [pool[part] for part in parts]
 
 
 @lru_cache(maxsize=32)

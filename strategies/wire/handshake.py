@@ -155,7 +155,7 @@ class Roster:
             return
         if known.data and (differs := difference({site.client: known.data}, {site.client: site.data})):
             raise UserError(f"client {site.client!r} came back with other data than the run began with ({differs})")
-        if site.role == "source" and known.examples != site.examples:
+        if self._examples_limit and site.role == "source" and known.examples != site.examples:
             self._refuse_out_of_proportion(site)
         if self.check_late and site.data and not known.data:  # last, because it records the data
             self.check_late({site.client: site.data})
