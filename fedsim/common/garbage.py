@@ -1,6 +1,7 @@
 """When Python looks for garbage: rarely while a command starts, because imports make many objects and no garbage."""
 
 import gc
+import sys
 
 USUAL = gc.get_threshold()
 MANY_OBJECTS = 100_000
@@ -20,4 +21,5 @@ def started() -> None:
 
 def ending() -> None:
     """At the end of a command: the interpreter's last search would go through all objects of all modules."""
-    gc.freeze()
+    if "triton" not in sys.modules:  # it prints a page about each of its objects that no search has freed
+        gc.freeze()
