@@ -66,14 +66,15 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
     settings = dict(method)
     name = settings.pop("name")
     recipe = functools.reduce(combine, [(word, find_row(word)) for word in name.split("+")])[1]
-    emptied = [slot for slot in SLOTS if settings.get(slot) in ("none", [])]
+    given_slots = [slot for slot in SLOTS if slot in settings]
     for slot in sorted((key for key in settings if key in SLOTS), key=lambda slot: slot != "client"):
         recipe = exchange(recipe, slot, settings.pop(slot))
     asked = add(recipe, settings.pop("add", []), method)
     recipe = in_order(complete(asked))
-    for slot in emptied:
+    for slot in given_slots:
         if needed := [part_name(part) for part in parts_in(recipe, slot) if part not in parts_in(asked, slot)]:
-            raise UserError(f"method.{slot} = 'none': a part of {name} needs {needed[0]} there; leave it out")
+            raise UserError(f"method.{slot}: a part of {name} needs {needed[0]} there; name it too, or leave "
+                            f"method.{slot} out")  # fmt: skip
     present = [part_name(part) for _, part in parts_of(recipe)]
     own = values_for(recipe, values)
     for key, fields in [*own.items(), *settings.items()]:

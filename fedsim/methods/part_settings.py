@@ -13,7 +13,7 @@ import pydantic
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.values import Json, JsonTable
 from fedsim.methods.docstrings import field_texts
-from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Filled, Recipe, parts_of, slots_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe, parts_of, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
 from fedsim.settings.effect import Facts, Scene, conditions, in_words
@@ -22,10 +22,7 @@ from fedsim.settings.tuned import spaces
 
 
 def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
-    """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot.
-
-    A part for `client` answers the questions of `FORMER_CLIENT` too, unless the settings name parts for them as well.
-    """
+    """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
     if slot in LIST_SLOTS:
         names = [] if value == "none" else _names(f"method.{slot}", value)
         _refuse_twice(f"method.{slot}", names)
@@ -40,8 +37,7 @@ def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
         raise UserError(f"method.{slot} is a slot: {hint}")
     if value == "none" and getattr(Recipe(), slot) is None:
         return _with(recipe, {slot: None})
-    rest = {other: getattr(Recipe(), other) for other in FORMER_CLIENT} if slot == "client" else {}
-    return _with(recipe, rest | {slot: _made(value, slot, recipe)})
+    return _with(recipe, {slot: _made(value, slot, recipe)})
 
 
 def add(recipe: Recipe, value: Json, given: Mapping[str, Json]) -> Recipe:

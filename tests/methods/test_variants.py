@@ -42,6 +42,7 @@ MU = {"proximal": {"mu": 0.5}}
     ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
     ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
     ({"add": ["uniform"]}, "fedavg@weights=uniform"),
+    ({"name": "ditto", "client": "adversarial_reference"}, "ditto@client=adversarial_reference"),  # and no other slot
     ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
     ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
     # [parts] belongs to the data set; a setting of the method is compared with these values.
@@ -67,8 +68,7 @@ def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):
     folder, _ = run_small(plain)
     run_small(changed)
     assert run_folder(changed).parent.parent.name == "fedprox@terms=guiding_head+proximal"
-    labels = list(compare(read_runs(tmp_path)).methods["label"])
-    assert sorted(labels) == ["fedprox", "fedprox@terms=guiding_head+proximal"]
+    assert sorted(compare(read_runs(tmp_path)).methods["label"]) == ["fedprox", "fedprox@terms=guiding_head+proximal"]
     same, other = (plain.replace(method={"proximal": {"mu": mu}}) for mu in (0.1, 0.2))
     assert (same_method(plain, same), same_method(plain, other)) == (True, False)
     assert run_folder(same) == run_folder(plain)
@@ -175,7 +175,7 @@ def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(wa
     ("fedavg+fedprox", "fedavg adds nothing to fedprox"),
     ("fedbn without_batch_norm.upload=false", "no model for the unseen domain"),
     ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
-    ("fada inserts=none", "a part of fada needs disentangler there"),
+    ("fada inserts=['projector']", "a part of fada needs disentangler there"),
     ("fada weights=uniform", "target_attention visits for the weights of method.weights alone"),
     ("fedavg weights=uniform add=['generalization_adjustment']", "uniform and generalization_adjustment are both for"),
 ])  # fmt: skip
