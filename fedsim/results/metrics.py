@@ -73,12 +73,16 @@ def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> fl
 
     Source: Guo et al., ICML 2017, equation 3, 15 bins (lo, hi].
     """
+    count, right, confidence = confidence_bins(predictions, bins)
+    return float(np.abs(right - confidence).sum() / count.sum())
+
+
+def confidence_bins(predictions: Predictions, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """([B] images, [B] right predictions, [B] sum of the greatest probabilities) in bins (lo, hi] of equal width."""
     confidence = predictions.probabilities.max(axis=1).astype(float)
-    correct = predictions.predicted == predictions.label
     place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    count = np.bincount(place, minlength=bins)
-    gaps = np.bincount(place, correct, bins) - np.bincount(place, confidence, bins)
-    return float(np.abs(gaps).sum() / count.sum())
+    right, total = (np.bincount(place, each, bins) for each in (predictions.predicted == predictions.label, confidence))
+    return np.bincount(place, minlength=bins), right, total
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:

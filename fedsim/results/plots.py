@@ -21,6 +21,7 @@ from fedsim.results.figure_style import look, styles
 from fedsim.results.metrics import kept_predictions
 from fedsim.results.papers_figure import beside_papers
 from fedsim.results.reading import Runs, of_experiment
+from fedsim.results.reliability import reliability_figure
 from fedsim.results.report_cases import kept_cases
 from fedsim.results.statistics import whole_run_costs
 
@@ -77,14 +78,16 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
     label = run_labels(runs, by)
     rounds, clients, details = (_labelled(frame, label) for frame in (runs.rounds, runs.clients, runs.details))
     looks = styles(dict.fromkeys(label.values()))  # in the order of the records, not of a figure's ranks
+    best = list(found.methods["label"]) if found else []
     if len(rounds):
-        best = list(found.methods["label"]) if found else []
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
         yield "target-accuracy", target_bars(found, found.table, name, looks)
         yield "cost", cost_front(found, whole_run_costs(rounds), name, looks)
         yield "papers", beside_papers(found, next(iter(runs.experiments.values())), name)
-        for key, by_target in kept_predictions(runs, label, found.select).items():
+        kept = kept_predictions(runs, label, found.select)
+        yield "reliability", reliability_figure(kept, name, looks, best, found.rule)
+        for key, by_target in kept.items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
         for key, cases in kept_cases(runs, label, found.select).items():
             for target, own in cases.items():

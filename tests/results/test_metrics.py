@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs, write_report
+from fedsim.results.figure_style import styles
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
 from fedsim.results.predictions import (
     Predictions,
@@ -22,6 +23,7 @@ from fedsim.results.predictions import (
     read_predictions,
     write_predictions,
 )
+from fedsim.results.reliability import reliability_figure
 from fedsim.results.report_metrics import more_than_accuracy
 from fedsim.results.selection import RULES
 
@@ -35,10 +37,9 @@ OTHERS = [name for name, metric in METRICS.items() if metric.read is read_predic
 
 def test_metrics_by_hand():
     """Accuracy 3/6; recalls 2/3, 1/2, 0; F1: a 2*2/(4+1+1) = 2/3, b 2*1/(2+2+1) = 2/5, c 0."""
-    assert METRICS["accuracy"].of(SMALL) == pytest.approx(0.5)
+    found = [METRICS[name].of(SMALL) for name in ("accuracy", "balanced_accuracy", "macro_f1")]
+    assert found == pytest.approx([3 / 6, (2 / 3 + 1 / 2) / 3, (2 / 3 + 2 / 5) / 3])
     assert per_class_accuracy(SMALL) == pytest.approx([2 / 3, 1 / 2, 0, math.nan], nan_ok=True)
-    assert METRICS["balanced_accuracy"].of(SMALL) == pytest.approx((2 / 3 + 1 / 2) / 3)
-    assert METRICS["macro_f1"].of(SMALL) == pytest.approx((2 / 3 + 2 / 5) / 3)
     assert confusion_matrix(SMALL).tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     # AUROC of a: .7 .6 .2 against .1 .4 .1: 8 of 9. b: .8 .3 against .1 .3 .5 .5: 4 and 1.5 of 8. c: .4 above all: 1.
     assert METRICS["auroc"].of(SMALL) == pytest.approx((8 / 9 + 5.5 / 8 + 1) / 3)
@@ -46,8 +47,11 @@ def test_metrics_by_hand():
     assert math.isnan(METRICS["auroc"].of(one_class))
     # Calibration in two bins: confidences .5 .4 .5 up to .5 (0 right, gap 1.4), .7 .6 .8 above (3 right, gap .9).
     assert expected_calibration_error(SMALL, bins=2) == pytest.approx((1.4 + 0.9) / 6, abs=1e-6)
-    sure = Predictions(np.arange(2), np.array([0, 1]), np.array([[1.0, 0.0], [1.0, 0.0]]), ("a", "b"))
+    sure = Predictions(np.arange(2), np.array([0, 1]), np.array([[1.0, 0.0]] * 2), ("a", "b"))
     assert expected_calibration_error(sure) == pytest.approx(0.5)
+    kept = {"m": {"t": pooled([SMALL] * 20), "u": pooled([SMALL] * 19)}}  # a point of 19 images is left out
+    points = [axes.lines[1].get_xydata() for axes in reliability_figure(kept, "e", styles("m"), [], "r").axes]
+    assert [each.round().ravel().tolist() for each in points] == [[40, 0, 50, 0, 60, 100, 70, 100, 80, 100], [50, 0]]
 
 
 def test_predictions_are_kept_as_they_are(tmp_path):
@@ -59,11 +63,9 @@ def test_predictions_are_kept_as_they_are(tmp_path):
     (tmp_path / "summary.csv").write_text(f"method,target,seed,{columns}\nfedavg,d,0,{','.join(rules.values())}\n")
     found = read_predictions(tmp_path, "last")
     assert found.index.tolist() == list(range(6))
-    assert np.array_equal(found.label, LABEL)
-    assert np.array_equal(found.probabilities, PROBABILITIES)
-    frame = found.frame()
-    assert frame["label"].tolist() == ["写真"] * 3 + ["label"] * 2 + ["c"]
-    assert frame["label (p)"].iloc[3] == pytest.approx(0.8)
+    assert all(map(np.array_equal, (found.label, found.probabilities), (LABEL, PROBABILITIES)))
+    assert found.frame()["label"].tolist() == ["写真"] * 3 + ["label"] * 2 + ["c"]
+    assert found.frame()["label (p)"].iloc[3] == pytest.approx(0.8)
     for rule in ("oracle", "best_validation"):
         with pytest.raises(UserError, match="no predictions were kept"):
             read_predictions(tmp_path, rule)
@@ -147,8 +149,8 @@ def test_compare_takes_a_metric(outputs, metric):
 
 def test_the_verb_takes_a_metric(outputs, tmp_path):
     folder = shutil.copytree(outputs, tmp_path / "pacs")
-    result = CliRunner().invoke(app, ["compare", str(folder), "--metric", "macro_f1"])
-    assert "macro F1 on the unseen domain" in result.output
+    shown = CliRunner().invoke(app, ["compare", str(folder), "--metric", "macro_f1"]).output
+    assert "macro F1 on the unseen domain" in shown
     assert [file.name for file in folder.glob("comparison*")] == ["comparison-macro_f1.csv"]
     for file in folder.rglob("round*.safetensors"):
         file.unlink()
@@ -166,8 +168,7 @@ def test_the_report_has_more_than_accuracy(outputs, unrendered):
     """It has a column per metric, the accuracy of each class, and a reason for what is missing."""
     text = write_report(outputs).read_text()
     matrices = {run["run"]: run["confusion"]["matrix"] for run in embedded(text)["runs"] if run["confusion"]}
-    run = "fedprox/photo/seed1"
-    assert matrices[run] == confusion_matrix(read_predictions(outputs / run)).tolist()
+    assert matrices[run := "fedprox/photo/seed1"] == confusion_matrix(read_predictions(outputs / run)).tolist()
     assert "fedavg/photo/seed0" not in matrices
     missing = "Missing (\N{EN DASH} marks empty cells): fedavg: photo (seed 0), sketch (seed 1)."
     recall = per_class_accuracy(pooled([read_predictions(run) for run in outputs.glob("fedprox/*/seed*")]))[0]
