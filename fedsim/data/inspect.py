@@ -17,6 +17,7 @@ from PIL import Image
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.data.benchmarks import benchmark
+from fedsim.data.folders import IMAGE_SUFFIXES
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
@@ -59,8 +60,8 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     """Inspects a folder DOMAIN/CLASS/IMAGE or a table; `overrides`: key=value of SETTINGS, as for a run.
 
     Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
-    without images, files with equal bytes in two classes or two domains, and the number of other duplicates. Raises
-    UserError when no domains and classes can be found, and for an override that has no effect here.
+    without images, images beside class folders, files with equal bytes in two classes or two domains, and the number
+    of other duplicates. Raises UserError when no domains and classes can be found, and for an override that has no effect here.
     """
     data = _with(overrides, path, _settings(path))
     found = benchmark(data)
@@ -88,7 +89,8 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
                 examples.setdefault((domain, found.classes[each.label]), each.file)
         files += [each for each in checked if not each.problem]
     table = pd.DataFrame(counts, index=pd.Index(found.domains, name="domain"), columns=list(found.classes))
-    return Inspection(table, pd.DataFrame(rows), problems + _doubles(files, found.classes), examples)
+    problems += _listed(_loose(path), "beside class folders") + _doubles(files, found.classes)
+    return Inspection(table, pd.DataFrame(rows), problems, examples)
 
 
 def _settings(path: Path) -> DataSettings:
@@ -170,6 +172,13 @@ def _summary(domain: str, images: int, checked: list[Found]) -> dict[str, str | 
 def _listed(problems: list[str], where: str) -> list[str]:
     more = len(problems) - SHOWN
     return problems[:SHOWN] + ([f"and {more} more such files {where}"] if more > 0 else [])
+
+
+def _loose(path: Path) -> list[str]:
+    """The images of a folder that are not in a class folder."""
+    places = [path, *(path / name for name in subfolders(path))] if path.is_dir() else []
+    files = [file for place in places for file in sorted(place.iterdir()) if file.is_file()]
+    return [f"{file} is in no class folder and is not read" for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
 def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:
