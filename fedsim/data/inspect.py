@@ -61,7 +61,8 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
 
     Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
     without images, images beside class folders, files with equal bytes in two classes or two domains, and the number
-    of other duplicates. Raises UserError when no domains and classes can be found, and for an override that has no effect here.
+    of other duplicates. Raises UserError when no domains and classes can be found, and for an override that has no
+    effect here.
     """
     data = _with(overrides, path, _settings(path))
     found = benchmark(data)
