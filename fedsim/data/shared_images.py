@@ -21,9 +21,11 @@ NEAR = 3  # of 255, by which every part of an image may differ from that of the 
 
 @dataclass(frozen=True)
 class SharedImages:
-    """How many of the unseen domain's `images` are in any source domain (`shared`), and in which ones.
+    """How many of the unseen domain's `images` are in any other domain that is used (`shared`), and in which ones.
 
-    between: {two source domains: (images of the smaller one that are in the other, its images)}, from a tenth on.
+    That is a source domain, or the one of `run.validation_domain`, which selects the round.
+
+    between: {two of these domains: (images of the smaller one that are in the other, its images)}, from a tenth on.
     validation: {source domain: (validation images that look like a training image of their class, all)}.
     """
 
@@ -58,13 +60,14 @@ class SharedImages:
         """UserError when the share is above MOST_SHARED."""
         if self.shared > MOST_SHARED * self.images:
             raise UserError(
-                f"{self.text()}: the unseen domain would be tested on training images. At most {MOST_SHARED:.0%} may "
-                "be; remove the copies (fedsim datasets PATH names them), or leave a domain out by data.domains"
+                f"{self.text()}: the unseen domain would be tested on images that train or select the model. At most "
+                f"{MOST_SHARED:.0%} may be; remove the copies (fedsim datasets PATH names them), or leave a domain out "
+                "by data.domains"
             )
 
 
 def copy_texts(record: Mapping[str, Any]) -> list[str]:
-    """A sentence for each two source domains with copies, and for each whose validation has copies of its training."""
+    """A sentence for each two domains with copies, and for each whose validation has copies of its training."""
     said = [
         f"{domains} share {shared:,} images, {shared / images:.1%} of the smaller domain, byte for byte"
         for domains, (shared, images) in record.get("between", {}).items()
@@ -76,7 +79,7 @@ def copy_texts(record: Mapping[str, Any]) -> list[str]:
 
 
 def shared_images(data: DataSettings, target: str, found: Benchmark | None = None) -> SharedImages:
-    """Counts the unseen domain's images whose bytes a source domain has, too, whatever their names and labels are.
+    """Counts the unseen domain's images whose bytes another domain of the run has, whatever their names and labels are.
 
     Nothing is counted where domains have no image files of their own, as with rotations that show the same images.
     """
@@ -87,15 +90,16 @@ def shared_images(data: DataSettings, target: str, found: Benchmark | None = Non
         return SharedImages(unseen, 0, 0, {})
     wanted = [row.tobytes() for row in own]
     files: dict[str, set[bytes]] = {}
-    for domain in source_domains(data, unseen, found):
+    sources, held_out = source_domains(data, unseen, found), data.validation_domain
+    for domain in [*sources, *([resolve_domain(found, held_out)] if held_out else [])]:
         own = read.digests(domain)
         files[domain] = {row.tobytes() for row in own} if own is not None else set()
     copies = {domain: seen for domain, all_files in files.items() if (seen := all_files.intersection(wanted))}
     anywhere = set().union(*copies.values())
-    sources = {domain: sum(one in seen for one in wanted) for domain, seen in copies.items()}
+    where = {domain: sum(one in seen for one in wanted) for domain, seen in copies.items()}
     shared = sum(one in anywhere for one in wanted)
-    alike = {domain: pair for domain in files if (pair := _alike(data, found, read, domain))[0]}
-    return SharedImages(unseen, len(wanted), shared, sources, _between(files), alike)
+    alike = {domain: pair for domain in sources if (pair := _alike(data, found, read, domain))[0]}
+    return SharedImages(unseen, len(wanted), shared, where, _between(files), alike)
 
 
 def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:

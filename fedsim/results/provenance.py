@@ -146,7 +146,7 @@ def shared_notes(recorded: Environments) -> list[str]:
             where = ", ".join(f"{domain} {count}" for domain, count in own["sources"].items())
             found.append(f"{own.get('shared')} of {own.get('images')} images of {own.get('target')} (in {where})")
     named = "; ".join(dict.fromkeys(found))
-    said = [f"Not unseen, because source domains have the same files: {named}."] if found else []
+    said = [f"Not unseen, because domains that train or select have the same files: {named}."] if found else []
     return said + ([f"Copies: {'; '.join(dict.fromkeys(within))}."] if within else [])
 
 

@@ -39,10 +39,10 @@ def copy(tree, count, to="art", label="dog"):
         shutil.copy(file, tree / to / label / f"copy-{file.name}")
 
 
-def run(tree):
+def run(tree, **more):
     place = {"target": "photo", "threads": 1, "output": str(tree.parent / "out"), "device": "cpu", "processes": 1}
     model, train = {"backbone": "digits-cnn-bn", "weights": "none"}, {"rounds": 1, "batch_size": 8}
-    table = {"name": "own", "data": settings(tree).model_dump(), "model": model, "train": train, "run": place}
+    table = {"name": "own", "data": settings(tree).model_dump(), "model": model, "train": train, "run": place | more}
     return launch(from_table(table))
 
 
@@ -80,16 +80,16 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
 def test_many_copies_are_refused_and_few_are_said_in_run_table_and_report(tree, caplog, monkeypatch):
     assert MOST_SHARED == 0.1
     copy(tree, 4)
-    with pytest.raises(UserError, match=r"4 of the 30 images of photo \(13.3 %\) are also in art \(4\).*At most 10%"):
-        run(tree)
+    for more in ({}, {"validation_domain": "art"}):  # on which the round would be selected
+        with pytest.raises(UserError, match=r"4 of the 30 images of photo \(13.3 %\) are also in art .*At most 10%"):
+            run(tree, **more)
     assert not list((tree.parent / "out").iterdir())
-    assert shared_images(settings(tree), "sketch").shared == 0
     next((tree / "art" / "dog").glob("copy-*")).unlink()
     with caplog.at_level("WARNING", logger="fedsim"):
         folder = run(tree)
     assert any("3 of the 30 images of photo (10.0 %)" in record.getMessage() for record in caplog.records)
     assert json.loads((folder / "environment.json").read_text())["shared_images"]["shared"] == 3
-    said = "source domains have the same files: 3 of 30 images of photo (in art 3)"
+    said = "domains that train or select have the same files: 3 of 30 images of photo (in art 3)"
     assert any(said in note for note in compare(read_runs(tree.parent / "out")).notes)
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     assert said in write_report(tree.parent / "out").read_text()
@@ -115,9 +115,8 @@ def test_the_same_picture_in_training_and_validation_is_said(tree, ending, optio
     parted = int(np.isin(files[client.validation], files[client.train]).sum())
     assert 0 < parted < len(client.validation)
     assert found.record() == {"validation": {"art": (parted, len(client.validation))}}
-    said = (
-        f"{parted} of the {len(client.validation)} validation images of art look like a training image of their class"
-    )
+    said = f"{parted} of the {len(client.validation)} validation images of art look like a training image of "
+    said += "their class"
     assert found.remarks() == [said]
     assert shared_notes({"run": {"shared_images": found.record()}}) == [f"Copies: {said}."]
 
@@ -128,8 +127,10 @@ def listing_of(data, domain):
 
 def test_two_source_domains_with_the_same_files_are_one_remark(tree):
     copy(tree, 4)
-    said = "art and photo share 4 images, 13.3% of the smaller domain, byte for byte"
-    assert shared_images(settings(tree), "sketch").remarks() == [said]
+    data, said = settings(tree), "art and photo share 4 images, 13.3% of the smaller domain, byte for byte"
+    assert shared_images(data, "sketch").remarks() == [said]
+    data._validation_domain = "photo"
+    assert shared_images(data, "sketch").remarks() == [said]
 
 
 def test_looks_by_hand(tmp_path):
@@ -139,9 +140,8 @@ def test_looks_by_hand(tmp_path):
     pixels[2:5, 2:5, 0] = np.arange(9).reshape(3, 3)
     tree = write_tree(tmp_path / "images", ["art"], ["cat", "dog"], 1)
     Image.fromarray(pixels).save(tree / "art" / "cat" / "000.png")
-    looks = image_looks(listing_of(settings(tree, image_size=64), "art"), "folder", "art", 20, tmp_path / "cache")[
-        0
-    ].reshape(3, 8, 8)
+    found = image_looks(listing_of(settings(tree, image_size=64), "art"), "folder", "art", 20, tmp_path / "cache")
+    looks = found[0].reshape(3, 8, 8)
     assert looks[:, 0, 0].tolist() == [10, 20, 30]
     assert looks[0, 1, 1] == 4
     others = np.array([[10, 20], [100, 100]], np.uint8)
