@@ -60,8 +60,8 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     """Inspects a folder DOMAIN/CLASS/IMAGE or a table; `overrides`: key=value of SETTINGS, as for a run.
 
     Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
-    without images, images beside class folders, files with equal bytes in two classes or two domains, and the number
-    of other duplicates. Raises UserError when no domains and classes can be found, and for an override that has no
+    without images, images beside class folders, and files with equal bytes in two classes or two domains. It counts
+    other duplicates. Raises UserError when no domains and classes can be found, and for an override that has no
     effect here.
     """
     data = _with(overrides, path, _settings(path))
