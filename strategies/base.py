@@ -157,8 +157,6 @@ class FedDG(FedAvg):
         if self.target_site:
             replies = self.target_site.others(replies)
         found = self.exchange.sift(self.guard.heard(check_validation), replies, "validation refused")
-        if self.target_site and (answer := self.target_site.answer) and answer.has_content():
-            self.guard.hear(answer.content)
         gone = self._taken_back()
         if self.target_site:
             self.target_site.take(used=not gone)
@@ -266,9 +264,9 @@ class FedDG(FedAvg):
         return self._record
 
     def _taken_back(self) -> bool:
-        """Restores the previous model when most sites cannot use the new one; the client with the outlying update has
-        failed."""
-        client, reason = self.guard.useless(self.exchange.asked + bool(self.target_site))
+        """Restores the previous model when most clients cannot use the new one; the client with the outlying update has
+        failed. The unseen domain's site is not asked, because its images may decide nothing."""
+        client, reason = self.guard.useless(self.exchange.asked)
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
             self.computation.undo(client, reason)

@@ -75,14 +75,10 @@ class Guard:
         self._useless = 0
 
         def counted(content: RecordDict, expected: Expected) -> T:
-            self.hear(content)
+            self._useless += not finite_loss(metrics_of(content))
             return check(content, expected)
 
         return counted
-
-    def hear(self, content: RecordDict) -> None:
-        """Counts a site that cannot use the model. A reply that nobody asked for must not come here."""
-        self._useless += not finite_loss(metrics_of(content))
 
     def useless(self, asked: int) -> tuple[str, str]:
         """(client, reason) when most of the sites asked cannot use the model; two empty strings when they can.
