@@ -8,10 +8,11 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.data.benchmarks import benchmark
-from fedsim.data.cache import cached_images, content_of, digest
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing, dataset_folder, images_of, list_domain
-from fedsim.data.names import matching, same, subfolders
+from fedsim.data.cache import DIGEST_BYTES, cached_images, content_of, digest
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing, images_of
+from fedsim.data.names import subfolders
 from fedsim.data.pixels import read_bytes
+from fedsim.data.reader import Reader, reader
 from fedsim.settings import DataSettings, cache_root, start_folder
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's greyscale
@@ -59,8 +60,8 @@ def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
 def refuse_own_images(folder: str, data: DataSettings, known: Mapping[str, Mapping[str, int | str]]) -> None:
     """Raises UserError when auxiliary images are those of a client or of the target.
 
-    Refused are the folder of a domain, and a folder in it or around it. So are a folder with any file that has the
-    bytes of a domain's image, and a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
+    Refused is a folder with any file that has the bytes of an image of a domain, whatever the form of the data set. So
+    is a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
     """
     listing = auxiliary_listing(folder)
     root = listing.folder.resolve()
@@ -70,13 +71,12 @@ def refuse_own_images(folder: str, data: DataSettings, known: Mapping[str, Mappi
         if own["content"] == content:
             raise _refused(root, f"these are the images of {client!r}")
     own_images = dict(zip(digests, listing.files, strict=True))
-    for domain, theirs in _domain_listings(data).items():
-        place = theirs.folder.resolve()
-        if root == place or root in place.parents or place in root.parents:
-            raise _refused(root, f"the images of the domain {domain!r} are in {place}")
-        for name in theirs.files:
-            if (value := digest(read_bytes(theirs.folder / name))) in own_images:
-                raise _refused(root, f"{own_images[value]} is {name} of the domain {domain!r}")
+    found = benchmark(data)
+    read = reader(data, found)
+    for domain in found.domains:
+        for row in _digests_here(read, domain):
+            if name := own_images.get(row.tobytes()):
+                raise _refused(root, f"{name} is an image of the domain {domain!r}")
 
 
 def _refused(root: Path, reason: str) -> UserError:
@@ -85,16 +85,10 @@ def _refused(root: Path, reason: str) -> UserError:
     )
 
 
-def _domain_listings(data: DataSettings) -> dict[str, Listing]:
-    """The files of all domains of the data set that are files on this machine; a server of a deployment may have
-    none."""
-    found = benchmark(data)
-    if found.name != "folder" and found.reader != "fedsim.data.image_tree:ImageTree":
-        return {}
+def _digests_here(read: Reader, domain: str) -> np.ndarray:
+    """Digests uint8 [N,16] of a domain's images; none where it has no files, or where another machine has them."""
     try:
-        folder = dataset_folder(data, found)
+        found = read.digests(domain)
     except UserError:
-        return {}
-    match = matching if found.folder else same
-    return {domain: list_domain(data, found, domain)
-            for domain in found.all_domains or found.domains if match(domain, subfolders(folder))}  # fmt: skip
+        found = None
+    return np.zeros((0, DIGEST_BYTES), np.uint8) if found is None else found

@@ -50,8 +50,8 @@ class EnsembleDistillation(Refine):
     happens (the paper's ablation without distillation).
 
     The released code stops early by labelled validation images of the server, and drops a distilled model that is not
-    better than the average; here there are no labels. Images of a client or of the target are refused, by their path
-    and by their content.
+    better than the average; here there are no labels. Images of a client or of the target are refused, by
+    their content.
 
     data: the folder of images on the server's machine, with its subfolders. Empty: no distillation
     rounds: the number of first rounds with distillation (T_kd); 0: all rounds

@@ -42,15 +42,13 @@ def test_loss_and_teachers_by_hand():
     student = logits((3, -1), (0.5, 2))
     loss = distillation_loss(student.detach(), student)
     loss.backward()
-    assert loss.item() == 0
-    assert student.grad.abs().max() < 1e-15
+    assert (loss.item(), student.grad.abs().max() < 1e-15) == (0, True)
     net = nn.Linear(1, 2)
     states = [{"weight": np.zeros((2, 1), np.float32), "bias": np.array(bias, np.float32)} for bias in ((4, 0), (0, 0))]
     teacher = mean_logits(net, states, [np.arange(3)], lambda part: torch.ones(len(part), 1))
     assert teacher.softmax(1)[0].tolist() == pytest.approx([0.8808, 0.1192], abs=1e-4)
     batches = batch_positions(10, 4, 5, np.random.default_rng(0))
-    assert [len(batch) for batch in batches] == [4] * 5
-    assert len(set(np.concatenate(batches[:2]))) == 8
+    assert ([len(batch) for batch in batches], len(set(np.concatenate(batches[:2])))) == ([4] * 5, 8)
     net, images = nn.BatchNorm1d(2), torch.tensor([[1.0, 10.0], [3.0, 30.0]])
     state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
     found = [mean_logits(net, [state] * 2, [np.arange(2)], lambda part: images[part], train=on) for on in (True, False)]
@@ -99,7 +97,6 @@ def test_distillation_reduces_its_loss_or_does_nothing(server, tmp_path):
         mean_logits(Small(), own, [np.arange(count)], prepared) for own in (states, [refined] * 2, [fused] * 2)
     )
     assert distillation_loss(teacher, student) < 0.5 * distillation_loss(teacher, before)
-    assert refined.keys() == fused.keys()
     still = {name for name in fused if np.array_equal(refined[name], fused[name])}
     assert still == {"norm.num_batches_tracked", "norm.running_mean", "norm.running_var"}
     moved = dataclasses.replace(part, steps=4, bn="train").refine(fused, server)
@@ -117,9 +114,12 @@ def test_distillation_reduces_its_loss_or_does_nothing(server, tmp_path):
 
 
 def test_images_of_clients_and_target_are_refused(tmp_path):
-    """Their folders, a copied file, and a copied folder whose original is not here but in the records."""
+    """Also where a table names them; a copied file; a copied folder whose original is not here but in the records."""
     tree = write_tree(tmp_path / "images", ("cartoon", "photo", "sketch"), ("cat", "dog"), 4)
     data = DataSettings(dataset="folder", root=str(tree), cache=str(tmp_path / "cache"), image_size=16)
+    rows = [",".join(file.relative_to(tree).parts[:2]) + f",{file}" for file in tree.rglob("*.png")]
+    (tmp_path / "rows.csv").write_text("\n".join(["domain,label,path", *rows]))
+    table = data.model_copy(update={"dataset": "table", "root": str(tmp_path / "rows.csv")})
     aux = draw_images(tmp_path / "aux", 1)
     refuse_own_images(aux, data, {})
     shutil.copy(next((tree / "sketch").rglob("*.png")), f"{aux}/other.png")
@@ -127,6 +127,7 @@ def test_images_of_clients_and_target_are_refused(tmp_path):
     away = data.model_copy(update={"root": str(tmp_path / "nowhere"), "domains": ["photo"], "classes": ["cat", "dog"]})
     for folder, settings, known, said in (
         *((own, data, {}, "neither a client's nor the target's") for own in (tree, tree / "photo" / "dog")),
+        (tree / "sketch", table, {}, "is an image of the domain 'sketch'"),
         (aux, data, {}, r"other.* is .* of the domain 'sketch'"),
         (tmp_path / "copy", away, {"photo": fingerprint(data, "photo")}, "the images of 'photo'"),
     ):
@@ -158,8 +159,7 @@ def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
     experiment = small_experiment(tmp_path / "out", method, train=train)
     folder, _ = run_small(experiment)
     assert numbers(folder / "summary.csv")["label"][0].startswith("perada(kd)")
-    details = numbers(folder / "details.csv").query("quantity == 'distillation_loss'")
-    assert set(details["name"]) == {"first", "last"}
+    assert set(numbers(folder / "details.csv").query("quantity == 'distillation_loss'")["name"]) == {"first", "last"}
     shutil.rmtree(tmp_path / "aux")
     draw_images(tmp_path / "aux", 8, start=9)  # other pixels in the same folder, for a finished run
     with pytest.raises(UserError, match=r"other data .auxiliary images: 8 images as before"):
