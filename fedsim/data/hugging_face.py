@@ -17,7 +17,7 @@ from fedsim.data.cache import DIGEST_BYTES, digest
 from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.made_once import content, decoded
-from fedsim.data.names import composed, refuse_alike
+from fedsim.data.names import composed, refuse_alike, used_of
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
@@ -33,19 +33,20 @@ Saved = tuple[Path | str, tuple[Version, ...]]  # a folder and its files, or the
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
-    """The row with the data set's domains and classes, sorted by name; `data.classes` may add classes.
+    """The row with the data set's domains, and the classes of those that are used, sorted by name; `data.classes` may
+    add classes.
 
     A label column with names (ClassLabel) also keeps the classes without images. Raises UserError for a folder that is
     not such a data set, a missing column, and fewer than two classes.
     """
-    rows = _rows(data)
-    names = rows.features[_column(data, "label")]
-    found = getattr(names, "names", None) or _texts(data, "label")
-    classes = tuple(sorted({*map(composed, set(found)), *map(composed, data.classes)}))
-    _refuse_alike(_saved(data), tuple(_column(data, each) for each in COLUMNS), classes)
+    labels_of = _labels_of(_saved(data), tuple(_column(data, each) for each in COLUMNS))
+    domains = tuple(sorted(labels_of))
+    own = [labels_of[name] for name in used_of(domains, data.domains)]
+    named = getattr(_rows(data).features[_column(data, "label")], "names", None) or set().union(*own)
+    classes = tuple(sorted({*map(composed, named), *map(composed, data.classes)}))
+    refuse_alike([*own, *([name] for name in classes)], "labels", _where(data))
     if len(classes) < 2:
         raise UserError(f"{_where(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
-    domains = tuple(sorted(set(_texts(data, "domain"))))
     if not data.domains:
         refuse_alike([[name] for name in domains], "domains", _where(data))
     splits = {} if reads_lists(data) else _opened(data).splits
@@ -238,13 +239,13 @@ def _text_column(saved: Saved, wanted: tuple[str, ...], column: str) -> tuple[st
 
 
 @functools.lru_cache(maxsize=4)
-def _refuse_alike(saved: Saved, wanted: tuple[str, ...], classes: tuple[str, ...]) -> None:
-    """UserError for a label that is spelled in two ways."""
+def _labels_of(saved: Saved, wanted: tuple[str, ...]) -> dict[str, set[str]]:
+    """The labels that each domain has."""
     labels, domains = (_text_column(saved, wanted, wanted[number]) for number in (1, 2))
-    own: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     for domain, label in set(zip(domains, labels)):
-        own.setdefault(domain, set()).add(label)
-    refuse_alike([*own.values(), *([name] for name in classes)], "labels", saved[0])
+        found.setdefault(domain, set()).add(label)
+    return found
 
 
 def _row_error(folder: Path | str, row: int, reason: str) -> UserError:

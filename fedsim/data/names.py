@@ -53,6 +53,12 @@ def refuse_repeated(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
+def used_of(known: Iterable[str], asked: Iterable[str]) -> list[str]:
+    """The known domains that are asked for; all of them when none is, or when one is not known, which is said later."""
+    known, wanted = list(known), set(map(composed, asked))
+    return [name for name in known if name in wanted] if wanted and wanted <= set(known) else known
+
+
 def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) -> None:
     """UserError when two names differ in blanks, separators or case only: people have then spelled one name in two
     ways.

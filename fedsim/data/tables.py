@@ -19,7 +19,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import PARTS, reads_lists
-from fedsim.data.names import composed, read_from, refuse_alike
+from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
@@ -31,23 +31,22 @@ ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a sh
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a whole table: sorted domains and classes, and the number of images by (domain, class)."""
+    """The facts of a whole table: its sorted domains, and the number of images by (domain, class)."""
 
     domains: tuple[str, ...]
-    classes: tuple[str, ...]
     counts: Mapping[tuple[str, str], int]
     splits: Mapping[str, int] | None  # images by known word of the column `split`; None without it
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
-    """The row with the table's domains and classes; `data.classes` may add classes that this table lacks.
+    """The row with the table's domains, and the classes of those that are used; `data.classes` may add classes.
 
     Raises UserError for a missing or unreadable file, a missing column, an empty cell and fewer than two classes.
     """
     found = facts(data)
-    classes = tuple(sorted({*found.classes, *map(composed, data.classes)}))
-    refuse_alike([[c for d, c in found.counts if d == domain] for domain in found.domains]
-                 + [[name] for name in classes], "labels", table_file(data))  # fmt: skip
+    own = [[c for d, c in found.counts if d == domain] for domain in used_of(found.domains, data.domains)]
+    classes = tuple(sorted(set(map(composed, data.classes)).union(*own)))
+    refuse_alike([*own, *([name] for name in classes)], "labels", table_file(data))
     if not data.domains:
         refuse_alike([[name] for name in found.domains], "domains", table_file(data))
     if len(classes) < 2:
@@ -139,9 +138,9 @@ def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str],
         counts.update(piece.groupby(["domain", "label"], sort=False, observed=True).size().to_dict())
     if not counts:
         raise UserError(f"{file} has no rows")
-    domains, classes = (tuple(sorted({key[index] for key in counts})) for index in (0, 1))
+    domains = tuple(sorted({domain for domain, _ in counts}))
     known = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
-    return Facts(domains, classes, dict(counts), known)
+    return Facts(domains, dict(counts), known)
 
 
 @functools.lru_cache(maxsize=16)
