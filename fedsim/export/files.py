@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError
 from fedsim.data import load_target
+from fedsim.data.cache import remove_leftovers
 from fedsim.export.trained import TrainedModel, describe
 
 TOLERANCE = 1e-3  # the largest allowed difference, divided by the largest logit
@@ -51,7 +52,8 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
     images, source = comparison_images(model)
     expected = _reference(model, images)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as folder:
+    remove_leftovers(output.parent)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tmp-") as folder:
         file = Path(folder) / output.name
         with _quiet():
             runner = WRITERS[format](model, images, file)
