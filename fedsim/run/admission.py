@@ -21,7 +21,7 @@ from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.data.shared_images import SharedImages, shared_images
 from fedsim.methods.recipe import parts_of
 from fedsim.run.checkpoint import FOLDER, Checkpoint, load_checkpoint
-from fedsim.run.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings
+from fedsim.run.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings, refuse_seen
 from fedsim.run.frozen import refuse_other_frozen
 from fedsim.run.leftovers import is_finished
 from fedsim.run.personal import check_personal
@@ -84,6 +84,7 @@ def resumed(space: Workspace) -> tuple[Fingerprints, Fingerprints, SharedImages 
     check_personal(experiment, plan.recipe, space.places)
     data, server_data = data_here(experiment, plan.recipe)
     earlier(plan, lambda *_: (data, server_data))
+    refuse_seen(experiment, data)
     if experiment.run.runtime != "deployment":
         shared = shared_images(experiment.data, experiment.run.target, plan.data)
         shared.refuse()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
+from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.methods.recipe import Recipe, parts_of, values_of
 from fedsim.methods.variants import same_method
@@ -13,6 +14,7 @@ from fedsim.results.environment import read_environment
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import WEIGHTS_KEY, weights_record
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.model import weights_file
 
 NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
@@ -47,6 +49,25 @@ def _refuse(folder: Path, differs: str) -> None:
     if differs:
         raise UserError(
             f"{folder} holds a run on other data ({differs}); choose another --output or name, or remove the folder"
+        )
+
+
+def refuse_seen(experiment: Experiment, data: Fingerprints) -> None:
+    """UserError when `model.weights` is a model of a run that trained on the unseen domain, or selected by it.
+
+    The records beside the file say so. A domain of that name with other images is another one.
+    """
+    file, target = weights_file(experiment.model.weights), experiment.run.target
+    if file is None or not (file.parent / "experiment.toml").is_file():
+        return
+    seen = {domain_of(name): own for name, own in read_environment(file.parent).get("data", {}).items()}
+    then = seen.get(target, {})
+    now = data.get(target, then)  # the sites of a deployment have their own
+    same = any(then[key] == now.get(key) for key in ("content", "nameless") if key in then)
+    if same and read_settings(file.parent).run.target != target:
+        raise UserError(
+            f"model.weights: {file} is of a run that trained on {target!r}, which would be unseen here; take the model "
+            f"of a run whose unseen domain is {target!r}, or other weights"
         )
 
 

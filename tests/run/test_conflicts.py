@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import Error, Message
@@ -58,6 +59,13 @@ def test_a_run_with_other_settings_is_neither_the_result_nor_continued(key, sect
         assert f"already finished: {folder}" in caplog.text
 
 
+def test_the_model_of_a_run_that_trained_on_the_unseen_domain_is_no_start(folders):
+    weights = {"weights": str(run_folder(folders("finished")) / "best.safetensors")}
+    launch(folders("start", model=weights))  # that of a run with the same unseen domain is one
+    with pytest.raises(UserError, match=r"best.safetensors is of a run that trained on 'photo', which would be unseen"):
+        launch(folders("start", model=weights, run={"target": "photo"}))
+
+
 def five_rounds(output):
     return tiny_experiment(output, rounds=5, run={"checkpoint_every": 2})
 
@@ -112,18 +120,13 @@ def test_too_few_images_are_refused_from_the_folder_alone(tmp_path):
 
     with pytest.raises(UserError, match="client 'one' has 0 training and 1 validation images, at least 2 and 1 are"):
         run("sketch")
-    assert not (tmp_path / "out").exists()
-    assert not (root / "cache").exists()
+    assert not any(path.exists() for path in (tmp_path / "out", root / "cache"))
     assert (run("one") / "summary.csv").is_file()
 
 
 def refusal(monkeypatch, reason):
     """Let the handshake, which begins after the run's folder was opened, fail."""
-
-    def fail(*words, **more):
-        raise reason
-
-    monkeypatch.setattr(handshake.Roster, "gather", fail)
+    monkeypatch.setattr(handshake.Roster, "gather", Mock(side_effect=reason))
 
 
 @pytest.mark.parametrize("reason", [UserError("client 'rot0': too few"), ClientFailedError("no node for rot0"), ""])
@@ -137,8 +140,7 @@ def test_a_run_that_the_handshake_refuses_leaves_nothing(tmp_path, monkeypatch, 
         with pytest.raises(type(reason or UserError("")), match=str(reason) or "client 'rot0' has 0 images"):
             run_small(tiny_experiment(tmp_path / "out"), **({} if reason else refuse))
     assert not list((tmp_path / "out").iterdir())
-    folder, _ = run_small(tiny_experiment(tmp_path / "out", rounds=1))
-    assert (folder / "summary.csv").is_file()
+    assert (run_small(tiny_experiment(tmp_path / "out", rounds=1))[0] / "summary.csv").is_file()
 
 
 def test_records_and_folders_of_others_stay(tmp_path, monkeypatch):

@@ -43,9 +43,8 @@ def stopped(tmp_path):
 
 
 def test_a_run_is_not_resumed_or_loaded_with_other_frozen_weights(stopped, tmp_path):
-    with pytest.raises(UserError, match=r"began with another file '.*own.pth'") as refused:
+    with pytest.raises(UserError, match=r"began with another file '.*own.pth'"):
         run_small(stopped)
-    assert "\n" not in str(refused.value)
     write_weights(tmp_path / "own.pth", 1)
     folder, _ = run_small(stopped)
     last = folder / "last.safetensors"
@@ -99,8 +98,7 @@ def test_a_site_begins_with_the_personal_tensors_of_the_server(tmp_path):
         for method in ("fedavg", "fedbn"):
             contents[method, seed] = Workspace(resolve(trained_whole(tmp_path, method))).frozen_content
     assert contents["fedavg", 1] == contents["fedavg", 2] == ""
-    assert len(contents["fedbn", 1]) == 20
-    assert contents["fedbn", 1] != contents["fedbn", 2]
+    assert (len(contents["fedbn", 1]), contents["fedbn", 1] == contents["fedbn", 2]) == (20, False)
     assert Workspace(resolve(tiny_experiment(tmp_path, "fedbn"))).frozen_content == ""
 
 
