@@ -12,8 +12,9 @@ from sklearn.manifold import TSNE
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
-from fedsim.data import benchmark, load_target
+from fedsim.data import benchmark
 from fedsim.data.augment import make_transforms
+from fedsim.data.reader import reader
 from fedsim.export.trained import recorded_plan
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
@@ -43,7 +44,7 @@ def domain_features(
     transforms = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model))
     features, classes, domains = [], [], []
     for index, domain in enumerate(found.domains):
-        images, labels, _ = load_target(experiment.data, domain)
+        images, labels = reader(experiment.data, found).images(domain, found.test_apart)
         chosen = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))[:per_domain]
         for part in np.array_split(np.sort(chosen), max(len(chosen) // 256, 1)):
             maps = net.features(transforms.evaluate(torch.from_numpy(images[part])))

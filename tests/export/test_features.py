@@ -12,7 +12,7 @@ from untrained_run import untrained_run
 import fedsim
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
-from fedsim.export.features import plot_features
+from fedsim.export.features import domain_features, plot_features
 from fedsim.export.pictures import draw_pictures
 from fedsim.export.verbs import write_export
 from fedsim.results import read_runs
@@ -21,8 +21,11 @@ from fedsim.run.plan import resolve
 
 
 def test_picture_and_its_place_in_the_report(tmp_path):
-    """PNG and SVG have both legends; `fedsim report` embeds the pictures in the run's plots."""
-    run, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}))
+    """PNG and SVG have both legends; `fedsim report` embeds the pictures in the run's plots. A source domain needs no
+    list of tested images."""
+    experiment = small_experiment(tmp_path, train={"rounds": 1})
+    run, _ = run_small(experiment)
+    domain_features(experiment.replace(data={"test_split": "list"}), run / "best.safetensors", 5)
     files = plot_features(run, run / "plots", 25)
     assert [file.name for file in files] == [f"features-fedavg-rot45-seed0.{kind}" for kind in ("png", "svg")]
     pixels = imread(files[0])
@@ -41,15 +44,10 @@ def test_a_folder_without_a_model_is_said(tmp_path):
 SMALL = {"fraction": 0.03, "domains": ["rot0", "rot15", "rot45"]}
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
-        {"name": "fisc", "style_contrast": {"content_variance": "unbiased"}},
-        "elcfs",
-        "fedccrl",
-    ],
-)
+@pytest.mark.parametrize("method", [
+    {"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
+    {"name": "fisc", "style_contrast": {"content_variance": "unbiased"}}, "elcfs", "fedccrl",
+])  # fmt: skip
 def test_one_grid_per_source_client(method, tmp_path):
     files = draw_pictures(resolve(small_experiment(tmp_path, method, data=SMALL)), tmp_path, rows=2)
     assert [file.stem.rsplit("-", 1)[1] for file in files] == ["rot0", "rot15"]
