@@ -159,7 +159,8 @@ def load_target(
 def adaptation_indices(data: DataSettings, found: Benchmark, domain: str, count: int) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
-    They are drawn by the seed of splits from all positions, independent of the labels.
+    They are drawn by the seed of splits from all positions, without a look at labels. A folder and a table list their
+    images by class, so that other labels give an image another position.
     """
     order = shuffled(count, seed_hash(data.seed_of_splits, found.environment(domain), "adaptation"))
     return order[: round(data.adapt_share * count)]
