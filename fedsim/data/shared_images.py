@@ -1,8 +1,9 @@
-"""Images that are there twice: in the unseen domain and a source domain, in two source domains, or in training and
-validation of one domain, where the selection sees what was trained on."""
+"""Images that are there twice: in the unseen domain and a source domain, in two source domains, in two classes, or in
+training and validation of one domain, where the selection sees what was trained on."""
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class SharedImages:
 
     That is a source domain, or the one of `run.validation_domain`, which selects the round.
 
+    classes: {domain: (images whose file is in another class of the domain too, all)}.
     between: {two of these domains: (images of the smaller one that are in the other, its images)}, from a tenth on.
     validation: {source domain: (validation images that look like a training image of their class, all)}.
     """
@@ -33,12 +35,14 @@ class SharedImages:
     images: int
     shared: int
     sources: dict[str, int]
+    classes: dict[str, tuple[int, int]] = field(default_factory=dict)
     between: dict[str, tuple[int, int]] = field(default_factory=dict)
     validation: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """What environment.json holds; empty when nothing is shared."""
-        own = asdict(self) if self.shared else {"between": self.between, "validation": self.validation}
+        copies = ("classes", "between", "validation")
+        own = asdict(self) if self.shared else {name: getattr(self, name) for name in copies}
         return {name: value for name, value in own.items() if value != {}}
 
     def remarks(self) -> list[str]:
@@ -67,8 +71,13 @@ class SharedImages:
 
 
 def copy_texts(record: Mapping[str, Any]) -> list[str]:
-    """A sentence for each two domains with copies, and for each whose validation has copies of its training."""
+    """A sentence for each domain with copies in two classes, for each two domains with copies, and for each domain
+    whose validation has copies of its training."""
     said = [
+        f"{copies:,} of the {images:,} images of {domain} are also in another class, byte for byte"
+        for domain, (copies, images) in record.get("classes", {}).items()
+    ]
+    said += [
         f"{domains} share {shared:,} images, {shared / images:.1%} of the smaller domain, byte for byte"
         for domains, (shared, images) in record.get("between", {}).items()
     ]
@@ -89,17 +98,26 @@ def shared_images(data: DataSettings, target: str, found: Benchmark | None = Non
     if own is None:
         return SharedImages(unseen, 0, 0, {})
     wanted = [row.tobytes() for row in own]
+    torn = {unseen: _in_two_classes(wanted, read.labels(unseen))}
     files: dict[str, set[bytes]] = {}
     sources, held_out = source_domains(data, unseen, found), data.validation_domain
     for domain in [*sources, *([resolve_domain(found, held_out)] if held_out else [])]:
         own = read.digests(domain)
-        files[domain] = {row.tobytes() for row in own} if own is not None else set()
+        rows = [row.tobytes() for row in own] if own is not None else []
+        files[domain], torn[domain] = set(rows), _in_two_classes(rows, read.labels(domain))
     copies = {domain: seen for domain, all_files in files.items() if (seen := all_files.intersection(wanted))}
     anywhere = set().union(*copies.values())
     where = {domain: sum(one in seen for one in wanted) for domain, seen in copies.items()}
     shared = sum(one in anywhere for one in wanted)
     alike = {domain: pair for domain in sources if (pair := _alike(data, found, read, domain))[0]}
-    return SharedImages(unseen, len(wanted), shared, where, _between(files), alike)
+    classes = {domain: pair for domain, pair in torn.items() if pair[0]}
+    return SharedImages(unseen, len(wanted), shared, where, classes, _between(files), alike)
+
+
+def _in_two_classes(files: Sequence[bytes], labels: np.ndarray) -> tuple[int, int]:
+    """(images whose file is there with another label too, all images)."""
+    kinds = Counter(file for file, _ in set(zip(files, labels.tolist())))
+    return sum(kinds[file] > 1 for file in files), len(files)
 
 
 def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:

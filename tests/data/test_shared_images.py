@@ -59,7 +59,8 @@ def test_copies_are_counted_by_their_bytes(tree):
     rotations = shared_images(DataSettings(dataset="digits"), "rot0")  # which have no files of their own
     assert (rotations.shared, rotations.text(), rotations.record()) == (0, "", {})
     copy(tree, 1, to="photo")  # the unseen domain has it twice
-    assert shared_images(settings(tree), "photo").shared == 4
+    found, said = shared_images(settings(tree), "photo"), "2 of the 31 images of photo are also in another class, "
+    assert (found.shared, found.remarks()[1]) == (4, said + "byte for byte")
 
 
 def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
@@ -112,11 +113,10 @@ def test_the_same_picture_in_training_and_validation_is_said(tree, ending, optio
     data = settings(tree, holdout=0.3, image_size=64)
     found, client = shared_images(data, "sketch"), load_client(data, "art")
     files = np.array([name.split("/")[-1].split(".")[0].split("-")[0] for name in listing_of(data, "art").files])
-    parted = int(np.isin(files[client.validation], files[client.train]).sum())
-    assert 0 < parted < len(client.validation)
-    assert found.record() == {"validation": {"art": (parted, len(client.validation))}}
-    said = f"{parted} of the {len(client.validation)} validation images of art look like a training image of "
-    said += "their class"
+    parted, count = int(np.isin(files[client.validation], files[client.train]).sum()), len(client.validation)
+    assert 0 < parted < count
+    assert found.record() == {"validation": {"art": (parted, count)}}
+    said = f"{parted} of the {count} validation images of art look like a training image of their class"
     assert found.remarks() == [said]
     assert shared_notes({"run": {"shared_images": found.record()}}) == [f"Copies: {said}."]
 
