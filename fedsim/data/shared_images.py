@@ -1,5 +1,7 @@
-"""Images that are there twice: in the unseen domain and a source domain, in two source domains, in two classes, or in
-training and validation of one domain, where the selection sees what was trained on."""
+"""Images that are there twice: in the unseen domain and a source domain, in two source domains, or in two classes.
+
+Others are in training and validation of one domain, where the selection sees what was trained on.
+"""
 
 import itertools
 from collections import Counter
