@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsim.parts.facts import Fact
 from strategies.parts import ServerRound, Update, Weights
 
 
@@ -10,7 +11,7 @@ from strategies.parts import ServerRound, Update, Weights
 class Uniform(Weights):
     """p_k = 1/|U_t| over the clients that replied (FedSB, ICASSP 2025)."""
 
-    assumes = breaks = ()
+    assumes, breaks = (Fact.SEVERAL_CLIENTS,), ()
 
     def known(self, examples: Mapping[str, int]) -> dict[str, float]:
         """Equal shares."""

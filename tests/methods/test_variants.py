@@ -172,6 +172,7 @@ def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(wa
     ("gperxan norm=batch_norm", "needs norm 'xan'"),
     ("gperxan+gfedavg-ibn", "cannot be combined"),
     ("deepall fuse=coordinate_median", "pooled on one client"),
+    ("deepall weights=uniform", "pooled on one client"),
     ("fedavg+fedprox", "fedavg adds nothing to fedprox"),
     ("fedbn without_batch_norm.upload=false", "no model for the unseen domain"),
     ("fedig-a norm=batch_norm", "norm layers have adapters for unseen domains, which does not hold here"),
