@@ -189,9 +189,9 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
 def test_parts_that_were_steps_are_found_in_client():
     assert Recipe(client=Jigsaw()) == Recipe(objective=Jigsaw())
     assert Recipe(client=Ditto()) == Recipe(companions=(Ditto(),))
-    found = assemble({"name": "fedsam", "client": "jigsaw"}, {})
-    assert (found.objective, found.update) == (Jigsaw(), Recipe().update)
-    assert assemble({"name": "perada", "client": "supervised_step"}, {}).companions == ()
+    found = assemble({"name": "fedsam", "client": "jigsaw"}, {})  # and no other slot changes
+    assert (found.objective, type(found.update)) == (Jigsaw(), SharpnessAware)
+    assert len(assemble({"name": "perada", "client": "supervised_step"}, {}).companions) == 1
     both = assemble({"name": "fedavg", "update": "sharpness_aware", "client": "jigsaw", "jigsaw": {"alpha": 0.5}}, {})
     assert (both.objective, both.update) == (Jigsaw(alpha=0.5), SharpnessAware())
 
