@@ -34,6 +34,7 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
     """
     recipe = assemble(experiment.method, experiment.parts)
     if not recorded:
+        _check_named(experiment, recipe)
         _check_preset(experiment, recipe)
         check_recipe(recipe, experiment.method_name)
     task = find_dataset(experiment.data.dataset).task
@@ -45,6 +46,17 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
         if not recorded:
             part.check(experiment)
     return recipe
+
+
+def _check_named(experiment: Experiment, recipe: Recipe) -> None:
+    """UserError when a slot that the settings name lacks a part that another one needs there."""
+    asked = _asked(experiment.method)
+    for slot in (slot for slot in SLOTS if slot in experiment.method):
+        kinds = {type(part) for part in parts_in(asked, slot)}
+        needed = [part_name(part) for part in parts_in(recipe, slot) if type(part) not in kinds]
+        if needed:
+            raise UserError(f"method.{slot}: a part of {experiment.method_name} needs {needed[0]} there; name it too, "
+                            f"or leave method.{slot} out")  # fmt: skip
 
 
 def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
@@ -63,24 +75,22 @@ def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
 
 def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Recipe:
     """The recipe of the `[method]` settings with `[parts]` values; its parts are not yet checked against each other."""
-    settings = dict(method)
-    name = settings.pop("name")
-    recipe = functools.reduce(combine, [(word, find_row(word)) for word in name.split("+")])[1]
-    given_slots = [slot for slot in SLOTS if slot in settings]
-    for slot in sorted((key for key in settings if key in SLOTS), key=lambda slot: slot != "client"):
-        recipe = exchange(recipe, slot, settings.pop(slot))
-    asked = add(recipe, settings.pop("add", []), method)
-    recipe = in_order(complete(asked))
-    for slot in given_slots:
-        if needed := [part_name(part) for part in parts_in(recipe, slot) if part not in parts_in(asked, slot)]:
-            raise UserError(f"method.{slot}: a part of {name} needs {needed[0]} there; name it too, or leave "
-                            f"method.{slot} out")  # fmt: skip
+    recipe, name = in_order(complete(_asked(method))), method["name"]
+    settings = {key: value for key, value in method.items() if key not in ("name", "add", *SLOTS)}
     present = [part_name(part) for _, part in parts_of(recipe)]
     own = values_for(recipe, values)
     for key, fields in [*own.items(), *settings.items()]:
         recipe = set_fields(recipe, key, fields, name)
     given = {key: {**own.get(key, {}), **settings.get(key, {})} for key in present}
     return _agree(recipe, given, name)
+
+
+def _asked(method: Mapping[str, Json]) -> Recipe:
+    """The row with the parts that the settings name, before other parts that these need."""
+    recipe = functools.reduce(combine, [(word, find_row(word)) for word in method["name"].split("+")])[1]
+    for slot in sorted((key for key in method if key in SLOTS), key=lambda slot: slot != "client"):
+        recipe = exchange(recipe, slot, method[slot])
+    return add(recipe, method.get("add", []), method)
 
 
 def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
