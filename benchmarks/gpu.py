@@ -10,97 +10,73 @@ it.
 """
 
 import argparse
+import itertools
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from gpu_runs import runs, synchronisation
 from gpu_scale import FULL, SMALL, Scale
-from gpu_tables import Table, machine, markdown
+from gpu_tables import Row, machine, markdown
 from overhead import bare_loop, experiment_for
 from steps import RandomData, build, compare, experiment_of, measurable
 
-from fedsim.commands.contract import small_plan
-from fedsim.common.errors import UserError
-from fedsim.run.serve import serve
-from fedsim.run.workspace import close_workspaces
-from fedsim.runtime.launch import launch, make_grid
+from fedsim.run.workspace import close_workspaces, sum_in_one_order
+from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import Experiment
 
+GROUP = 20  # rows whose steps take turns
+PASSES = 5  # between two waits for the device, as a round does not wait after each step
 TRAINING = (
     "fedsim sweep pacs --methods fedavg,gperxan,feddg-ga,csac,fedig-a,deepall --targets all --seeds 0,1,2",
     "fedsim sweep digits --methods fedavg,gperxan --targets rot75 --seeds 0 --jobs 2 --gpus-per-cell 0.5",
 )
 
 
-def runs(scale: Scale, device: torch.device) -> Table:
-    """1. Every row of METHODS runs with finite numbers, agrees with the CPU, and with equal seeds gives equal records.
-
-    The validation of round 1 is compared with the CPU's. `same` compares two fp32 runs with deterministic algorithms;
-    `cost` is their time divided by that of the first run.
-    """
-    table: Table = []
-    for method in scale.methods:
-        row: dict[str, object] = {"method": method}
-        try:
-            for precision in scale.precisions:
-                found, seconds = small_run(method, scale, device, precision)
-                row[f"{precision} finite"] = bool(found["train_loss"].iloc[1:].notna().all())
-                if precision == "fp32":
-                    reference, _ = small_run(method, scale, torch.device("cpu"), precision)
-                    column = next(name for name in found if name.startswith("mean_validation"))
-                    row["from the CPU"] = abs(found[column][1] - reference[column][1])
-                    first = seconds
-            with deterministic():
-                (one, seconds), (other, _) = (small_run(method, scale, device, "fp32") for _ in range(2))
-            row |= {"same": one.equals(other), "cost": seconds / first}
-        except UserError as error:
-            row["not run"] = str(error)[:60]
-        table.append(row)
-    return table
-
-
-def small_run(method: str, scale: Scale, device: torch.device, precision: str) -> tuple[pd.DataFrame, float]:
-    """(rounds.csv of a short run on digits, without times; the seconds of the run)."""
-    close_workspaces()
-    changes = [f"run.device={device.type}", f"train.precision={precision}", f"train.rounds={scale.rounds}"]
-    if scale is SMALL:
-        changes += ["train.iterations=1", "data.fraction=0.04"]
-    with tempfile.TemporaryDirectory() as folder:
-        plan = small_plan(method, folder, changes)
-        started = time.perf_counter()
-        found = pd.read_csv(serve(make_grid(plan), plan) / "rounds.csv")
-        return found[[c for c in found if "seconds" not in c]], time.perf_counter() - started
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Use PyTorch's deterministic algorithms inside the `with` block.
-
-    The process needs CUBLAS_WORKSPACE_CONFIG=:4096:8.
-    """
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def steps(scale: Scale, device: torch.device) -> Table:
-    """2. Milliseconds of one local step of every method, and the ratio to FedAvg's.
+def steps(scale: Scale, device: torch.device) -> Iterator[Row]:
+    """2 and 6. Milliseconds and peak device memory (MiB) of one local step of every method, and the ratios to FedAvg's.
 
     FedIG-A's Table 4, on an A5000: FedAvg 1.43, FedIG 2.25, FedIG-A 3.50 ms, which is 1.57 and 2.45 times FedAvg's.
     """
-    table: Table = []
     for backbone in scale.backbones:
-        rows = measurable(list(scale.methods), options(scale, backbone), device)
-        medians, ratios = compare(rows, scale.repeats, device)
-        table += [{"backbone": backbone, "method": m, "ms": medians[m], "ratio": ratios[m]} for m in rows]
-    return table
+        for start in range(1, len(scale.methods), GROUP):  # a GPU holds the networks of so many rows
+            methods = [scale.methods[0], *scale.methods[start : start + GROUP]]
+            peaks: dict[str, float] = {}
+            rows = {method: take for method in methods for take in measured(method, scale, backbone, device, peaks)}
+            medians, ratios = compare(rows, scale.repeats, device)
+            first = peaks[methods[0]]
+            for method in rows:
+                if start == 1 or method != methods[0]:
+                    row = {"backbone": backbone, "method": method, "ms": medians[method], "ratio": ratios[method]}
+                    yield row | {"MiB": peaks[method], "memory ratio": peaks[method] / first}
+
+
+def measured(
+    method: str, scale: Scale, backbone: str, device: torch.device, peaks: dict[str, float]
+) -> Iterator[Callable[[], None]]:
+    """The step of a row, if it can be measured; its peak memory, with the network, is written to `peaks`."""
+    before = allocated(device)
+    for take in measurable([method], options(scale, backbone), device).values():
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        take()
+        peaks[method] = allocated(device, peak=True) - before
+        yield take
+
+
+def allocated(device: torch.device, peak: bool = False) -> float:
+    """MiB of device memory in use, or the most since the last reset; NaN on a CPU."""
+    if device.type != "cuda":
+        return float("nan")
+    return (torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()) / 2**20
 
 
 def options(scale: Scale, backbone: str) -> argparse.Namespace:
@@ -108,93 +84,78 @@ def options(scale: Scale, backbone: str) -> argparse.Namespace:
     return argparse.Namespace(data="digits", backbone=backbone, size=scale.size, batch=scale.batch, bottleneck=0)
 
 
-def rate(scale: Scale, device: torch.device) -> Table:
+def rate(scale: Scale, device: torch.device) -> Iterator[Row]:
     """3. Images per second of whole FedAvg rounds, divided by those of forward and backward on a batch on the device.
 
-    The targets are 0.6, and 0.9 for ResNet-50. `largest` are the three operations that took most of the round's time.
+    The targets are 0.6, and 0.9 for ResNet-50. `one order` is the rate of forward and backward with the deterministic
+    algorithms that a run uses on a GPU, divided by that without. `largest` are the three operations that took most of
+    the round's time.
     """
-    table: Table = []
-    for backbone in scale.backbones:
-        for precision in scale.precisions:
-            alone = resident_rate(scale, backbone, precision, device)
-            with tempfile.TemporaryDirectory() as folder:
-                experiment = whole_experiment(scale, backbone, Path(folder), device, precision)
-                whole, largest = whole_rate(experiment, scale, Path(folder))
-            ratio = whole / alone
-            table.append({"backbone": backbone, "precision": precision, "whole images/s": whole, "alone": alone,
-                          "ratio": ratio, "largest": largest})  # fmt: skip
-    return table
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        experiments = {backbone: experiment_for(backbone, folder / backbone, 1, 1) for backbone in scale.backbones}
+        for backbone, precision in itertools.product(scale.backbones, scale.precisions):
+            alone, in_order = resident_rates(scale, backbone, precision, device)
+            experiment = whole_experiment(scale, experiments[backbone], device, precision)
+            whole, largest = whole_rate(experiment, scale, folder / backbone / precision)
+            row = {"backbone": backbone, "precision": precision, "whole images/s": whole, "alone": alone}
+            yield row | {"ratio": whole / alone, "one order": in_order / alone, "largest": largest}
 
 
-def whole_experiment(scale: Scale, backbone: str, folder: Path, device: torch.device, precision: str) -> Experiment:
-    """FedAvg on random pictures (on digits for the digits CNN) with this backbone."""
-    experiment = experiment_for(backbone, folder, 1, 1)
-    size = {} if backbone.startswith("digits") else {"data": {"image_size": scale.size}}
-    train = {"precision": precision, "batch_size": scale.batch, "iterations": 2 if scale is SMALL else 50}
+def whole_experiment(scale: Scale, experiment: Experiment, device: torch.device, precision: str) -> Experiment:
+    """FedAvg with the scale's image size (not for digits), batches and steps."""
+    size = {} if experiment.model.backbone.startswith("digits") else {"data": {"image_size": scale.size}}
+    train = {"precision": precision, "batch_size": scale.batch, "iterations": scale.iterations}
     return experiment.replace(train=train, run={"device": device.type}, **size)
 
 
-def resident_rate(scale: Scale, backbone: str, precision: str, device: torch.device) -> float:
-    """Images per second of forward and backward on one random batch that is on the device."""
+def resident_rates(scale: Scale, backbone: str, precision: str, device: torch.device) -> tuple[float, float]:
+    """Images per second of forward and backward on one random batch that is on the device.
+
+    The first is with PyTorch's usual algorithms, the second with deterministic ones.
+    """
     experiment = experiment_of("fedavg", options(scale, backbone)).replace(train={"precision": precision})
     _, net = build(experiment, device)
     batch = RandomData(experiment, device).batch()
 
-    def take() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = F.cross_entropy(net(batch.images).float(), batch.labels)
-        loss.backward()
-        net.zero_grad(set_to_none=True)
+    def take(in_order: bool) -> None:
+        torch.use_deterministic_algorithms(in_order, warn_only=True)
+        for _ in range(PASSES):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                loss = F.cross_entropy(net(batch.images).float(), batch.labels)
+            loss.backward()
+            net.zero_grad(set_to_none=True)
+        torch.use_deterministic_algorithms(False)
 
-    medians, _ = compare({f"{backbone} {precision} alone": take}, max(scale.repeats, 3), device)
-    return 1e3 * scale.batch / medians[f"{backbone} {precision} alone"]
+    rows = {f"{backbone} {precision}, one order: {in_order}": partial(take, in_order) for in_order in (False, True)}
+    medians, _ = compare(rows, scale.repeats, device)
+    usual, in_order = (1e3 * PASSES * scale.batch / medians[name] for name in rows)
+    return usual, in_order
 
 
 def whole_rate(experiment: Experiment, scale: Scale, folder: Path) -> tuple[float, str]:
-    """(images per second of all rounds after the first, the operations that took most of the time)."""
-    seconds = []
+    """(images per second of a round after the first, the operations that took most of the time)."""
+    close_workspaces()
+    run = experiment.replace(train={"rounds": 1 + scale.rounds}, run={"output": str(folder / "run")})
+    images, seconds = later_rounds(launch(run))
     activities = [torch.profiler.ProfilerActivity.CPU]
     if experiment.run.device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    for number, rounds in enumerate((1, 1 + scale.rounds)):
-        run = experiment.replace(train={"rounds": rounds}, run={"output": str(folder / f"run{number}")})
-        close_workspaces()
-        started = time.perf_counter()
-        found = pd.read_csv(launch(run) / "clients.csv")
-        seconds.append(time.perf_counter() - started)
-    with torch.profiler.profile(activities=activities) as profile:
-        launch(experiment.replace(train={"rounds": 1}, run={"output": str(folder / "profile")}))
+    short = {"rounds": 1, "iterations": min(scale.iterations, 5)}
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        launch(experiment.replace(train=short, run={"output": str(folder / "profile")}))
     key = "self_device_time_total" if experiment.run.device == "cuda" else "self_cpu_time_total"
     items = sorted(profile.key_averages(), key=lambda item: -getattr(item, key))[:3]
-    images = found.query("round > 1")["images"].sum()
-    return images / max(seconds[1] - seconds[0], 1e-9), ", ".join(item.key[:40] for item in items)
+    return images / seconds, ", ".join(item.key[:40] for item in items)
 
 
-def synchronisation(scale: Scale, device: torch.device) -> Table:
-    """4. Does the host wait for the device inside a local step? PyTorch raises where it does."""
-    table: Table = []
-    for method, take in measurable(list(scale.methods), options(scale, scale.backbones[0]), device).items():
-        take()
-        table.append({"method": method, "waits": first_wait(take, device)})
-    return table
+def later_rounds(folder: Path) -> tuple[float, float]:
+    """Medians of the training images and of the seconds of all rounds after the first, which has the initial work."""
+    found = pd.read_csv(folder / "rounds.csv").query("round > 1")
+    return found["images"].median(), found["round_seconds"].median()
 
 
-def first_wait(take: Callable[[], None], device: torch.device) -> str:
-    """The first operation that waits for the device; "none" without any, and on a CPU "not a GPU"."""
-    if device.type != "cuda":
-        take()
-        return "not a GPU"
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        take()
-    except RuntimeError as error:
-        return str(error).splitlines()[0][:100]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return "none"
-
-
-def small_nets(scale: Scale, device: torch.device) -> Table:
+def small_nets(scale: Scale, device: torch.device) -> Iterator[Row]:
     """5. Clients per second of the digits CNN with every way to train them, and the ratio to a plain PyTorch loop."""
     settings: dict[str, dict] = {
         "sequential": {},
@@ -202,7 +163,6 @@ def small_nets(scale: Scale, device: torch.device) -> Table:
         "compiled": {"compile": "default"},
         "CUDA graphs": {"compile": "reduce-overhead"},
     }
-    table: Table = []
     for count in scale.clients:
         per_domain = max(count // 3, 1)
         with tempfile.TemporaryDirectory() as name:
@@ -212,49 +172,34 @@ def small_nets(scale: Scale, device: torch.device) -> Table:
             run = {"device": device.type, "target": "rot45"}
             base = base.replace(data=data, run=run, train={"iterations": 4, "batch_size": 16})
             clients = 3 * per_domain
-            ways = {"bare loop": lambda run: bare_loop(run, device)}
+            bare = clients / bare_seconds(base, scale, device)
+            yield {"clients": clients, "way": "bare loop", "clients/s": bare, "ratio": 1.0}
             for mode in scale.modes:
-                ways[mode] = lambda run, changes=settings[mode]: launch(run.replace(train=changes))
-            rates = {mode: clients / round_seconds(way, base, scale, folder / mode) for mode, way in ways.items()}
-        table += [{"clients": clients, "way": mode, "clients/s": value, "ratio": value / rates["bare loop"]}
-                  for mode, value in rates.items()]  # fmt: skip
-    return table
+                train = settings[mode] | {"rounds": 1 + 2 * scale.rounds}
+                close_workspaces()
+                found = launch(base.replace(train=train, run={"output": str(folder / mode)}))
+                rate = clients / later_rounds(found)[1]
+                yield {"clients": clients, "way": mode, "clients/s": rate, "ratio": rate / bare}
 
 
-def round_seconds(way: Callable[[Experiment], object], base: Experiment, scale: Scale, folder: Path) -> float:
-    """Seconds of one round: from the time of several rounds, that of one round with all initial work is subtracted."""
+def bare_seconds(base: Experiment, scale: Scale, device: torch.device) -> float:
+    """Seconds of one round of the bare loop: from those of several rounds, those of one round are subtracted."""
     seconds = []
-    for number, rounds in enumerate((1, 1 + 2 * scale.rounds)):
-        close_workspaces()
-        run = base.replace(train={"rounds": rounds}, run={"output": str(folder / str(number))})
+    for rounds in (1, 1, 1 + 2 * scale.rounds):  # the first warms the device up
         started = time.perf_counter()
-        way(run)
+        bare_loop(base.replace(train={"rounds": rounds}), device)
         seconds.append(time.perf_counter() - started)
-    return max(seconds[1] - seconds[0], 1e-9) / (2 * scale.rounds)
+    return max(seconds[2] - seconds[1], 1e-9) / (2 * scale.rounds)
 
 
-def memory(scale: Scale, device: torch.device) -> Table:
-    """6. Peak device memory of one step of every method, in MiB, and the ratio to FedAvg's."""
-    table: Table = []
-    for method in scale.methods:
-        rows = measurable([method], options(scale, scale.backbones[-1]), device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        for take in rows.values():
-            take()
-            peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else float("nan")
-            table.append({"method": method, "MiB": peak, "ratio": peak / table[0]["MiB"] if table else 1.0})
-    return table
-
-
-def training(scale: Scale, device: torch.device) -> Table:
+def training(scale: Scale, device: torch.device) -> Iterator[Row]:
     """7. Commands for real training and for two runs on one device; each command resumes its unfinished runs."""
-    return [{"command": f"`{command} --set run.device={device.type}`"} for command in TRAINING]
+    yield from ({"command": f"`{command} --set run.device={device.type}`"} for command in TRAINING)
 
 
-CHECKS: dict[str, Callable[[Scale, torch.device], Table]] = {
+CHECKS: dict[str, Callable[[Scale, torch.device], Iterator[Row]]] = {
     "runs": runs, "steps": steps, "rate": rate, "synchronisation": synchronisation, "small-nets": small_nets,
-    "memory": memory, "training": training,
+    "training": training,
 }  # fmt: skip
 
 
@@ -262,6 +207,10 @@ def main(words: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checks", default=",".join(CHECKS))
+    parser.add_argument("--methods", default="", help="these rows only; the first is the reference")
+    parser.add_argument("--backbones", default="", help="these backbones only")
+    parser.add_argument("--modes", default="", help="these ways to train small networks only")
+    parser.add_argument("--clients", default="", help="these numbers of clients of small networks only")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--small", action="store_true", help="two methods, the digits CNN, a few steps")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "GPU.md")
@@ -269,15 +218,30 @@ def main(words: list[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device here; --small --device cpu tries the same code on a CPU")
     device, scale = torch.device(args.device), SMALL if args.small else FULL
+    if args.device == "cuda":
+        sum_in_one_order()
+    if args.methods:
+        scale = replace(scale, methods=tuple(args.methods.split(",")))
+    if args.backbones:
+        scale = replace(scale, backbones=tuple(args.backbones.split(",")))
+    if args.modes:
+        scale = replace(scale, modes=tuple(args.modes.split(",")))
+    if args.clients:
+        scale = replace(scale, clients=tuple(int(number) for number in args.clients.split(",")))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is measured is written, also after a time limit
     with args.output.open("a", encoding="utf-8") as file:
         file.write(f"\n## {machine(device)}\n")
         for name in args.checks.split(","):
-            print(f"{name} ...", flush=True)
-            text = markdown(CHECKS[name](scale, device))
-            said = " ".join(CHECKS[name].__doc__.split())
-            file.write(f"\n`python benchmarks/gpu.py --checks {name}`: {said}\n\n{text}\n")
-            file.flush()
-            print(text, flush=True)
+            said = " ".join((CHECKS[name].__doc__ or "").split())
+            file.write(f"\n`python benchmarks/gpu.py --checks {name}`: {said}\n\n")
+            table: list[Row] = []
+            try:
+                for row in CHECKS[name](scale, device):
+                    print(f"{name}: {row}", flush=True)
+                    table.append(row)
+            finally:
+                file.write(markdown(table) + "\n")
+                file.flush()
 
 
 if __name__ == "__main__":

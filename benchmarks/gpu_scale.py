@@ -7,7 +7,7 @@ from fedsim.methods.table import METHODS
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured."""
+    """How much is measured. jobs: rows whose short runs take place at a time; changes: further settings of these."""
 
     methods: tuple[str, ...]
     backbones: tuple[str, ...]
@@ -16,11 +16,26 @@ class Scale:
     repeats: int
     clients: tuple[int, ...]
     rounds: int
+    iterations: int
+    jobs: int
     precisions: tuple[str, ...] = ("fp32", "bf16")
     modes: tuple[str, ...] = ("sequential", "side by side", "compiled", "CUDA graphs")
+    changes: tuple[str, ...] = ()
 
 
-FULL = Scale(tuple(METHODS), ("resnet18", "resnet50"), 224, 64, 10, (30, 100), 3)
+# Images of 28 pixels: on others the digits CNN resizes its maps, of which PyTorch has no deterministic form.
+FULL = Scale(
+    tuple(METHODS),
+    ("resnet18", "resnet50"),
+    224,
+    64,
+    3,
+    (30, 100),
+    2,
+    iterations=15,
+    jobs=14,
+    changes=("data.image_size=28",),
+)
 SMALL = Scale(
     ("fedavg", "ccst"),
     ("digits-cnn-bn",),
@@ -29,6 +44,9 @@ SMALL = Scale(
     1,
     (2,),
     1,
+    iterations=2,
+    jobs=1,
     precisions=("fp32",),
     modes=("sequential", "side by side"),
+    changes=("train.iterations=1", "data.fraction=0.04"),
 )

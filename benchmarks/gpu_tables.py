@@ -6,10 +6,10 @@ from datetime import date
 
 import torch
 
-Table = list[dict[str, object]]
+Row = dict[str, object]
 
 
-def markdown(table: Table) -> str:
+def markdown(table: list[Row]) -> str:
     """The table as Markdown."""
     columns = list(dict.fromkeys(key for row in table for key in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

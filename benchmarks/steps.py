@@ -85,6 +85,7 @@ def local_round(
         records=made_up_records(net),
         task=data.task,
         steps=1,
+        build_net=lambda: build(experiment, torch.device("cpu"))[1],
     )
     found.records |= collected_records(recipe, found)
     found.lr, found.optimizer = experiment.train.lr, make_optimizer(net, experiment.train, experiment.train.lr)

@@ -61,14 +61,14 @@ def mixed(
     signed = torch.tensor([name in SIGNED for name in names])
     weights = torch.distributions.Dirichlet(torch.full((width,), float(alpha))).sample((count,))
     share = torch.distributions.Beta(float(alpha), float(alpha)).sample((count,))
-    total = images * share.to(images)[:, None, None, None]
+    total = images * share.to(images, non_blocking=True)[:, None, None, None]
     chains = images.repeat(width, 1, 1, 1)  # all at once, because small batches cost as much time as large ones
     for acting, chosen, strength, sign in _draws(width, depth, draws, count, len(names), severity, signed):
         magnitudes = values[chosen, strength] * sign
-        places = acting.to(chains.device)
+        places = acting.to(chains.device, non_blocking=True)
         chains.index_copy_(0, places, apply_operations(chains[places], names, chosen, magnitudes))
     for moved, weight in zip(chains.split(count), weights.unbind(1), strict=True):
-        total = total + moved * (weight * (1 - share)).to(images)[:, None, None, None]
+        total = total + moved * (weight * (1 - share)).to(images, non_blocking=True)[:, None, None, None]
     return total.clamp_(0, 1)
 
 

@@ -138,7 +138,7 @@ class CrossClientStyle(Augment):
             return lambda images, items: images
 
         def transfer(images: Tensor, items: np.ndarray) -> Tensor:
-            index = torch.from_numpy(items).to(images.device)
+            index = torch.from_numpy(items).to(images.device, non_blocking=True)
             if plan.kept is not None:
                 return to_float(plan.kept[index.to(plan.kept.device)].to(images.device))
             moved = style.apply_affine(space, images, plan.of(index))
@@ -204,7 +204,7 @@ def _materialise(space: style.Space, data: LocalData, plan: StylePlan) -> Tensor
     images = data.images[: data.examples]
     kept = images.repeat(plan.copies, 1, 1, 1)
     for items in chunks_of((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
-        index = torch.from_numpy(items).to(plan.own.device)
+        index = torch.from_numpy(items).to(plan.own.device, non_blocking=True)
         moved = style.apply_affine(space, data.raw(items % data.examples), plan.of(index))
         kept[index.to(kept.device)] = (moved * 255).round_().to(torch.uint8).to(kept.device)
     return kept

@@ -35,14 +35,14 @@ def apply_operations(x: Tensor, names: list[str], chosen: Tensor, magnitudes: Te
         operation = OPERATIONS[names[index]]
         if operation is not None:
             own = chosen == index
-            amount = magnitudes[own].to(x)[:, None, None, None]
+            amount = magnitudes[own].to(x, non_blocking=True)[:, None, None, None]
             x = _replaced(x, own, operation, amount)
     return x
 
 
 def _replaced(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *more: Tensor) -> Tensor:
     """x with `operation` applied to the images that `chosen` [B] marks."""
-    index = chosen.nonzero()[:, 0].to(x.device)
+    index = chosen.nonzero()[:, 0].to(x.device, non_blocking=True)
     if len(index) == len(x):
         return operation(x, *more)
     return x.index_copy(0, index, operation(x.index_select(0, index), *more))
@@ -73,7 +73,7 @@ def warped(x: Tensor, moves: Tensor) -> Tensor:
     base = torch.stack([u, v, torch.ones_like(u)], -1).reshape(1, -1, 3)
     half = torch.tensor([width / 2, height / 2])
     theta = moves.reshape(-1, 2, 3).to(torch.float32).transpose(1, 2) / half
-    grid = torch.matmul(base, theta).reshape(len(x), height, width, 2).to(x.device)
+    grid = torch.matmul(base, theta).reshape(len(x), height, width, 2).to(x.device, non_blocking=True)
     return F.grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 

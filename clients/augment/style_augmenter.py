@@ -75,7 +75,8 @@ class StyleAugmenter(nn.Module):
 
     def forward(self, x: Tensor, fresh: bool) -> Tensor:
         """Images [B, C, H, W] to [B, C, H, W], whose values are not yet limited to a range."""
-        tensors = iter(tensor.to(x.device) for tensor in (self._draw() if fresh else list(self.buffers())))
+        drawn = self._draw() if fresh else list(self.buffers())
+        tensors = iter([tensor.to(x.device, non_blocking=True) for tensor in drawn])
         x = x + 0.01 * self.noise * torch.randn_like(x)
         branches = [F.dropout(F.conv2d(x, next(tensors), next(tensors)), DROPOUT)]
         for scale, shift in zip(self.scale, self.shift):

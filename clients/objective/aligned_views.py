@@ -180,8 +180,9 @@ class AlignedViews(Objective):
         """One other view of images [B, C, H, W] in [0, 1], in this range. Draws come from torch's generator."""
         official = self.variant == "official"
         if styles is not None and float(torch.rand(())) < self.p:
-            rows = drawn_rows(len(styles[0]), len(images)).to(images.device)
-            lam = torch.distributions.Beta(self.alpha, self.alpha).sample((len(images),)).to(images.device)
+            rows = drawn_rows(len(styles[0]), len(images)).to(images.device, non_blocking=True)
+            lam = torch.distributions.Beta(self.alpha, self.alpha).sample((len(images),))
+            lam = lam.to(images.device, non_blocking=True)
             images = moved_style(images, style_of(images, self.eps), (styles[0][rows], styles[1][rows]), lam)
         images = eight_bit(images, wraps=official)
         return mixed(images, self.severity, self.width, every=self.all_operations, alike=official)

@@ -68,7 +68,7 @@ class Jigsaw(Objective):
             if self.alpha:
                 with round.autocast():
                     logits = head(batch.features)
-                jigsaw_loss = F.cross_entropy(logits.float(), orders.to(logits.device))
+                jigsaw_loss = F.cross_entropy(logits.float(), orders.to(logits.device, non_blocking=True))
                 round.tally("jigsaw_loss", jigsaw_loss)
                 loss = loss + self.alpha * jigsaw_loss
             return loss
@@ -126,7 +126,7 @@ def joined(tiles: Tensor) -> Tensor:
 
 def shuffled(tiles: Tensor, permutations: Tensor) -> Tensor:
     """Output tile t of each image is its tile P[t]."""
-    index = permutations.to(tiles.device)
+    index = permutations.to(tiles.device, non_blocking=True)
     return tiles[torch.arange(len(tiles), device=tiles.device)[:, None], index]
 
 

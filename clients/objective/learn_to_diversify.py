@@ -98,7 +98,7 @@ class LearnToDiversify(Objective):
         with round.autocast(), statistics_frozen(round.net):
             embedded = round.net.features(torch.cat([styled, batch.images]))
         mean, logvar = (values[count:] for values in moments_of(embedded, "learn_to_diversify"))
-        other = torch.randperm(count).to(mean.device)
+        other = torch.randperm(count).to(mean.device, non_blocking=True)
         discrepancy = class_mmd(embedded[:count], embedded[count:], batch.labels, round.classes)
         return discrepancy + self.beta * club(mean, logvar, embedded[:count], other)
 

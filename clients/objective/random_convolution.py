@@ -61,7 +61,7 @@ class RandomConvolution(Objective):
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """One random version of images [B, C, H, W]."""
         alpha = float(torch.rand((), generator=generator))
-        kernel = random_kernel(images.shape[1], self.sizes, generator).to(images)
+        kernel = random_kernel(images.shape[1], self.sizes, generator).to(images, non_blocking=True)
         if self.variant == "img_p":
             return images if alpha < self.p else convolved(images, kernel)
         return torch.lerp(images, convolved(images, kernel), alpha)

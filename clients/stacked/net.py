@@ -115,8 +115,12 @@ class StackedNet:
 
 
 def _joined(nets: Sequence[nn.Module], name: str, tensor: Tensor) -> Tensor:
-    """The tensor of that name of all networks in one, of which each network's own becomes a row."""
-    stack = torch.stack([tensor.detach()] * len(nets))
+    """The tensor of that name of all networks in one, of which each network's own becomes a row.
+
+    On a GPU its layout is the plain one: under vmap, cuDNN's batch norm refuses maps in channels-last order.
+    """
+    own = tensor.detach().contiguous() if tensor.is_cuda else tensor.detach()
+    stack = torch.stack([own] * len(nets))
     path, _, last = name.rpartition(".")
     for net, row in zip(nets, stack.unbind()):
         getattr(net.get_submodule(path), last).data = row

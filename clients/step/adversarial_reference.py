@@ -151,7 +151,7 @@ class AdversarialReference(Step):
 
         def step(batch: Batch) -> Tensor:
             code = label_code(batch.labels, round.classes, self.s)
-            z = torch.rand(len(code), self.d_noise, generator=players.randomness).to(code.device)
+            z = torch.rand(len(code), self.d_noise, generator=players.randomness).to(code.device, non_blocking=True)
             with round.autocast(), torch.set_grad_enabled(self.gen != "frozen"):
                 generated = players.generator(z, code)  # one draw of noise serves all three parts
             round.tally("discriminator_loss", share * self._train_discriminator(round, players, batch, generated, code))

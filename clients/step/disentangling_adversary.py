@@ -117,7 +117,7 @@ class DisentanglingAdversary(Step):
                 if bank:
                     features = bank[FEATURES]
                     chosen = torch.randint(len(features), (len(batch.labels),), generator=generator)
-                    self._adversary(round, batch, aux, own, features[chosen.to(features.device)])
+                    self._adversary(round, batch, aux, own, features[chosen.to(features.device, non_blocking=True)])
                 self._disentangle(round, batch, aux, own, small)
             return loss
 
@@ -191,7 +191,7 @@ class DisentanglingAdversary(Step):
     def _inform(self, round: LocalRound, features: Tensor, aux: nn.ModuleDict, own: Optimizer) -> None:
         """Step 5."""
         net, specific, statistic = round.net, aux["specific"], aux["statistic"]
-        order = torch.randperm(len(features), device="cpu").to(features.device)
+        order = torch.randperm(len(features), device="cpu").to(features.device, non_blocking=True)
 
         def bound(p: Tensor, q: Tensor) -> Tensor:
             return information(statistic(p, q), statistic(p, q[order]))

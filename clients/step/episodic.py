@@ -199,8 +199,8 @@ class EpisodicStep(Step):
             image = (torch.rand(len(raw), count, generator=generator) * sizes[clients]).long()
             low, high = self.lam
             share = low + (high - low) * torch.rand(len(raw), count, generator=generator)
-            index = (starts[clients] + torch.minimum(image, sizes[clients] - 1)).to(raw.device)
-            share = share.to(raw.device)
+            index = (starts[clients] + torch.minimum(image, sizes[clients] - 1)).to(raw.device, non_blocking=True)
+            share = share.to(raw.device, non_blocking=True)
             return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
 
         return versions

@@ -68,7 +68,7 @@ def class_permutations(labels: Tensor, generator: torch.Generator) -> tuple[Tens
     """An order of the batch by class, and two independent permutations of the ordered batch within its classes."""
     order = labels.argsort(stable=True)
     ranked = labels[order].double()
-    draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64).to(labels.device)
+    draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64).to(labels.device, non_blocking=True)
     return order, (ranked + draws[0]).argsort(), (ranked + draws[1]).argsort()
 
 

@@ -30,7 +30,7 @@ from fedsim.run.personal import personal_entries, write_personal
 from fedsim.run.plan import results_folder
 from fedsim.run.privacy_account import begin_round, repeated_rounds, statement
 from fedsim.run.round_rows import refuse_unmade, round_row, score_of
-from fedsim.run.workspace import Workspace
+from fedsim.run.workspace import Workspace, device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
@@ -85,7 +85,7 @@ class Session:
         """Write the settings, and the environment of the rounds after `done`."""
         space, experiment, server_data = self.space, self.experiment, self.server_data
         self.recorder.write_experiment(experiment.toml())
-        now = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
         now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         now |= earlier_environments(self.recorder.environment(), now, done)

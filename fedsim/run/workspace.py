@@ -1,6 +1,7 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
 import ctypes
+import os
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -39,7 +40,31 @@ def pick_device(wanted: str) -> torch.device:
     """`auto` takes CUDA when there is one; asking for CUDA without one is an error."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError("run.device is 'cuda' but PyTorch sees no CUDA device; use 'auto' or 'cpu'")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    # With its number: a tensor's own device always has one, and "cuda" is not equal to "cuda:0".
+    return torch.device("cuda:0" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def device_record(device: torch.device) -> str:
+    """What a run's record says of its device: `cpu`, or the GPU's name and how it computes convolutions of float32.
+
+    TF32 has ten bits of mantissa instead of 23. GPUs of compute capability 8.0 and above use it unless it is switched
+    off in PyTorch or by NVIDIA_TF32_OVERRIDE=0.
+    """
+    if device.type == "cpu":
+        return "cpu"
+    allowed = torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    rounded = allowed and torch.cuda.get_device_capability(device) >= (8, 0)
+    return f"{torch.cuda.get_device_name(device)}, convolutions in {'TF32' if rounded else 'float32'}"
+
+
+def sum_in_one_order() -> None:
+    """Let a GPU sum in the same order in every run, as a CPU does, so that equal runs have equal bytes.
+
+    Where PyTorch has no such form of an operation, it computes the usual one and says so in a warning.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a check for programs; it writes every new tensor
 
 
 def set_threads(threads: int) -> int:
@@ -87,6 +112,8 @@ class Workspace:
         self.device = pick_device(plan.experiment.run.device)
         if self.device.type == "cpu":
             keep_freed_memory()
+        else:
+            sum_in_one_order()
         self.task = rules_of(plan.data.task, plan.experiment.data)
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":

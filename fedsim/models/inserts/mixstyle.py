@@ -63,7 +63,8 @@ class MixStyleLayer(nn.Module):
         if x.shape[2] * x.shape[3] < 2:
             return x
         lam = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x),))
-        return mix_styles(x, torch.randperm(len(x)).to(x.device), lam.to(x.device), self.eps)
+        order = torch.randperm(len(x)).to(x.device, non_blocking=True)
+        return mix_styles(x, order, lam.to(x.device, non_blocking=True), self.eps)
 
     def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         """A forward hook of a stage. It is a bound method, so that a copy of the network calls its own copy of the

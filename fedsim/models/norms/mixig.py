@@ -231,7 +231,8 @@ def draw_u(layers: Mapping[str, MixIGLayer], generator: torch.Generator) -> None
     """Draws u ~ U(low, high)^C for every layer, in one draw and one transfer to the device."""
     sizes = [len(layer.global_mean) for layer in layers.values()]
     device = next(iter(layers.values())).global_mean.device
-    for layer, u in zip(layers.values(), torch.rand(sum(sizes), generator=generator).to(device).split(sizes)):
+    draws = torch.rand(sum(sizes), generator=generator).to(device, non_blocking=True)
+    for layer, u in zip(layers.values(), draws.split(sizes)):
         low, high = layer.u_range
         layer.u = low + (high - low) * u
 
@@ -239,7 +240,8 @@ def draw_u(layers: Mapping[str, MixIGLayer], generator: torch.Generator) -> None
 def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Generator) -> None:
     """Draws z ~ N(0, 1) per sample for every layer, in one draw and one transfer to the device."""
     device = next(iter(layers.values())).global_mean.device
-    for layer, z in zip(layers.values(), torch.randn(len(layers), batch, generator=generator).to(device)):
+    draws = torch.randn(len(layers), batch, generator=generator).to(device, non_blocking=True)
+    for layer, z in zip(layers.values(), draws):
         layer.z = z
 
 

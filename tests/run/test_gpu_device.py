@@ -1,0 +1,48 @@
+"""What a run does with a GPU, as far as it can be tested without one."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clients.stacked.net import StackedNet
+from fedsim.models import Net
+from fedsim.models.digits_cnn import DigitsCNN
+from fedsim.models.tasks import CLASSIFIES
+from fedsim.run.workspace import device_record, pick_device
+
+
+def test_the_device_of_a_run_is_equal_to_that_of_its_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [str(pick_device(wanted)) for wanted in ("auto", "cuda", "cpu")] == ["cuda:0", "cuda:0", "cpu"]
+
+
+def test_the_record_names_the_gpu_and_how_it_computes_convolutions(monkeypatch):
+    capability = (9, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU X")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu = torch.device("cuda:0")
+    assert device_record(gpu) == "GPU X, convolutions in TF32"
+    capability = (7, 5)
+    assert device_record(gpu) == "GPU X, convolutions in float32"
+    capability = (9, 0)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert device_record(gpu) == "GPU X, convolutions in float32"
+    assert device_record(torch.device("cpu")) == "cpu"
+
+
+@pytest.mark.skipif(not torch.version.cuda, reason="PyTorch without CUDA has no cuDNN")
+def test_vmap_takes_a_network_in_channels_last_order_through_cudnn():
+    """With tensors that have a device and no values: cuDNN's batch norm refused its maps under vmap."""
+
+    def on_gpu(value):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+
+    net = Net(DigitsCNN(1, batch_norm=True), 50, 10)
+    with FakeTensorMode():
+        for part in net.modules():
+            part._buffers.update({name: on_gpu(value) for name, value in part._buffers.items()})
+            own = {name: torch.nn.Parameter(on_gpu(value)) for name, value in part._parameters.items()}
+            part._parameters.update(own)
+        stack = StackedNet(net, {}, 2, CLASSIFIES)
+        images, labels = torch.rand(2, 4, 1, 28, 28, device="cuda"), torch.zeros(2, 4, dtype=torch.long, device="cuda")
+        assert stack.forward(stack.rows([0, 1]), images, labels).losses.shape == (2,)
