@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from gpu_runs import runs, synchronisation
 from gpu_scale import FULL, SMALL, Scale
 from gpu_tables import Row, machine, markdown
+from gpu_verbs import verbs
 from overhead import bare_loop, experiment_for
 from steps import RandomData, build, compare, experiment_of, measurable
 
@@ -198,8 +199,8 @@ def training(scale: Scale, device: torch.device) -> Iterator[Row]:
 
 
 CHECKS: dict[str, Callable[[Scale, torch.device], Iterator[Row]]] = {
-    "runs": runs, "steps": steps, "rate": rate, "synchronisation": synchronisation, "small-nets": small_nets,
-    "training": training,
+    "verbs": verbs, "runs": runs, "steps": steps, "rate": rate, "synchronisation": synchronisation,
+    "small-nets": small_nets, "training": training,
 }  # fmt: skip
 
 
