@@ -8,7 +8,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def serve(kit: Path, words: Sequence[str]) -> None:
     waits = ("busy_timeout", str(1000 * DATABASE_SECONDS))
     others = "flwr.supercore.sql_mixin:SQLITE_PRAGMAS"
     replace(others, lambda pairs: (waits, *(pair for pair in pairs if pair[0] != waits[0])))
+    replace("flwr.server.superlink.linkstate:SqlLinkState.activate_node", giving_up)
     make_context = uvicorn.config.create_ssl_context
 
     def renewing(certfile: str, keyfile: str, **options: Any) -> ssl.SSLContext:
@@ -52,6 +53,31 @@ def serve(kit: Path, words: Sequence[str]) -> None:
     uvicorn.config.create_ssl_context = renewing  # type: ignore[assignment]  # it is called with these names
     sys.argv = ["flower-superlink", *words]
     private("flwr.superlink.cli.flower_superlink:flower_superlink")()
+
+
+def giving_up(activate: Callable[..., bool]) -> Callable[..., bool]:
+    """Flower's admission of a SuperNode, after which no reply is waited for that its dead predecessor owes.
+
+    Flower answers for a node only while it is offline. Where a new SuperNode is admitted between two questions of the
+    server's program, nobody sees that, and a run would wait until `run.timeout`.
+    """
+    from sqlalchemy import select, update
+
+    sent = private("flwr.supercore.state.schema.linkstate_models:MessageIns")
+    replies = private("flwr.supercore.state.schema.linkstate_models:MessageRes")
+
+    def activate_node(state: Any, node_id: int, heartbeat_interval: float) -> bool:
+        admitted = activate(state, node_id, heartbeat_interval)
+        if admitted:
+            stored = node_id - 2**64 if node_id >= 2**63 else node_id  # the database has signed numbers
+            owed = sent.message_id.not_in(select(replies.reply_to_message_id))
+            with state.session() as session:
+                session.execute(
+                    update(sent).where(sent.dst_node_id == stored, sent.delivered_at != "", owed).values(ttl=0.0)
+                )
+        return admitted
+
+    return activate_node
 
 
 def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

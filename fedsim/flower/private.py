@@ -34,6 +34,9 @@ PRIVATE = {
     # the SuperLink behind our gate
     "flwr.proto.fleet_pb2:PushMessagesRequest": "a site's reply, which the gate reads",
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "how long a write to the SuperLink's database waits",
+    "flwr.server.superlink.linkstate:SqlLinkState.activate_node": "the admission of a SuperNode",
+    "flwr.supercore.state.schema.linkstate_models:MessageIns": "the messages that sites have fetched",
+    "flwr.supercore.state.schema.linkstate_models:MessageRes": "the replies to them",
     "flwr.superlink.extensions:get_middleware": "the place for the gate",
     "flwr.superlink.cli.flower_superlink:flower_superlink": "the SuperLink itself",
     # the SuperNode of a site
@@ -74,4 +77,5 @@ def replace(place: str, make: Callable[[Any], Any]) -> None:
     """Put `make(what stands at a place)` there, in this process."""
     new = make(private(place))
     module, _, name = place.partition(":")
-    setattr(import_module(module), name, new)
+    *owner, last = name.split(".")
+    setattr(functools.reduce(getattr, owner, import_module(module)), last, new)

@@ -62,7 +62,7 @@ def site_killed(lane: Lane, stop: bool) -> str:
     output, patient = lane.fresh(), {"run.timeout": 200}
     process = lane.begin_and_slow(output, 30, **(STOP if stop else CONTINUE), **patient)
     lane.kill(SITE)
-    return lost(lane, output, process, "" if stop else "Node Unavailable", stop, **patient)
+    return lost(lane, output, process, "" if stop else " Unavailable", stop, **patient)
 
 
 def site_restarted(lane: Lane, method: str) -> str:
