@@ -56,7 +56,7 @@ def test_jobs_give_the_numbers_of_a_sweep_here(launcher, tmp_path, monkeypatch):
         probes = str(Path(__file__).parents[1] / "runtime")
         monkeypatch.syspath_prepend(probes)
         monkeypatch.setenv("PYTHONPATH", probes, prepend=os.pathsep)
-        died = run_sweep("digits", AXES, budget, overrides=[*words, "run.callbacks=['probe_callbacks:DieOnce']"])
+        died = run_sweep("digits", AXES, budget, overrides=[*words, "run.callbacks=['probe_app:DieOnce']"])
         assert [cell.title for cell in died] == ["fedbn → rot15 (seed 0)"]
         assert "died" in died[0].reason
         assert "_log.err" in died[0].reason
