@@ -12,7 +12,7 @@ from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms, to_float
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
-DEVICE_BYTES = 8 * 2**30  # images of one client are kept on a GPU up to this size; larger sets stay on the host
+GPU_SHARE = 4  # a set of images is kept on a GPU that has this many times its size free; otherwise it stays on the host
 
 
 class LocalData:
@@ -42,7 +42,7 @@ class LocalData:
         self.domains, domains = index[data.train], index[data.validation]
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
-        self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
+        self.images = kept_near(images, device)
         truth = data.labels if data.masks is None else data.masks
         self.labels = torch.from_numpy(np.ascontiguousarray(truth[own])).to(device)
         knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
@@ -50,10 +50,7 @@ class LocalData:
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change."""
-        images = self.images[on_device(positions, self.images.device)]
-        if images.device != self.device:  # the set is too large for the device: only this batch goes there, while the
-            images = images.pin_memory().to(self.device, non_blocking=True)  # device computes with the one before
-        return to_float(images)
+        return to_float(fetched(self.images[on_device(positions, self.images.device)], self.device))
 
     def batch(
         self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None, late: bool = False
@@ -112,3 +109,15 @@ def on_device(positions: np.ndarray, device: torch.device) -> Tensor:
     """Positions as a tensor on the device. The host does not wait for a GPU: the copy starts from pinned memory."""
     index = torch.from_numpy(positions)
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
+
+
+def kept_near(images: Tensor, device: torch.device) -> Tensor:
+    """A set of images on the device, or on the host where it would take too much of what is free on a GPU."""
+    if device.type == "cuda" and images.nbytes * GPU_SHARE > torch.cuda.mem_get_info(device)[0]:
+        return images
+    return images.to(device)
+
+
+def fetched(images: Tensor, device: torch.device) -> Tensor:
+    """A batch of a set on the device. From the host it goes there while the device computes with the one before."""
+    return images if images.device == device else images.pin_memory().to(device, non_blocking=True)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.local_data import fetched, kept_near
 from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import TASKS
 from fedsim.common.values import Foreign
@@ -41,7 +42,7 @@ class TargetEvaluator:
         self.indices, self.outputs = indices, space.plan.data.outputs
         self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
         self.keeps = experiment.run.keep_predictions and not held_out
-        self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
+        self.images = kept_near(torch.from_numpy(np.ascontiguousarray(images[indices])), self.device)
         self.strata = labels[indices]
         masks = load_target_masks(experiment.data, domain, space.plan.data)
         truth = labels if masks is None else masks
@@ -67,7 +68,7 @@ class TargetEvaluator:
             yield self._images(part), self.labels[part]
 
     def _images(self, part: slice) -> Tensor:
-        return self.normalize(to_float(self.images[part]))
+        return self.normalize(to_float(fetched(self.images[part], self.device)))
 
     def __call__(
         self, arrays: Mapping[str, np.ndarray], uploads: Mapping[str, Mapping[str, np.ndarray]]

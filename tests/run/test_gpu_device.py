@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from clients.local_data import fetched, kept_near
 from clients.stacked.net import StackedNet
 from fedsim.models import Net
 from fedsim.models.digits_cnn import DigitsCNN
@@ -14,6 +15,13 @@ from fedsim.run.workspace import device_record, pick_device
 def test_the_device_of_a_run_is_equal_to_that_of_its_tensors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [str(pick_device(wanted)) for wanted in ("auto", "cuda", "cpu")] == ["cuda:0", "cuda:0", "cpu"]
+
+
+def test_images_that_would_fill_a_gpu_stay_on_the_host(monkeypatch):
+    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * images.nbytes - 1, 10**9))
+    assert kept_near(images, torch.device("cuda:0")) is images
+    assert fetched(images, torch.device("cpu")) is images
 
 
 def test_the_record_names_the_gpu_and_how_it_computes_convolutions(monkeypatch):
@@ -30,6 +38,7 @@ def test_the_record_names_the_gpu_and_how_it_computes_convolutions(monkeypatch):
     assert device_record(torch.device("cpu")) == "cpu"
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.skipif(not torch.version.cuda, reason="PyTorch without CUDA has no cuDNN")
 def test_vmap_takes_a_network_in_channels_last_order_through_cudnn():
     """With tensors that have a device and no values: cuDNN's batch norm refused its maps under vmap."""
