@@ -62,7 +62,8 @@ def gated(layer, x):
     return rho * by_batch + (1 - rho) * by_instance
 
 
-LAYERS = [(XANLayer, xan), (lambda bn: XANLayer(bn, in_init="copy_bn"), xan), (DSONLayer, dson), (BINLayer, gated)]
+LAYERS = [(XANLayer, xan), (lambda bn: XANLayer(bn, in_init="copy_bn"), xan), (DSONLayer, dson), (BINLayer, gated),
+          (XANLayer, XANLayer.by_branches)]  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 
 from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
+from fedsim.models.norms.instance import has_positions
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, running, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
@@ -54,6 +57,8 @@ class XANLayer(nn.Module):
         training = self.bn.training
         if training:
             check_training_batch(x)
+        if x.is_cuda and has_positions(x):
+            return self.by_branches(x)
 
         def rule(
             mean: torch.Tensor,
@@ -79,6 +84,16 @@ class XANLayer(nn.Module):
         if training:
             update_running(bn, mean, variance, x.shape[2] * x.shape[3])
         return y
+
+    def by_branches(self, x: torch.Tensor) -> torch.Tensor:
+        """The same as the sum of both branches, whose weights are in their affine parameters.
+
+        It needs two fifths of the operations, each of which a GPU starts anew. On a CPU it takes longer.
+        """
+        w_bn, w_in = self._weights(self.s_bn, self.s_in)
+        bias = w_bn * self.bn.bias + w_in * self.inorm.bias
+        of_batch = functional_call(self.bn, {"weight": w_bn * self.bn.weight, "bias": bias}, (x,))
+        return of_batch + F.instance_norm(x, weight=w_in * self.inorm.weight, eps=self.inorm.eps)
 
     def extra_repr(self) -> str:
         """Shown by print(net)."""
