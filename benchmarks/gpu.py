@@ -94,10 +94,10 @@ def rate(scale: Scale, device: torch.device) -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        experiments = {backbone: experiment_for(backbone, folder / backbone, 1, 1) for backbone in scale.backbones}
+        base = experiment_for(scale.backbones[0], folder, 1, 1)
         for backbone, precision in itertools.product(scale.backbones, scale.precisions):
             alone, in_order = resident_rates(scale, backbone, precision, device)
-            experiment = whole_experiment(scale, experiments[backbone], device, precision)
+            experiment = whole_experiment(scale, base.replace(model={"backbone": backbone}), device, precision)
             whole, largest = whole_rate(experiment, scale, folder / backbone / precision)
             row = {"backbone": backbone, "precision": precision, "whole images/s": whole, "alone": alone}
             yield row | {"ratio": whole / alone, "one order": in_order / alone, "largest": largest}
