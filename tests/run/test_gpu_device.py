@@ -24,17 +24,13 @@ def test_images_that_would_fill_a_gpu_stay_on_the_host(monkeypatch):
     assert fetched(images, torch.device("cpu")) is images
 
 
-def test_the_record_names_the_gpu_and_how_it_computes_convolutions(monkeypatch):
-    capability = (9, 0)
+@pytest.mark.parametrize(("capability", "override", "said"), [((9, 0), "", "TF32"), ((7, 5), "", "float32"),
+                                                              ((9, 0), "0", "float32")])  # fmt: skip
+def test_the_record_names_the_gpu_and_how_it_computes_convolutions(capability, override, said, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU X")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    gpu = torch.device("cuda:0")
-    assert device_record(gpu) == "GPU X, convolutions in TF32"
-    capability = (7, 5)
-    assert device_record(gpu) == "GPU X, convolutions in float32"
-    capability = (9, 0)
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert device_record(gpu) == "GPU X, convolutions in float32"
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    assert device_record(torch.device("cuda:0")) == f"GPU X, convolutions in {said}"
     assert device_record(torch.device("cpu")) == "cpu"
 
 
