@@ -73,17 +73,18 @@ class Registry:
 
     def of_key(self, header: str) -> Member | None:
         """The member with that public key, in base64 as Flower sends it."""
-        self._refresh()
+        self._refresh(header in self._by_key)
         return self._by_key.get(header)
 
     def of_node(self, node: int) -> Member | None:
         """The member that is that node."""
-        self._refresh()
+        self._refresh(node in self._by_node)
         return self._by_node.get(node)
 
-    def _refresh(self) -> None:
+    def _refresh(self, known: bool) -> None:
+        """Look at the files, unless that was done a moment ago. Who is not known may have been registered since."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if known and now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
         nodes, file = self.kit / "state" / "nodes", self.kit / "federation.toml"

@@ -189,6 +189,7 @@ def test_the_registry_follows_the_kit_and_a_broken_federation_file_keeps_the_sit
     file = world.kit / "federation.toml"
     good = file.read_text()
     node = world.kit / "state" / "nodes" / "alpha.json"
+    record = node.read_text()
     for change, status in (
         (lambda: None, 200),
         (lambda: file.write_text(f"{good}\n[[sites]\n"), 200),
@@ -201,6 +202,8 @@ def test_the_registry_follows_the_kit_and_a_broken_federation_file_keeps_the_sit
         os.utime(world.kit, (time.time(), time.time()))
         world.gate.registry._looked -= 2  # seconds
         assert world.status_of() == status
+    node.write_text(record)
+    assert world.status_of() == 200  # a key that was not known is looked for at once
     assert "not valid TOML" in caplog.text
 
 
