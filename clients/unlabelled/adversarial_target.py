@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.batches.shuffled import chunks
 from clients.parts import LocalRound, Unlabelled
+from clients.step.disentangling_adversary import DisentanglingAdversary
 from clients.tools.disentangling import (
     FEATURES,
     advance,
@@ -22,6 +23,7 @@ from clients.tools.disentangling import (
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, stream_seed
 from fedsim.models.tasks import EVALUATION_BATCH
+from fedsim.parts.part import RecipeParts
 from fedsim.settings.effect import Above, Only, Size
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
@@ -61,6 +63,16 @@ class AdversarialTarget(Unlabelled):
     def discloses(self) -> str:
         """The data that leave the unseen domain's machine."""
         return f"of the unseen domain, to all clients: feature vectors of up to {self.sample} single images"
+
+    def refuses(self, recipe: RecipeParts) -> str:
+        """The identifiers of the sources take the same input."""
+        for part in recipe.of(DisentanglingAdversary):
+            if part.di_input != self.di_input:
+                return (
+                    f"the sources' identifiers take {part.di_input!r} as input and the target's client {self.di_input!r}; "
+                    "set disentangling_adversary.di_input alone, which sets both"
+                )
+        return super().refuses(recipe)
 
     def check(self, experiment: Experiment) -> None:
         """Refuses a frozen extractor, which could not be adapted."""

@@ -291,6 +291,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
         check_recipe(dataclasses.replace(METHODS["fedavg"], unlabelled=AdversarialTarget()), "x")
     with pytest.raises(UserError, match=r"disentangling_adversary .* feature_highlighter reads the map"):
         build_recipe(small_experiment("unused", {"name": "fada", "add": ["feature_highlighter"]}))
+    with pytest.raises(UserError, match=r"disentangling_adversary\.di_input alone, which sets both"):
+        build_recipe(small_experiment("unused", "fada", parts={"adversarial_target": {"di_input": "invariant"}}))
     for train, words in (("head", "adversarial_target trains the backbone"), ("head.*", "FADA has nothing to train")):
         with pytest.raises(UserError, match=words):
             run_small(tiny_experiment(tmp_path, "fada", model={"train": train}))
