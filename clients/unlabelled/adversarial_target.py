@@ -69,7 +69,7 @@ class AdversarialTarget(Unlabelled):
         for part in recipe.of(DisentanglingAdversary):
             if part.di_input != self.di_input:
                 return (
-                    f"the sources' identifiers take {part.di_input!r} as input and the target's client {self.di_input!r}; "
+                    f"the sources' identifiers take {part.di_input!r} as input and the target's {self.di_input!r}; "
                     "set disentangling_adversary.di_input alone, which sets both"
                 )
         return super().refuses(recipe)
