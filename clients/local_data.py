@@ -108,7 +108,7 @@ class LocalData:
 def on_device(positions: np.ndarray, device: torch.device) -> Tensor:
     """Positions as a tensor on the device. The host does not wait for a GPU: the copy starts from pinned memory."""
     index = torch.from_numpy(positions)
-    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
+    return (index.pin_memory() if device.type == "cuda" else index).to(device, non_blocking=True)
 
 
 def kept_near(images: Tensor, device: torch.device) -> Tensor:

@@ -1,9 +1,9 @@
 """The properties that every method must have, checked on a small federation: `fedsim check-method mymethods:moon`.
 
 The federation has four rotations of real digits of 16 pixels, the small CNN with batch norm, and three
-rounds. All properties are checked on five runs. One is whole, one is killed and finished in another process, one has
-its first round in a process for each client, and one has failures and malformed replies. From the last one, which is
-FedAvg's, the method must differ.
+rounds. All properties are checked on six runs. One is whole, one is killed and finished in another process, and one has
+its first round in a process for each client. One has failures and malformed replies, and one is on another device. From
+the last one, which is FedAvg's, the method must differ.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import pandas as pd
 import tomli_w
 from safetensors.numpy import load_file
 
+from fedsim.commands.other_device import other_device
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
 from fedsim.results.callbacks import RunCallback
@@ -190,11 +191,15 @@ def survives(whole: Evidence) -> str:
             return f"a malformed record of the bank {bank!r} was accepted"
     if not all(np.isfinite(array).all() for array in rough.last.values()):
         return "the last model is not finite"
-    return (
-        ""
-        if len(rough.rounds) == plan.experiment.train.rounds + 1
-        else f"it stopped after round {rough.rounds['round'].max()}"
-    )
+    whole_run = len(rough.rounds) == plan.experiment.train.rounds + 1
+    return "" if whole_run else f"it stopped after round {rough.rounds['round'].max()}"
+
+
+def stays_on_one_device(whole: Evidence) -> str:
+    """On another device than the CPU it trains, too: every tensor of a step is there"""
+    with tempfile.TemporaryDirectory() as output, other_device():
+        run_watched(resolve(whole.plan.experiment.replace(run={"output": output}, train={"rounds": 1})))
+    return ""
 
 
 def reads_like_a_row(whole: Evidence) -> str:
@@ -206,14 +211,9 @@ def reads_like_a_row(whole: Evidence) -> str:
 
 
 PROPERTIES = (
-    trains,
-    differs_from_fedavg,
-    shares_what_it_says,
-    resumes_elsewhere,
-    replies_alone,
-    survives,
+    trains, differs_from_fedavg, shares_what_it_says, resumes_elsewhere, replies_alone, survives, stays_on_one_device,
     reads_like_a_row,
-)
+)  # fmt: skip
 
 
 def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, str]]:

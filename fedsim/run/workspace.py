@@ -50,8 +50,8 @@ def device_record(device: torch.device) -> str:
     TF32 has ten bits of mantissa instead of 23. GPUs of compute capability 8.0 and above use it unless it is switched
     off in PyTorch or by NVIDIA_TF32_OVERRIDE=0.
     """
-    if device.type == "cpu":
-        return "cpu"
+    if device.type != "cuda":
+        return device.type
     allowed = torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
     rounded = allowed and torch.cuda.get_device_capability(device) >= (8, 0)
     return f"{torch.cuda.get_device_name(device)}, convolutions in {'TF32' if rounded else 'float32'}"
@@ -64,7 +64,8 @@ def sum_in_one_order() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a check for programs; it writes every new tensor
+    # A check for programs, which writes every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def set_threads(threads: int) -> int:
@@ -112,7 +113,7 @@ class Workspace:
         self.device = pick_device(plan.experiment.run.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        else:
+        elif self.device.type == "cuda":
             sum_in_one_order()
         self.task = rules_of(plan.data.task, plan.experiment.data)
         self.net = plan.build_net().to(self.device)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from exchange_tables import TABLES, off_the_table
 
 from clients.parts import Term
@@ -61,7 +62,7 @@ def properties(method: str) -> list:
     """The properties that the parts of a row may break: all where they are new, few where other rows have them."""
     own = NEW.get(method, set())
     left_out = {contract.survives} if not own & SERVER else set()
-    left_out |= {contract.resumes_elsewhere, contract.replies_alone} if not own else set()
+    left_out |= {contract.resumes_elsewhere, contract.replies_alone, contract.stays_on_one_device} if not own else set()
     tables = [off_the_table] if method in TABLES else []
     return [check for check in contract.PROPERTIES if check not in left_out] + tables
 
@@ -127,6 +128,21 @@ def test_a_part_that_remembers_in_a_variable_fails(monkeypatch):
     monkeypatch.setattr(contract, "PROPERTIES", (contract.replies_alone,))
     ((_, reason),) = findings("remembering", FEW)
     assert "is another in a process of its own" in reason
+
+
+@dataclass(frozen=True)
+class OnTheCPU(Term):
+    """Weights of the batch's images that no GPU has."""
+
+    def begin(self, round):
+        return lambda batch: (batch.logits.square().mean(1) * torch.ones(len(batch.logits))).mean()
+
+
+def test_a_part_that_leaves_a_tensor_on_the_cpu_fails(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "left", Recipe(terms=(OnTheCPU(),), paper="none"))
+    monkeypatch.setattr(contract, "PROPERTIES", (contract.stays_on_one_device,))
+    ((_, reason),) = findings("left", FEW)
+    assert reason.endswith("aten::mul has tensors on the run's device and on the CPU, (16,)")
 
 
 def test_a_row_is_not_compared_where_fedavg_is_refused(monkeypatch, capsys):
