@@ -5,6 +5,8 @@ Beside Flower's own work it
 - notes every successful contact with the server in `run/contact` (when, and whether it polls or works): the supervisor
   and start.sh look there, and not at log lines;
 - ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
+- tries again where a link is cut in a TLS handshake (Flower gives the site's reply up);
+- sends a heartbeat soon after a cut, before the site counts as gone;
 - asks for work more often while a run goes on than when nothing happens;
 - ends the task of a message whose run ended while it was fetched or confirmed. Flower 1.41 leaves the task as it is:
   the client process, which does one task after the other, waits for parts that never come. Or it answers a message that
@@ -32,6 +34,7 @@ from fedsim.flower.private import private, replace
 
 IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.25  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
+HEARTBEAT_SECONDS = 2  # the longest wait after a failed heartbeat; Flower's 20 s can make a minute of a cut of 30 s
 ENDED = 75  # exit code: the polling ended
 NODE_CONFIG = "--node-config"
 PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")  # as Flower finds them
@@ -66,6 +69,7 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     contact = ContactFile(kit / "run" / "contact")
     contact.file.unlink(missing_ok=True)
     replace(f"{CONNECTION}FleetHttpClient", lambda client: watched(client, contact))
+    keep_trying(contact)
     replace(f"{START}time", lambda clock: SimpleNamespace(**{**vars(clock), "sleep": pause(contact)}))
     replace(f"{START}pull_objects", failing_with_the_run)
     replace(f"{CONNECTION}{CONFIRM}", confirming)
@@ -149,6 +153,30 @@ def watched(client: type, contact: ContactFile) -> type:
             return answer
 
     return WatchedClient
+
+
+def keep_trying(contact: ContactFile) -> None:
+    """Makes Flower outlast a cut link.
+
+    Flower gives up at every failure whose text has "SSL", so also where a handshake ends too early or takes too long.
+    Once the server was reached, only its certificate may be a reason.
+    """
+    from httpx import TransportError
+
+    def link_broke(error: Exception) -> bool:
+        return isinstance(error, TransportError) and contact.file.is_file() and "certificate" not in str(error).lower()
+
+    def patient(make: Callable[[], Any]) -> Callable[[], Any]:
+        def making() -> Any:
+            invoker = make()
+            gives_up = invoker.should_giveup
+            invoker.should_giveup = lambda error: not link_broke(error) and gives_up(error)
+            return invoker
+
+        return making
+
+    replace(f"{CONNECTION}make_simple_http_retry_invoker", patient)
+    replace("flwr.supercore.heartbeat:exponential", lambda waits: lambda **_: waits(max_delay=HEARTBEAT_SECONDS))
 
 
 def pause(contact: ContactFile) -> Callable[[float], None]:

@@ -44,6 +44,8 @@ PRIVATE = {
     "flwr.supernode.cli.flower_supernode:start_client_internal": "its start, with the entities that it trusts",
     "flwr.supernode.fleet_http_connection:FleetHttpClient": "its connection, whose contacts are noted",
     "flwr.supernode.fleet_http_connection:make_confirm_message_received_fn_protobuf": "its word that it has a message",
+    "flwr.supernode.fleet_http_connection:make_simple_http_retry_invoker": "which failures it tries again after",
+    "flwr.supercore.heartbeat:exponential": "its waits after a failed heartbeat",
     "flwr.supernode.start_client_internal:time": "its waits between two questions for work",
     "flwr.supernode.start_client_internal:pull_objects": "how it fetches the parts of a message",
     "flwr.supernode.start_client_internal:_verify_fab": "its check of an app bundle",
