@@ -32,7 +32,7 @@ FULL = Scale(
     3,
     (30, 100),
     2,
-    iterations=15,
+    iterations=50,
     jobs=14,
     changes=("data.image_size=28",),
 )
