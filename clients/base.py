@@ -23,7 +23,7 @@ from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.infer import Predict
 from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
-from fedsim.tensors.arrays import load_arrays
+from fedsim.tensors.arrays import fill, load_arrays, to_arrays
 from strategies.parts import Arrays, Cut, Place
 from strategies.wire.cuts import put_back, taken
 
@@ -121,7 +121,7 @@ class DomainClient(NumPyClient):
             metrics[f"local_validation_{self.metric}"] = self.validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
-        trained: Arrays = {name: self.state[name].cpu().numpy() for name in self.upload_names()}
+        trained: Arrays = to_arrays({name: self.state[name] for name in self.upload_names()})
         trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
         trained = departing(self.recipe.client_parts(), round, trained, received)
         metrics |= {"compile_seconds": self.compiled.take_seconds()} if self.compiled else {}
@@ -163,10 +163,8 @@ class DomainClient(NumPyClient):
     def _load_personal(self) -> bool:
         """Loads this client's own tensors into the network, over the received ones; returns whether there are any."""
         own = [entry for name in ("personal", *self.personal) if (entry := self.store.get(name)) is not None]
-        with torch.no_grad():
-            for entry in own:
-                for name, value in entry.items():
-                    self.state[name].copy_(value)
+        for entry in own:
+            fill(self.state, entry)
         return bool(own)
 
     def collect(self, config: Order, parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -236,12 +234,7 @@ class DomainClient(NumPyClient):
 
     def _restore_personal(self, only: str = "") -> None:
         personal = self.store.get("personal") or self.initial
-        if not personal:
-            return
-        with torch.no_grad():
-            for name, value in personal.items():
-                if not only or self.places[name] == only:
-                    self.state[name].copy_(value)
+        fill(self.state, {name: value for name, value in personal.items() if not only or self.places[name] == only})
 
     def _keep_personal(self) -> None:
         if self.initial:

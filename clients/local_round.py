@@ -18,6 +18,7 @@ from fedsim.common.values import Foreign
 from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.settings import TrainSettings
+from fedsim.tensors.arrays import to_arrays
 
 Drawn = TypeVar("Drawn")
 
@@ -233,7 +234,7 @@ class LocalRound:
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Puts a record into the outbox. It goes to the server's bank of that name with the trained model."""
-        self.outbox[name] = {key: tensor.detach().cpu().numpy().copy() for key, tensor in tensors.items()}
+        self.outbox[name] = {key: array.copy() for key, array in to_arrays(tensors).items()}
 
     def tally(self, name: str, value: Tensor | float, reduce: Literal["mean", "sum"] = "mean") -> None:
         """Adds to a quantity that the client reports under that name.

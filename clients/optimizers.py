@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
+from fedsim.tensors.arrays import moved
 
 STEP_FROM = 0.8  # FedDG-GA: the rate is multiplied by 0.1 after this share of the rounds
 
@@ -134,7 +135,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
+    buffers = {key: value for key, value in tensors.items() if value.shape == parameters[int(key.split(".")[0])].shape}
+    for key, value in {**tensors, **moved(buffers, parameters[0].device)}.items():
         index, name = key.split(".", 1)
         like = parameters[int(index)]
         laid_out = (

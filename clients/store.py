@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedsim.common.errors import UserError
 from fedsim.models.weights import StateDict
+from fedsim.tensors.arrays import moved
 
 OWNER = "owner.json"
 
@@ -84,7 +85,7 @@ class ClientStore:
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Stages an entry (copied to the CPU); `commit` stores it."""
         self._pending[name] = {
-            key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()
+            key: tensor.clone().contiguous() for key, tensor in moved(tensors, torch.device("cpu")).items()
         }
 
     def get_number(self, name: str) -> float | None:

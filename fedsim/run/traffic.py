@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedsim.parts.part import part_name
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import Workspace
+from fedsim.tensors.arrays import to_arrays
 from strategies.model import server_model
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
@@ -45,7 +46,7 @@ def traffic(plan: Plan) -> list[Traffic]:
     ]
     parts = ServerParts(plan.recipe, plan.experiment, space.places, ServerState())
     parts.model = server_model(space.net, space.places, plan.build_net, space.device)
-    arrays = {name: state[name].cpu().numpy() for name in space.travelling}
+    arrays = to_arrays({name: state[name] for name in space.travelling})
     parts.open(0, arrays, plan.clients, plan.clients, training=False)
     for bank in parts.recipe.banks:
         down, up = bank.traffic(parts.views([bank])[bank.name])

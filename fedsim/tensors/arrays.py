@@ -201,12 +201,43 @@ def load_arrays(
             raise ValueError(f"{name!r}: shape {tuple(array.shape)}, the model has {tuple(tensor.shape)}")
         if array.dtype != _numpy_dtype(tensor.dtype):
             raise ValueError(f"{name!r}: dtype {array.dtype}, the model has {tensor.dtype}")
+    if any(state[name].device.type != "cpu" for name in arrays):
+        fill(state, {name: _as_tensor(array) for name, array in arrays.items()})
+        return
     with torch.no_grad():
         for name, array in arrays.items():
-            if state[name].device.type == "cpu":
-                np.copyto(state[name].numpy(), array)
-            else:
-                state[name].copy_(_as_tensor(array))
+            np.copyto(state[name].numpy(), array)
+
+
+@torch.no_grad()
+def fill(state: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Copies values into the tensors of the same names, which all are on one device."""
+    if values:
+        own = [state[name] for name in values]
+        torch._foreach_copy_(own, list(moved(values, own[0].device).values()))
+
+
+@torch.no_grad()
+def moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors on a device, in their order; those that are there are not copied.
+
+    The others go in one copy for each type, since the host waits for every copy from or to a GPU: a network of a few
+    hundred tensors would wait a few hundred times. They share the memory of that copy.
+    """
+    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    away = [name for name, tensor in found.items() if tensor.device != device]
+    for dtype in {found[name].dtype for name in away}:
+        names = [name for name in away if found[name].dtype == dtype]
+        parts = [found[name] for name in names]
+        flat = torch.cat([part.reshape(-1) for part in parts]).to(device)
+        for name, part, values in zip(names, parts, flat.split([part.numel() for part in parts]), strict=True):
+            found[name] = values.view(part.shape)
+    return found
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The values of tensors, in their order; those of the CPU share the memory of their tensors."""
+    return {name: tensor.numpy() for name, tensor in moved(tensors, torch.device("cpu")).items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ measures

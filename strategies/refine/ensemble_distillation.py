@@ -20,7 +20,7 @@ from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import GIVEN, Only
 from fedsim.settings.experiment import Experiment
-from fedsim.tensors.arrays import load_arrays
+from fedsim.tensors.arrays import load_arrays, to_arrays
 from strategies.parts import Arrays, Refine, ServerRound
 
 Prepared = Callable[[np.ndarray], Tensor]
@@ -104,7 +104,7 @@ class EnsembleDistillation(Refine):
         server.detail("", "distillation_loss", "last", last)
         state = net.state_dict()
         names = server.parameters | ({name for name in fused if self.bn == "train"} & fused.keys())
-        return {**fused, **{name: state[name].cpu().numpy() for name in names & fused.keys()}}
+        return {**fused, **to_arrays({name: state[name] for name in names & fused.keys()})}
 
     def _images(self, server: ServerRound) -> tuple[Prepared, int]:
         """A function from index arrays to normalized images on the server's device, and the number of images."""

@@ -12,8 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedsim.tensors.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record
+from fedsim.commands.other_device import OTHER, other_device
+from fedsim.tensors.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record, to_arrays
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
@@ -93,6 +95,32 @@ def test_load_copies_in_place_without_warning():
         assert torch.equal(model.state_dict()[name], value)
         assert model.state_dict()[name].data_ptr() == pointers[name]
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class Crossings(TorchDispatchMode):
+    """Counts the copies from one device to another, for each of which a host waits on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.count += func._schema.name == "aten::_to_copy" and found.device != args[0].device
+        return found
+
+
+def test_a_state_crosses_to_another_device_once_for_each_type():
+    source, model = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)) for _ in range(2))
+    source[1].num_batches_tracked += 3
+    arrays = to_arrays(source.state_dict())
+    with other_device(), Crossings() as crossings:
+        there = model.to(memory_format=torch.channels_last).to(OTHER)
+        crossings.count = 0
+        load_arrays(there, arrays)
+        back = to_arrays(there.state_dict())
+        assert crossings.count == 4  # float32 and int64, there and back
+    assert list(back) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array, strict=True)
 
 
 @pytest.mark.parametrize(("arrays", "names", "message"), [
