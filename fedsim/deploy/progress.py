@@ -12,17 +12,29 @@ from fedsim.deploy.federation import read_federation
 from fedsim.deploy.status import PROGRESS
 from fedsim.settings.experiment import Experiment
 
+RUN = "deployment.json"  # in a run's folder: Flower's id of the run, and the federation
+
+
+def note_run(folder: Path, run_id: str, federation: str) -> None:
+    """Writes which run of a federation the folder has, by which a repeated command finds it."""
+    atomic_write(folder / RUN, json.dumps({"run": run_id, "federation": federation}) + "\n", durable=True)
+
 
 class Progress:
-    """A run's callback: `run/progress.json` after every round, and `state/audit.jsonl` of the server's kit."""
+    """A run's callback: `run/progress.json` after every round, and `state/audit.jsonl` of the server's kit.
 
-    def __init__(self, federation: str) -> None:
-        self.kit = read_federation(federation).kit("server")
+    It notes the run's id, too, because the command that has submitted the run may have ended before it could.
+    """
+
+    def __init__(self, federation: str, run_id: str) -> None:
+        found = read_federation(federation)
+        self.kit, self.federation, self.run_id = found.kit("server"), found.name, run_id
         self.audit = Audit(self.kit / AUDIT)
         self.known: dict[str, Any] = {}
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Note that the run has started or continues."""
+        note_run(folder, self.run_id, self.federation)
         run = experiment.run
         name = f"{experiment.method_name} on {experiment.data.dataset}, target {run.target}, seed {run.seed}"
         self.known = {"name": name, "folder": str(folder), "rounds": experiment.train.rounds, "round": 0}

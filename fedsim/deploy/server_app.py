@@ -50,6 +50,6 @@ def main(grid: Grid, context: Context) -> None:
         federation = plan.experiment.run.federation
         bounded = BoundedGrid(grid, read_federation(federation).kit("server"), context.run_id)
         try:
-            serve(bounded, plan, [LogLines(), Progress(federation)], identities(federation))
+            serve(bounded, plan, [LogLines(), Progress(federation, str(context.run_id))], identities(federation))
         finally:
             bounded.close()

@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 import tomli_w
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.common.files import atomic_write
 from fedsim.deploy.apps import RUN as RUN_APP
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, read_federation
+from fedsim.deploy.progress import RUN, note_run
 from fedsim.flower.processes import write_app
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.record_files import read_record
@@ -28,7 +28,6 @@ from fedsim.run.log_lines import LOG
 from fedsim.run.plan import Plan
 from fedsim.settings.experiment import Experiment
 
-RUN = "deployment.json"
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 15.0  # between two questions to the SuperLink while no server app holds the folder
 PATIENCE_SECONDS = 150.0  # at most, from Flower's status "running" until the server app holds the folder
@@ -66,11 +65,7 @@ def submit(control: Control, experiment: Experiment, folder: Path) -> str:
         answer = control.flwr("run", str(app), CONNECTION, "--run-config", str(settings))
     if "run-id" not in answer:
         raise ClientFailedError(f"Flower refused the run: {answer.get('error-message', answer)}")
-    atomic_write(
-        folder / RUN,
-        json.dumps({"run": str(answer["run-id"]), "federation": control.federation.name}) + "\n",
-        durable=True,
-    )
+    note_run(folder, str(answer["run-id"]), control.federation.name)
     return str(answer["run-id"])
 
 

@@ -95,7 +95,8 @@ def test_the_check_says_what_the_gate_has_seen(federation):
 def test_a_run_leaves_a_line_per_reply(kit, tmp_path):
     """Size, norm and verdict of every reply, appended; and where the run stands."""
     Audit(kit / AUDIT).write("admitted", site="alpha")
-    run_small(tiny_experiment(tmp_path, rounds=1), Progress(str(kit / "federation.toml")))
+    folder, _ = run_small(tiny_experiment(tmp_path, rounds=1), Progress(str(kit / "federation.toml"), "7"))
+    assert json.loads((folder / "deployment.json").read_text())["run"] == "7"  # the command may have been killed
     lines = read_audit(kit / AUDIT)
     replies = [line for line in lines if line["event"] == "reply" and line["round"] == 1]
     assert [line["event"] for line in lines[:2]] == ["admitted", "run"]
@@ -133,7 +134,7 @@ def test_a_full_disk_ends_neither_gate_nor_polling_nor_run(kit, tmp_path, monkey
     ContactFile(kept).note("working")
     assert kept.stat().st_mtime > 1
     monkeypatch.setattr("fedsim.deploy.progress.atomic_write", full)
-    running = Progress(str(kit / "federation.toml"))
+    running = Progress(str(kit / "federation.toml"), "7")
     running.known = {"round": 1}
     running.on_end({})
 
