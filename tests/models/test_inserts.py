@@ -46,12 +46,13 @@ def test_zero_adapters_and_where_adapters_lie():
     assert not torch.equal(seen["got"], seen["gave"])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_dropout_of_maps(layout):
+def test_dropout_of_maps(layout, compiled):
     """Values are zero with probability p, else divided by 1 - p; in eval mode and with p = 0 nothing is changed."""
     x = torch.full((32, 10, 25, 25), 2.0).contiguous(memory_format=layout).requires_grad_()
     dropout = MapDropout(0.3)
-    y = dropout(x)
+    y = (torch.compile(dropout, backend="eager", fullgraph=True) if compiled else dropout)(x)
     zeros = y == 0
     assert zeros.float().mean().item() == pytest.approx(0.3, abs=0.005)  # 4.9 standard deviations
     assert zeros.float().mean((1, 2, 3)).std() < 0.02

@@ -62,7 +62,13 @@ def gated(layer, x):
     return rho * by_batch + (1 - rho) * by_instance
 
 
+def compiled(layer, x):
+    """The layer as the compiler sees it, which must be one program: each further one takes as long as the layer."""
+    return torch.compile(layer, backend="eager", fullgraph=True)(x)
+
+
 LAYERS = [(XANLayer, xan), (lambda bn: XANLayer(bn, in_init="copy_bn"), xan), (DSONLayer, dson), (BINLayer, gated),
+          (XANLayer, compiled), (DSONLayer, compiled), (BINLayer, compiled),
           (XANLayer, XANLayer.by_branches)]  # fmt: skip
 
 

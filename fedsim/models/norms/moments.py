@@ -27,7 +27,7 @@ _PLAIN: ContextVar[bool] = ContextVar("plain moments", default=False)
 
 @contextmanager
 def plain_moments() -> Iterator[None]:
-    """Inside the block everything is written in autograd's own operations, which vmap and the compiler understand."""
+    """Inside the block everything is written in autograd's own operations, which vmap understands."""
     before = _PLAIN.set(True)
     try:
         yield
@@ -99,11 +99,12 @@ def instance_affine(x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tupl
 
     x and y are [B, C, H, W]; mu, variance, a and b are [B, C]. Moments are per sample and channel, and the variance is
     biased; the returned moments carry no gradient. `rule` consists of differentiable operations, and every tensor that
-    needs a gradient must be among its arguments. Half-precision maps are computed in float32.
+    needs a gradient must be among its arguments. Half-precision maps are computed in float32. The compiler gets
+    autograd's own operations, which it fuses itself; it would cut its program at every fused one.
     """
     with torch.autocast(x.device.type, enabled=False):
         full = x if x.dtype == torch.float64 else x.float()
-        fused = torch.is_grad_enabled() and not _PLAIN.get()
+        fused = torch.is_grad_enabled() and not _PLAIN.get() and not torch.compiler.is_compiling()
         form = _InstanceAffine.apply if fused else lambda x, rule, *rest: _plain(x, rule, rest)
         y, mean, variance = form(full, rule, *tensors)
     return y.to(x.dtype), mean, variance
