@@ -44,7 +44,7 @@ class Cases:
 
     @classmethod
     def of(
-        cls, index: np.ndarray, truth: "Tensor", predicted: "Tensor", images: np.ndarray, structures: Sequence[str]
+        cls, index: np.ndarray, truth: "Tensor", predicted: "Tensor", images: "Tensor", structures: Sequence[str]
     ) -> "Cases":
         """The cases of predicted masks [N, Q, H, W] and the true ones; images: uint8 [N, C, H, W]."""
         from fedsim.models.surfaces import surface_distance  # it imports torch, which reading does not need
@@ -55,7 +55,8 @@ class Cases:
         y, p = (masks.cpu().numpy()[order].astype(np.uint8) for masks in (truth, predicted))
         distance = np.array([[surface_distance(*pair) for pair in zip(*case)] for case in zip(p, y)])
         shown = worst_middle_best(dice.mean(axis=1))
-        return cls(index[order], dice, distance, shown, images[order][shown], y[shown], p[shown], tuple(structures))
+        seen = images[order[shown].tolist()].cpu().numpy()
+        return cls(index[order], dice, distance, shown, seen, y[shown], p[shown], tuple(structures))
 
     def details(self) -> list[tuple[str, str, float]]:
         """(quantity, structure, mean over the images) for details.csv; distances in pixels."""

@@ -40,7 +40,7 @@ class Predictions:
 
     @classmethod
     def of(
-        cls, index: np.ndarray, truth: "Tensor", kept: "Tensor", images: np.ndarray, classes: Sequence[str]
+        cls, index: np.ndarray, truth: "Tensor", kept: "Tensor", images: "Tensor", classes: Sequence[str]
     ) -> "Predictions":
         """The predictions with labels [N] and probabilities [N, M], given as tensors; the images are not kept."""
         return cls(index, truth.cpu().numpy(), kept.cpu().numpy(), tuple(classes))

@@ -104,8 +104,7 @@ class TargetEvaluator:
 
     def _predictions(self, kept: list[Tensor]) -> Foreign:
         """What the task's records keep of the predictions."""
-        images = self.images.cpu().numpy()
-        return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), images, self.outputs)
+        return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), self.images, self.outputs)
 
 
 def keeping(task: TaskRules, predict: Predict, kept: list[Tensor]) -> Predict:

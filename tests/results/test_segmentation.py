@@ -66,7 +66,7 @@ def test_cases_of_masks():
     predicted = truth.flip(0)
     predicted[1] = truth[1]
     images = np.arange(2, dtype=np.uint8)[:, None, None, None] * np.ones((2, 1, 6, 8), np.uint8)
-    cases = Cases.of(np.array([7, 3]), truth, predicted, images, ["spot"])
+    cases = Cases.of(np.array([7, 3]), truth, predicted, torch.from_numpy(images), ["spot"])
     assert cases.index.tolist() == [3, 7]
     assert cases.dice[:, 0].tolist() == [1.0, 0.0]
     assert cases.surface_distance[:, 0].tolist() == [0.0, 5.0]
