@@ -92,6 +92,11 @@ class SemanticCalibration(Step):
     needs_clients: ClassVar[bool] = True
     needs_levels: ClassVar[bool] = True
 
+    @property
+    def compiles(self) -> bool:
+        """The feature maps are read by hooks, which a compiled pass does not have."""
+        return self.weight == 0 or self.align in ("logits", "none")
+
     def work(self, round: LocalRound) -> TrainSettings:
         """Stage A has its own amount of work and a constant learning rate; otherwise the experiment's settings hold."""
         if round.phase != self.prelude:

@@ -138,7 +138,7 @@ class Workspace:
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled: Compiled | None = None
-        if plan.experiment.train.compile != "off":
+        if plan.experiment.train.compile != "off" and all(part.compiles for part in self.recipe.client_parts()):
             from clients import compiled  # brings PyTorch's compiler, a second of imports
 
             train = plan.experiment.train

@@ -266,6 +266,22 @@ def test_a_compiler_that_fails_is_named(monkeypatch):
         Compiled(small_net(), 2, "default")(torch.rand(2, 3, 2, 2))
 
 
+FAST = ("csac", "gperxan")
+ROWS = [pytest.param(row, marks=() if row in FAST else pytest.mark.slow) for row in METHODS if row != "plan"]
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_the_compiler_sees_what_a_method_does(method, tmp_path, monkeypatch):
+    """The program as the compiler reads it, without code generation: a hook or a draw that it does not see is lost."""
+    compile, losses = torch.compile, []
+    monkeypatch.setattr(torch, "compile", lambda module, **words: compile(module, backend="eager", dynamic=False))
+    for mode in ("off", "default"):
+        torch.compiler.reset()
+        plan = small_plan(method, tmp_path / mode, [f"train.compile={mode}", "train.rounds=2", "train.iterations=3"])
+        losses.append(pd.read_csv(serve(make_grid(plan), plan) / "rounds.csv")["train_loss"].iloc[1:].tolist())
+    assert losses[0] == pytest.approx(losses[1], abs=2e-3 if method == "perada" else 1e-6)  # PerAda has other draws
+
+
 @pytest.mark.slow
 def test_compiled_numbers_are_the_networks_own(tmp_path):
     losses = []
