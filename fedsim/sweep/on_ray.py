@@ -18,6 +18,7 @@ from fedsim.sweep.plan import Cell
 from fedsim.sweep.remote import RemotePool
 
 POLL_SECONDS = 0.5
+TELL_SECONDS = 10.0  # at most, until the sweep's mailbox has a machine's name; without one the cell runs all the same
 
 
 class Mailbox:
@@ -37,10 +38,10 @@ class Mailbox:
 
 
 def cell_task(index: int, settings: str, folder: str, home: str, variables: dict[str, str], mailbox: Any) -> Message:
-    """Run one cell on the machine that Ray chose."""
+    """Run one cell on the machine that Ray chose. Its name has arrived before the run begins, which may be killed."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)  # a machine that has a data folder of its own uses that
-    mailbox.tell.remote(index, ("running", socket.gethostname(), None))
+    import_ray().wait([mailbox.tell.remote(index, ("running", socket.gethostname(), None))], timeout=TELL_SECONDS)
     return run_cell_elsewhere(settings, folder, home, lambda message: mailbox.tell.remote(index, message))
 
 
