@@ -222,16 +222,19 @@ def moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str
     """The tensors on a device, in their order; those that are there are not copied.
 
     The others go in one copy for each type, since the host waits for every copy from or to a GPU: a network of a few
-    hundred tensors would wait a few hundred times. They share the memory of that copy.
+    hundred tensors would wait a few hundred times. To a GPU they go from pinned memory, and the host does not wait.
+    They share the memory of that copy.
     """
-    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    found, to_gpu = {name: tensor.detach() for name, tensor in tensors.items()}, device.type == "cuda"
     away = [name for name, tensor in found.items() if tensor.device != device]
     for dtype in {found[name].dtype for name in away}:
         names = [name for name in away if found[name].dtype == dtype]
-        parts = [found[name] for name in names]
-        flat = torch.cat([part.reshape(-1) for part in parts]).to(device)
-        for name, part, values in zip(names, parts, flat.split([part.numel() for part in parts]), strict=True):
-            found[name] = values.view(part.shape)
+        parts = [found[name].reshape(-1) for name in names]
+        sizes = [part.numel() for part in parts]
+        joined = torch.empty(sum(sizes), dtype=dtype, device=parts[0].device, pin_memory=to_gpu)
+        flat = torch.cat(parts, out=joined).to(device, non_blocking=to_gpu)
+        for name, values in zip(names, flat.split(sizes), strict=True):
+            found[name] = values.view(found[name].shape)
     return found
 
 
