@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,10 +42,6 @@ def called(monkeypatch, capsys):
         return code, *capsys.readouterr()
 
     return call
-
-
-def python(code: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
 
 
 def run_main(words: list[str]) -> None:
@@ -113,7 +110,7 @@ def test_interruption_is_said(monkeypatch, called):
     monkeypatch.setattr("fedsim.commands.data.show_datasets", interrupted)
     code, _, errors = called("datasets")
     assert (code, errors.strip()) == (130, INTERRUPTED)
-    done = python("""
+    code = """
 import os, runpy, signal, sys
 class Finder:
     def find_spec(self, name, *_):
@@ -121,7 +118,8 @@ class Finder:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Finder())
 runpy.run_module("fedsim", run_name="__main__")
-""")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (130, INTERRUPTED)
 
 
@@ -176,13 +174,6 @@ def test_a_module_that_hides_our_package_is_named_with_both_paths(tmp_path, monk
     assert (code, said in errors) == (2, True)
 
 
-def failing(error):
-    def command(*args, **kwargs):
-        raise error
-
-    return command
-
-
 @pytest.mark.parametrize(("error", "code", "said"), [
     (UserError("no such thing"), 2, "no such thing"),
     (ClientFailedError("photo: out of memory"), 1, "photo: out of memory"),
@@ -194,7 +185,7 @@ def failing(error):
 ])  # fmt: skip
 def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(edge.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert edge.guarded(failing(error)) == code
+    assert edge.guarded(Mock(side_effect=error)) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedsim: ")
     assert said in line

@@ -15,21 +15,15 @@ from fedsim.methods.registry import shipped_parts
 from fedsim.methods.table import METHODS
 from fedsim.models.norms.mixig import MixIG
 from fedsim.parts.facts import Fact
-from fedsim.parts.part import Part
 from strategies.parts import Weights
 from strategies.refine.dynamic_correction import DynamicCorrection
 from strategies.share.without_statistics import WithoutStatistics
 
 
-def all_parts() -> list[Part]:
-    """Every shipped part with its defaults and as the rows have it, and what stands for pooled data."""
-    rows = [part for recipe in METHODS.values() for _, part in parts_of(recipe)]
-    return [*dict.fromkeys([*rows, *(kind() for kind in shipped_parts()), WithoutStatistics(upload=False), Pooling()])]
-
-
 def test_every_fact_decides_about_some_recipe():
     """A fact is assumed and broken, or replaced by two parts, or assumed and provided."""
-    parts = all_parts()
+    rows = [part for recipe in METHODS.values() for _, part in parts_of(recipe)]
+    parts = {*rows, *(kind() for kind in shipped_parts()), WithoutStatistics(upload=False), Pooling()}
     assumed, broken, provided = ({fact for part in parts for fact in getattr(part, name)}
                                  for name in ("assumes", "breaks", "provides"))  # fmt: skip
     replaced = [fact for part in parts for fact in part.replaces]

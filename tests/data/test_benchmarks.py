@@ -86,9 +86,8 @@ def test_settings_and_folders_that_cannot_be_meant(tmp_path, tree, changes, mess
         write_tree(tmp_path / "data", [domain], names, 1)
     (tmp_path / "data").mkdir(exist_ok=True)
     data = {"dataset": "folder", **changes, "root": str(tmp_path / changes.get("root", "data"))}
-    with pytest.raises(UserError, match=message) as refused:
+    with pytest.raises(UserError, match=rf"\A.*(?:{message}).*\Z"):
         benchmark(DataSettings(**data))
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["A/x", ".", "..", "average", "All"])

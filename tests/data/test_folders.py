@@ -19,13 +19,6 @@ from fedsim.settings.experiment import parse_experiment
 PACS, OFFICE = BENCHMARKS["pacs"], BENCHMARKS["office-home"]
 
 
-def write_names(folder, domain, counts, classes=PACS.classes):
-    for name, count in zip(classes, counts):
-        (folder / domain / name).mkdir(parents=True, exist_ok=True)
-        for index in range(count):
-            (folder / domain / name / f"pic_{index:03}.jpg").touch()
-
-
 @pytest.fixture
 def tree(tree_settings, tmp_path):
     return tree_settings(), tmp_path / "images" / "photo"
@@ -90,11 +83,13 @@ SHORT = "PACS photo is incomplete.*guitar has 150 of 186 images, person has 431 
 def test_what_is_missing_is_named_in_one_line(tmp_path, domains, found, asked, message):
     for domain, counts in (domains or {}).items():
         (tmp_path / domain).mkdir()
-        write_names(tmp_path, domain, counts, [name.replace("_", " ") for name in found.classes])
+        for name, count in zip(found.classes, counts):
+            (tmp_path / domain / name.replace("_", " ")).mkdir()
+            for index in range(count):
+                (tmp_path / domain / name.replace("_", " ") / f"pic_{index:03}.jpg").touch()
     root = tmp_path if domains is not None else tmp_path / "absent"
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=rf"\A.*(?:{message}).*\Z"):
         list_domain(DataSettings(dataset=found.name, root=str(root)), found, asked)
-    assert "\n" not in str(error.value)
 
 
 def test_what_cannot_be_read_to_an_end_is_refused(tmp_path):

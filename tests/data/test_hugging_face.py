@@ -83,7 +83,6 @@ def test_files_that_a_column_of_paths_names_belong_to_the_content(tmp_path, monk
 
 
 def test_own_splits_are_joined_with_a_word_or_used_where_they_are_asked_for(tmp_path):
-    """test_flwr_partitions.py has the images of each split."""
     saved = save(tmp_path, ["cat", "dog"] * 2, "aabb")
     asked = saved.model_copy(update={"split": "lists", "test_split": "list"})
     with pytest.raises(UserError, match=r"one Dataset without splits.*save a DatasetDict"):

@@ -32,16 +32,11 @@ def load(tree_settings, tmp_path):
     return read
 
 
-@pytest.fixture
-def photo(tmp_path):
-    return tmp_path / "images" / "photo"
-
-
 def entries(tmp_path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "cache" / "folder").iterdir())
 
 
-def test_images_are_rgb_resized_like_torchvision(load, photo):
+def test_images_are_rgb_resized_like_torchvision(load, tmp_path):
     from torchvision.transforms import Resize
     from torchvision.transforms.functional import pil_to_tensor
 
@@ -50,7 +45,7 @@ def test_images_are_rgb_resized_like_torchvision(load, photo):
     assert isinstance(images, np.memmap)
     assert not images.flags.writeable
     assert labels.tolist() == [0] * 4 + [1] * 4
-    with Image.open(photo / "dog" / "001.png") as image:
+    with Image.open(tmp_path / "images" / "photo" / "dog" / "001.png") as image:
         expected = pil_to_tensor(Resize((8, 8))(image.convert("RGB"))).numpy()
     assert (images[5] == expected).all()
 

@@ -129,7 +129,7 @@ def test_rotation_is_torchvisions(angle):
     assert (rotate(images, angle) == theirs.numpy()).all()
 
 
-def test_rotated_mnist_csac(real_data):
+def test_rotated_mnist_of_csac_and_the_disjoint_domains_of_domainbed(real_data):
     data = DataSettings(dataset="rotated-mnist", root=str(real_data / "MNIST"))  # or the folder that contains it
     upright, labels, _ = load_target(data, "M0")
     turned, turned_labels, _ = load_target(data, "M60")
@@ -144,9 +144,6 @@ def test_rotated_mnist_csac(real_data):
     assert len({tuple(load_client(disjoint, name).validation) for name in ("M0", "M15")}) == 2
     other = load_target(data.model_copy(update={"split_seed": 1, "root": str(real_data)}), "M0")[0]
     assert (other != upright).any()
-
-
-def test_rotated_mnist_domainbed_deals_disjoint_domains(real_data):
     domains = [mnist_domain(real_data, "domainbed", 0, angle, 28) for angle in (0, 15, 30, 45, 60, 75)]
     assert [len(images) for images, _ in domains] == [834, 834, 833, 833, 833, 833]
     total = np.sum([np.bincount(labels, minlength=10) for _, labels in domains], axis=0)

@@ -143,9 +143,8 @@ def test_spoiled_folders_are_refused_in_one_line(fundus, masked, file, content, 
         content.save(path)
     elif content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=rf"\A.*(?:{words}).*\Z"):
         load_client(masked(), "site1")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("mode", ["L", "1"])

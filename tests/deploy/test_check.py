@@ -11,7 +11,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedsim.deploy import check_app
 from fedsim.deploy.check import judge, refusal, table, with_names
 from fedsim.deploy.check_app import answer, installed_versions, lacking
-from fedsim.deploy.federation import read_federation
 from fedsim.flower.identity import assume_identity
 from fedsim.settings.experiment import from_table, read_experiment
 
@@ -25,11 +24,6 @@ def on(domains, target="rot45"):
 
 
 EXPERIMENT = on(DOMAINS)
-
-
-@pytest.fixture
-def federation(federation_file):
-    return read_federation(federation_file)
 
 
 def says(site, changes=()):

@@ -20,9 +20,8 @@ from processes import until
 
 from fedsim.common.errors import UserError
 from fedsim.deploy import warm_client
-from fedsim.deploy.supernode import CONFIRM, CONNECTION, check_node_config, confirming, failing_with_the_run
+from fedsim.deploy.supernode import check_node_config, confirming, failing_with_the_run
 from fedsim.deploy.warm_client import FAILED, PROGRAM, SOCKET
-from fedsim.flower.private import private
 
 ROOT = Path(__file__).parents[2]
 NODE, CLIENT, STRANGER = 61001, 61002, 61003  # ids of users; they need no names
@@ -208,17 +207,11 @@ def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch, where):
     state, _ = receive(internal, pull, confirm)
     assert not state.finish_task.called, "Flower ends the task itself now: this patch can go"
     monkeypatch.setattr(internal, "pull_objects", failing_with_the_run(internal.pull_objects))
-    state, store = receive(internal, pull, failing_with_the_run(confirm))
+    state, store = receive(internal, pull, confirming(lambda *words: confirm)(Mock(), Mock(), 1))
     assert state.finish_task.call_args.args == (7,)
     assert "the run has ended" in state.finish_task.call_args.kwargs["details"]
     state.delete_messages.assert_called_once_with(message_ids=["m"])
     store.delete.assert_called_once_with("m")
-
-
-def test_each_connection_confirms_so():
-    private(f"{CONNECTION}{CONFIRM}")
-    with pytest.raises(RuntimeError, match="the run has ended"):
-        confirming(lambda *words: ends)(Mock(), Mock(), 1)("m")
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,6 @@ def test_picture_and_its_place_in_the_report(tmp_path):
     assert picture.count('src="data:image/png;base64,') == 1
 
 
-def test_a_folder_without_a_model_is_said(tmp_path):
-    with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
-        plot_features(tmp_path, tmp_path)
-
-
 SMALL = {"fraction": 0.03, "domains": ["rot0", "rot15", "rot45"]}
 
 

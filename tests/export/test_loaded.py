@@ -27,14 +27,11 @@ CLASSES = ("cat", "dog", "elk")
 DOMAINS = ("art", "photo", "sketch")
 
 
-def rows(root):
+def table(root):
     files = sorted(write_tree(root, DOMAINS, CLASSES, 2).rglob("*.png"))
     parts = {"domain": [file.parts[-3] for file in files], "label": [file.parts[-2] for file in files]}
-    return {"path": [str(file.relative_to(root)) for file in files], **parts}
-
-
-def table(root):
-    pd.DataFrame(rows(root)).to_csv(root / "mine.csv", index=False)
+    rows = {"path": [str(file.relative_to(root)) for file in files], **parts}
+    pd.DataFrame(rows).to_csv(root / "mine.csv", index=False)
     return {"dataset": "table", "root": str(root / "mine.csv")}
 
 

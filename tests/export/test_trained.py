@@ -20,6 +20,7 @@ from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
 from fedsim.data import load_target
 from fedsim.export.card import card
+from fedsim.export.features import plot_features
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.run.checkpoint import write_arrays
@@ -65,17 +66,6 @@ def target_of(model):
     return load_target(model.experiment.data, model.experiment.run.target)
 
 
-@pytest.fixture
-def pictures(tmp_path, runs):
-    """Twelve of the target's digits as PNG files, TREE/scan/<digit>/<n>.png."""
-    images, labels, indices = target_of(fedsim.load(runs("fedavg")))
-    for index in indices[::5][:12]:
-        folder = tmp_path / "tree" / "scan" / str(labels[index])
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(images[index][0]).save(folder / f"{index}.png")
-    return tmp_path / "tree"
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_loaded_model_has_the_recorded_accuracy(runs, method):
     """Transforms, weights and inference rule are the run's: both files give the recorded accuracy on the target."""
@@ -119,11 +109,15 @@ def test_entries_after_a_kill(runs, tmp_path):
         assert all(np.array_equal(one[key], two[key]) for key in one)
 
 
-def test_folder_of_images(runs, pictures):
+def test_folder_of_images(runs, tmp_path):
     """Grey PNG files give the same as arrays, for one domain or several; the metrics are computed by hand."""
     model = fedsim.load(runs("fedavg"))
-    measures, table = evaluate(model, labelled_images(pictures, model.classes))
-    images, _, _ = target_of(model)
+    images, labels, tested = target_of(model)
+    for index in tested[::5][:12]:
+        folder = tmp_path / "scan" / str(labels[index])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[index][0]).save(folder / f"{index}.png")
+    measures, table = evaluate(model, labelled_images(tmp_path, model.classes))
     indices = [int(name.rsplit("/", 1)[1].removesuffix(".png")) for name in table["image"]]
     expected = model(torch.from_numpy(np.ascontiguousarray(images[indices]))).softmax(1).numpy()
     np.testing.assert_allclose(table[[f"p({name})" for name in model.classes]].to_numpy(), expected, atol=1e-6)
@@ -131,7 +125,7 @@ def test_folder_of_images(runs, pictures):
     assert measures["accuracy"][0] == np.mean(table["label"] == table["predicted"])
     recalls = [np.mean(group["predicted"] == label) for label, group in table.groupby("label")]
     assert measures["balanced_accuracy"][0] == pytest.approx(np.mean(recalls))
-    alone = evaluate(model, labelled_images(pictures / "scan", model.classes))[0]
+    alone = evaluate(model, labelled_images(tmp_path / "scan", model.classes))[0]
     assert alone["accuracy"][0] == measures["accuracy"][0]
 
 
@@ -166,7 +160,8 @@ def test_a_wrong_export_is_not_written(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda folder: fedsim.load(folder / "nowhere"), "holds no best.safetensors; name the folder of one run"),
+    *((lambda folder, read=read: read(folder / "nowhere"), "holds no best.safetensors; name the folder of one run")
+      for read in (fedsim.load, lambda run: plot_features(run, run))),
     (lambda folder: fedsim.load(folder, "bets"), "did you mean 'best'"),
     (lambda folder: export(fedsim.load(folder), "onxx", folder / "x"), "the known formats are onnx, torch"),
     (lambda folder: export(fedsim.load(folder), "torch", folder), r"--output .* is a folder; name a file in it"),

@@ -127,11 +127,6 @@ class Watcher(Term, Report):
         return
 
 
-@pytest.fixture
-def watcher(monkeypatch):
-    monkeypatch.setitem(methods.METHODS, "watched", Recipe(terms=(Watcher(),), reports=(Watcher(),), paper="none"))
-
-
 def recipe_of(**method):
     return build_recipe(Experiment(method={"name": "fedavg", **method}))
 
@@ -144,8 +139,9 @@ def test_every_slot_has_a_folder_whose_parts_are_known():
         assert all(part_name(part) in known[slot] for slot, part in parts_of(recipe))
 
 
-def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(watcher):
+def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(monkeypatch):
     """Without a second list, its fields can be set, and it can be added to another row."""
+    monkeypatch.setitem(methods.METHODS, "watched", Recipe(terms=(Watcher(),), reports=(Watcher(),), paper="none"))
     for recipe, weight in (
         (recipe_of(name="watched", watcher={"weight": 0.25}), 0.25),
         (recipe_of(add=["watcher"]), 0.5),
@@ -197,7 +193,5 @@ def test_settings_of_parts_that_cannot_be_are_one_line(words, said):
     ({"semantic_calibraton": {"acquire_epochs": 3}}, "did you mean 'semantic_calibration'"),
 ])  # fmt: skip
 def test_the_table_of_parts_is_checked_for_every_method(parts, said):
-    """A typo in [parts] is an error even when the method does not have that part."""
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=rf"\A.*(?:{said}).*\Z"):
         build_recipe(from_table({"method": {"name": "fedavg"}, "parts": parts}))
-    assert "\n" not in str(error.value)

@@ -107,9 +107,8 @@ def test_what_does_not_fit_is_refused(model, message):
 ])  # fmt: skip
 def test_a_local_file_needs_a_tag_where_published_weights_differ(name, options, message):
     model = ModelSettings(backbone=f"open_clip:{name}", weights="none.pt", options=options)
-    with pytest.raises(UserError, match=message) as refused:
+    with pytest.raises(UserError, match=rf"\A.*(?:{message}).*\Z"):
         initial_state(model, find_backbone(model), nn.ModuleDict({"clip": nn.Identity()}), 32)
-    assert "\n" not in str(refused.value)
 
 
 def test_learned_texts_begin_as_those_of_open_clip():

@@ -46,9 +46,8 @@ NO_LAYER = "model.train: the backbone has no normalization layers"
     *((name, {"insert": StyleExploration()}, "no stage 1") for name in ("digits-cnn", "alexnet")),
 ])  # fmt: skip
 def test_networks_that_cannot_be(backbone, changes, message):
-    with torch.device("meta"), pytest.raises(UserError, match=message) as refused:
+    with torch.device("meta"), pytest.raises(UserError, match=rf"\A.*(?:{message}).*\Z"):
         make(backbone, **changes)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("backbone", "task", "settings", "message"), [

@@ -41,7 +41,6 @@ def test_words():
     (IBN("b"), set()),
 ])  # fmt: skip
 def test_layers_of_a_part_keep_what_they_took_over(norm, added):
-    """Tensors of the replaced batch norm stay frozen; tensors that the part adds are trained."""
     found, prefix = trained(outline("digits-cnn-bn", norm, train="head")), "backbone.norm1."
     assert {name.removeprefix(prefix) for name in found if name.startswith(prefix)} == added
 

@@ -134,14 +134,13 @@ def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, table, said):
 
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 FEW = {"data": {"domains": ["rot0", "rot30", "rot45"], "fraction": 0.05}, "train": {"rounds": 2, "batch_size": 16}}
 
 
 @pytest.mark.parametrize(("page", "name"), [("own-method", "moon"), ("own-method", "cutmix"), ("own-model", "mynets")])
 def test_the_page_has_the_code_of_the_file(page, name):
     """An included file is named, too: where the page is read as Markdown, its block is empty."""
-    text = (DOCS / f"{page}.md").read_text()
+    text = (HERE.parents[1] / "docs" / f"{page}.md").read_text()
     assert f"```python\n{(HERE / f'{name}.py').read_text()}```\n" in text
     for file in re.findall(r"^```\{(?:literal)?include\} \.\./(.+)$", text, re.MULTILINE):
         assert f"`{file}`" in text, file

@@ -80,7 +80,6 @@ def test_a_part_that_another_one_requires_is_added_once(name, tmp_path):
     assert method_label(Experiment(method={"name": f"{module}:row"})) == f"{module}:row"
 
 
-# ------------------------------------------------------------------------------------------- versions of outside code
 MODULE = """from clients.terms.proximal import Proximal
 from fedsim.methods.recipe import Recipe
 row = Recipe(terms=(Proximal(0.1),), paper="a test")

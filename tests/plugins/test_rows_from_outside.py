@@ -56,7 +56,6 @@ def row(monkeypatch):
     ({"norm": "ibn"}, "norm has str, which does not fit; it is no part"),
 ])  # fmt: skip
 def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):
-    """In a run and in `fedsim check-method`."""
     row(**slots)
     for use in (lambda: resolve(small_experiment(tmp_path, "mine")), lambda: list(findings("mine"))):
         with pytest.raises(UserError, match=rf"\Amethod 'mine': .*{re.escape(said)}.*\Z"):
@@ -84,11 +83,6 @@ class Before(Bank):
         if VICTIM in entries:
             raise RefusedUpdateError(VICTIM, REASON)
         return {**bank, **entries}
-
-
-@dataclass(frozen=True)
-class After(Before):
-    when: ClassVar[str] = "after"
 
 
 @dataclass(frozen=True)
@@ -139,27 +133,18 @@ class Needing(Term):
         return None
 
 
-@dataclass(frozen=True)
-class OtherSum(Sum):
-    """Contributes another sum."""
-
-
 def bank(record: str, title: str = "A") -> Bank:
     """A bank with that record, of a class with that name."""
     return type(title, (Bank,), {"name": record, "when": "round"})()
 
 
-@dataclass(frozen=True)
-class LookAgain(Look):
-    """Another visit of the same phase."""
-
-
 @pytest.mark.parametrize(("slots", "said"), [
     ({"banks": (bank("sums", "A"), bank("sums", "B")), "terms": (Sum(),)}, "a and b are banks of one name, 'sums'"),
-    ({"banks": (bank("sums"),), "terms": (Sum(), OtherSum())}, "sum and other_sum contribute to one name"),
+    ({"banks": (bank("sums"),), "terms": (Sum(), type("OtherSum", (Sum,), {})())},
+     "sum and other_sum contribute to one name"),
     *(({"banks": (bank(name),)}, f"{name!r}, which is another") for name in ("arrays", "metrics", "state")),
     ({"banks": (type("A", (Bank,), {})(),)}, "has no `name`"),
-    ({"visits": (Look(), LookAgain()), "unlabelled": Answer()}, "two visits are called 'look'"),
+    ({"visits": (Look(), type("LookAgain", (Look,), {})()), "unlabelled": Answer()}, "two visits are called 'look'"),
 ])  # fmt: skip
 def test_one_record_has_one_writer(slots, said):
     """Of two, the later would replace the first."""
@@ -181,7 +166,7 @@ def test_a_list_is_a_tuple_and_added_parts_are_checked_too(row):
 
 
 before = Recipe(banks=(Before(),), terms=(Sum(),))
-after = Recipe(banks=(After(),), terms=(Sum(),))
+after = Recipe(banks=(type("After", (Before,), {"when": "after"})(),), terms=(Sum(),))
 visit = Recipe(visits=(Look(),), unlabelled=Answer())
 needing = Recipe(terms=(Needing(),))
 

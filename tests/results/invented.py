@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +34,7 @@ def pacs_experiment(
 
 
 def write_run(
-    root: Path,
-    experiment: Experiment,
-    skill: float = 0.0,
-    finish: bool = True,
-    label: str = "",
-    clients: int = 1,
-    drawn: int = 0,
+    root: Path, experiment: Experiment, skill: float = 0.0, finish: bool = True, clients: int = 1, drawn: int = 0
 ) -> Path:
     """One run's folder with smooth saturating curves; `skill` raises the target accuracy.
 
@@ -61,24 +56,16 @@ def write_run(
         if experiment.method_name == "csac":
             recorder.append_details(_details(row["round"], own, rng))
     if finish:
-        recorder.write_summary(summary_row(experiment, pd.DataFrame(rows), label=label))
+        recorder.write_summary(summary_row(experiment, pd.DataFrame(rows)))
     return folder
 
 
-def write_grid(
-    root: Path,
-    methods: dict[str, float],
-    seeds: int = 2,
-    rounds: int = 12,
-    name: str = "pacs",
-    targets: Iterable[str] = PACS,
-) -> Path:
-    """Runs of all methods (name -> skill) on PACS domains."""
+def write_grid(root: Path, methods: dict[str, float], rounds: int, targets: Iterable[str]) -> Path:
+    """Runs of all methods (name -> skill) on PACS domains, with two seeds."""
     for method, skill in methods.items():
-        for target in targets:
-            for seed in range(seeds):
-                write_run(root, pacs_experiment(method, target, seed, name=name, train={"rounds": rounds}), skill)
-    return root / name
+        for target, seed in product(targets, (0, 1)):
+            write_run(root, pacs_experiment(method, target, seed, train={"rounds": rounds}), skill)
+    return root / "pacs"
 
 
 def _round(experiment: Experiment, number: int, skill: float, clients: int, rng: np.random.Generator) -> dict:

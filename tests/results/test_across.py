@@ -179,7 +179,6 @@ def test_latex(comparison):
 
 
 def test_names_are_shown_as_they_are_written():
-    """None of them is markup of LaTeX, Markdown or the terminal."""
     assert escape_latex(r"a_b & 5% #1 {x} ~ ^ \y <z>") == (
         r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y $<$z$>$"
     )

@@ -31,28 +31,14 @@ def runs(grid):
     return read_runs(grid)
 
 
-@pytest.fixture(scope="module")
-def figures(runs):
-    return dict(draw(runs, NAME, compare(runs)))
-
-
-@pytest.fixture(scope="module")
-def of_one_run(grid):
-    runs = read_runs(grid / "csac" / "sketch" / "seed0")
-    return dict(draw(runs, NAME, compare(runs, "oracle")))
-
-
-@pytest.fixture
-def alpha(runs):
-    return runs.details[runs.details["quantity"] == "alpha"]
-
-
 def texts(found):
     return [text.get_text() for text in found]
 
 
-def test_axes_and_titles_are_labelled_and_whole(figures, of_one_run):
+def test_axes_and_titles_are_labelled_and_whole(runs, grid):
     """The titles say the rule and the seeds; of several seeds they say what the band is."""
+    figures, one = dict(draw(runs, NAME, compare(runs))), read_runs(grid / "csac" / "sketch" / "seed0")
+    of_one_run = dict(draw(one, NAME, compare(one, "oracle")))
     assert set(figures) == NAMES
     for key, figure in figures.items():
         assert NAME in figure.get_suptitle(), key
@@ -92,7 +78,8 @@ def test_an_unfinished_run_has_curves_only_which_are_not_blank_and_repeat(tmp_pa
         plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")
 
 
-def test_shares_are_drawn_by_their_spread(alpha):
+def test_shares_are_drawn_by_their_spread(runs):
+    alpha = runs.details[runs.details["quantity"] == "alpha"]
     shares = alpha.assign(value=alpha["value"] / alpha.groupby(["run", "round", "name"])["value"].transform("sum"))
     assert [are_shares(each) for each in (alpha, shares, shares[shares["client"] == "cartoon"])] == [False, True, False]
     drawn = detail_over_rounds(shares.assign(group="x"), "pacs", "csac", "share")
@@ -160,11 +147,6 @@ def test_figures_that_are_not_drawn_any_more_are_removed(own_grid):
     assert {file.name for file in plots.iterdir()} == kept
 
 
-def weights_of(runs):
-    clients = runs.clients.assign(label=runs.clients["method"])
-    return clients, metric_over_rounds(clients, "weight", "crowd")
-
-
 def line_of(figure, name):
     """The line with that label, in the first panel that has it."""
     return next(line for axes in figure.axes for line in axes.get_lines() if line.get_label() == name)
@@ -173,7 +155,8 @@ def line_of(figure, name):
 def test_lines_break_where_a_client_was_not_drawn_and_not_where_nobody_was(tmp_path):
     data = {"dataset": "folder", "domains": ["art", "cartoon", "photo"]}
     write_run(tmp_path, pacs_experiment("fedavg", "art", data=data), clients=2, drawn=2)
-    clients, figure = weights_of(read_runs(tmp_path))
+    clients = read_runs(tmp_path).clients.assign(label="fedavg")
+    figure = metric_over_rounds(clients, "weight", "crowd")
     rounds = clients.groupby("client")["round"].agg(set)
     gaps_of = {client: set(range(min(own), max(own))) - own for client, own in rounds.items()}
     client, gaps = next((client, gaps) for client, gaps in gaps_of.items() if gaps)

@@ -167,10 +167,8 @@ def test_hover_a_cell_and_a_point_lead_to_their_run_isolate_and_choose(page):
 
     table = page.find_element("css selector", "table.methods")
     table.find_element("xpath", ".//tr[td[1]='feddg-ga']/td[3]/a").click()
-    heading, closed = (
-        "return document.querySelector('dialog[open] h2')?.textContent",
-        "return !document.querySelector('dialog[open]')",
-    )
+    heading = "return document.querySelector('dialog[open] h2')?.textContent"
+    closed = "return !document.querySelector('dialog[open]')"
     assert until(page, heading) == "feddg-ga → photo, seed 0"
     dialog = page.find_element("id", "run")
     titles = [one.text for one in dialog.find_elements("css selector", "h3, figcaption")]

@@ -86,17 +86,12 @@ def fedbn(output, rounds=3, **run):
     return tiny_experiment(output, "fedbn", rounds, run=run)
 
 
-def interrupted(experiment, after_round: int) -> Path:
-    """The state of the victim in a run that was stopped."""
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(after_round))
-    close_workspaces()  # a run is resumed in a new process
-    return run_folder(experiment) / "state" / VICTIM
-
-
 def test_another_state_stops_the_run_in_one_line_or_loses_one_client_when_asked(tmp_path):
     """A restored backup; then an emptied folder, without which the other clients go on."""
-    state = interrupted(fedbn(tmp_path), 2)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(fedbn(tmp_path), Interrupt(2))
+    close_workspaces()  # a run is resumed in a new process
+    state = run_folder(fedbn(tmp_path)) / "state" / VICTIM
     for file in state.glob("personal-*"):
         file.rename(state / "personal-000001.safetensors")
     with pytest.raises(UserError, match=f"^client {VICTIM}: the state of client '{VICTIM}' is of round 1 in .*round 2"):

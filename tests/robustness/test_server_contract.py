@@ -50,16 +50,12 @@ class Critical(Fuse):
         return WeightedMean().fuse(updates, weights, server)
 
 
-def contribution(client):
-    """What every client sends in addition to its model: two numbers."""
-    return {"vectors": state_to_record({"v": np.array([1.0, len(client)], np.float32)})}
-
-
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Scene:
-    """FedAvg with a bank of vectors, in the middle of round 2."""
-    folder = tmp_path_factory.mktemp("vectors")
-    return build("fedavg", folder, recipe=lambda own: replace(own, banks=(Vectors(),)), extra=contribution)
+    """FedAvg with a bank of vectors of two numbers, which every client sends, in the middle of round 2."""
+    extra = lambda client: {"vectors": state_to_record({"v": np.array([1.0, len(client)], np.float32)})}  # noqa: E731
+    recipe = lambda own: replace(own, banks=(Vectors(),))  # noqa: E731
+    return build("fedavg", tmp_path_factory.mktemp("vectors"), recipe=recipe, extra=extra)
 
 
 def with_vector(scene, vector=None):

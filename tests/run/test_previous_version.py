@@ -14,13 +14,11 @@ from fedsim.results import compare, read_runs
 from fedsim.run.plan import complete
 from fedsim.settings.experiment import parse_experiment
 
-FOLDER = Path("scaffold+feddg-ga", "rot45", "seed0")
-
 
 def test_a_run_of_the_previous_version_is_resumed(tmp_path):
     """It ends as an unbroken run of this version; the table names the two revisions."""
     shutil.unpack_archive(Path(__file__).with_name("previous") / "run_of_2132c9e.zip", tmp_path / "then" / "small")
-    text = (tmp_path / "then" / "small" / FOLDER / "experiment.toml").read_text(encoding="utf-8")
+    text = (tmp_path / "then/small/scaffold+feddg-ga/rot45/seed0/experiment.toml").read_text(encoding="utf-8")
     then, now = (
         complete(parse_experiment(text).replace(run={"output": str(tmp_path / name)})) for name in ("then", "now")
     )

@@ -121,7 +121,6 @@ def test_a_resumed_run_records_both_and_a_table_says_it(tmp_path, monkeypatch):
 
 
 def test_the_images_take_the_size_of_the_weights():
-    """timm's models as well, see tests/models."""
     plan = resolve(read_experiment("digits", ["data.image_size=0", "model.backbone=resnet18"]))
     assert plan.experiment.data.image_size == 224  # and so it is recorded, compared and sent to the sites
     assert resolve(plan.experiment).experiment == plan.experiment

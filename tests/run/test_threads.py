@@ -1,7 +1,4 @@
-"""A run's numbers depend on its threads: all runtimes have the same default, which is recorded and compared.
-
-And what else a run sets for its whole process: the memory that it keeps.
-"""
+"""What a run sets for its whole process: its threads, on which its numbers depend, and the memory that it keeps."""
 
 import json
 import os

@@ -166,15 +166,10 @@ def test_a_best_model_waits_for_its_checkpoint(tmp_path, round, taken):
     assert left == ({"best.safetensors", "inference/best.safetensors"} if taken else set())
 
 
-@pytest.fixture
-def saved(tmp_path):
-    write_arrays(tmp_path / "arrays.safetensors", {"w": np.arange(3.0)})
-    return tmp_path / "arrays.safetensors"
-
-
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_link_made_again_leaves_nothing_else(saved, killed):
-    best = saved.with_name("best.safetensors")
+def test_a_link_made_again_leaves_nothing_else(tmp_path, killed):
+    saved, best = tmp_path / "arrays.safetensors", tmp_path / "best.safetensors"
+    write_arrays(saved, {"w": np.arange(3.0)})
     for _ in range(2):
         if killed:
             unfinished(saved).write_bytes(b"cut")

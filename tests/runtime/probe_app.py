@@ -43,3 +43,15 @@ class DieOnce(RunCallback):
         if self.mark and row["round"] == 2 and not self.mark.exists():
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killer(RunCallback):
+    """Kills the first of a run's processes after round 1, as the kernel does when memory runs out."""
+
+    def __init__(self, pids):
+        self.pids, self.before = pids, []
+
+    def on_round(self, row, clients):
+        if row["round"] == 1:
+            self.before = self.pids()
+            os.kill(self.before[0], signal.SIGKILL)

@@ -12,6 +12,7 @@ from functools import cache
 import pandas as pd
 import pytest
 import torch
+from probe_app import Killer
 from processes import descendants, is_alive, until
 from support import numbers, tiny_experiment
 
@@ -21,7 +22,6 @@ from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.table import METHODS
 from fedsim.models.infer import EvalMode
-from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
 from fedsim.run.processes import reason_against
 from fedsim.run.serve import serve
@@ -111,17 +111,6 @@ def forked(experiment, client_app=app, say=lambda text: None):
         grid.close()
 
 
-def dying(when):
-    """A client app whose process dies at these messages."""
-
-    def answer(message, context):
-        if when(message, context):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return app(message, context)
-
-    return answer
-
-
 def refusing(monkeypatch, refused=range(1, 100)):
     """Lets os.fork refuse these calls, by their number from 1 on."""
     calls, fork = itertools.count(1), os.fork
@@ -141,7 +130,12 @@ def test_when_processes_cannot_predict_the_server_does(one, tmp_path, monkeypatc
     """They are asked once in the run; where one dies, it may be that the machine has no memory for another."""
     alone = one()
     refusing(monkeypatch, refused)
-    unable = dying(lambda message, context: message.metadata.message_type == "query.predict")
+
+    def unable(message, context):
+        if message.metadata.message_type == "query.predict":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return app(message, context)
+
     with forked(run_in(2, tmp_path), unable) as (plan, grid):
         same_records(alone, serve(grid, plan))
     (line,) = [text for text in caplog.messages if text.startswith("the unseen domain is evaluated in one process")]
@@ -161,21 +155,9 @@ def test_a_machine_that_lets_no_process_be_forked_is_one_line_or_the_run_goes_on
     assert f"{ONE}another could not be forked ([Errno 12] Cannot allocate memory)" in caplog.text
 
 
-class Killer(RunCallback):
-    """Kills the first process after round 1."""
-
-    def __init__(self, grid):
-        self.grid, self.before = grid, []
-
-    def on_round(self, row, clients):
-        if row["round"] == 1:
-            self.before = self.grid.pids()
-            os.kill(self.before[0], signal.SIGKILL)
-
-
 def test_a_killed_process_is_replaced_and_changes_nothing(one, tmp_path):
     with forked(run_in(2, tmp_path, "scaffold")) as (plan, grid):
-        killer = Killer(grid)
+        killer = Killer(grid.pids)
         same_records(one("scaffold"), serve(grid, plan, [killer]))
         after = grid.pids()
     assert after[0] != killer.before[0]

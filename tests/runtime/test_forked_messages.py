@@ -62,14 +62,10 @@ def test_processes_of_one_parent_have_noise_of_their_own(two_processes):
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
 
 
-def echo(message, context):
-    """A client that sends back what it got."""
-    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
-
-
 def test_a_model_that_was_put_back_is_sent_again(two_processes):
     """The guard changes the record in place, and the processes keep a model that several messages have in common."""
     record = state_to_record({"w": np.zeros(3, np.float32)})
+    echo = lambda message, _: Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)  # noqa: E731
     process, _ = two_processes(echo)
     assert list(answer(process, record)) == [0, 0, 0]
     Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))

@@ -1,7 +1,6 @@
 """Ray: room for workers, order of messages, workers that die or are late, what is sent to them, runs and sweeps."""
 
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from probe_app import Killer
 from support import numbers, run_small, tiny_experiment
 
 import fedsim.runtime.ray
 from fedsim.common.errors import UserError
-from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
 from fedsim.runtime import cluster
@@ -234,32 +233,15 @@ def test_the_shelf_keeps_a_model_as_it_was_stored():
     assert addressee(message) == "node 3"  # in the handshake, where no client is known
 
 
-class Killer(RunCallback):
-    """Kills the first worker's process after round 1, as the kernel does when memory runs out."""
-
-    def __init__(self, grid):
-        self.grid, self.killed = grid, 0
-
-    def on_round(self, row, clients):
-        if row["round"] == 1:
-            self.killed = self.grid.workers()[0][0]
-            os.kill(self.killed, signal.SIGKILL)
-
-
-class Sitter:
-    """Takes the processor that a dead worker leaves."""
-
-
 @pytest.mark.parametrize("room", [True, False])
 def test_a_killed_worker_changes_nothing(grid, ray_cluster, tmp_path, monkeypatch, room):
     """Its clients continue in a new process, or in the other one; both read their personal batch norm from files."""
     inline, _ = run_small(tiny_experiment(tmp_path / "inline", "fedbn"))
-    sitter = None if room else ray_cluster.remote(num_cpus=1)(Sitter).remote()
+    sitter = None if room else ray_cluster.remote(num_cpus=1)(type("Sitter", (), {})).remote()  # takes its processor
     monkeypatch.setattr(fedsim.runtime.ray, "START_SECONDS", 60.0 if room else 1.0)
-    killer = Killer(grid)
+    killer = Killer(lambda: [pid for pid, _ in grid.workers()])
     ray = serve(grid, resolve(tiny_experiment(tmp_path / "ray", "fedbn")), [killer])
-    assert killer.killed
-    assert killer.killed not in [pid for pid, _ in grid.workers()]
+    assert killer.before[0] not in [pid for pid, _ in grid.workers()]
     assert [nodes for _, nodes in grid.workers()] == ([[2, 4], [3]] if room else [[3, 2, 4]])
     for file in ("rounds.csv", "clients.csv"):
         pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)

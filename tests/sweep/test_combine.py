@@ -73,7 +73,6 @@ def test_an_option_is_a_part_of_its_row_with_what_it_needs():
 
 
 def test_folds_leave_a_source_out_and_never_name_the_unseen_domain():
-    """Each source is the target of one fold; the data of every cell lacks the unseen domain."""
     plan = planned()
     (unseen,) = plan.unseen
     assert sorted(unseen.folds) == ["rot15", "rot30", "rot45", "rot60", "rot75"]

@@ -65,7 +65,6 @@ def test_cells_are_planned_once_each(tmp_path, monkeypatch):
 
 
 def test_a_combination_or_network_that_is_refused_is_one_failed_cell():
-    """A name that does not exist stops the sweep."""
     cells = planned("fedavg copa csac+feddg-ga", "rot0 rot15", more=["model.backbone=digits-cnn"])
     assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 4
     with pytest.raises(UserError) as refusal:
