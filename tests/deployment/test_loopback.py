@@ -56,6 +56,7 @@ def interrupted(federation, output, method, after, number):
     """A deployed run of three rounds whose command gets a signal when some are recorded: exit code, words, folder."""
     process, folder = federation.begin(output, method, **THREE), run_folder(output, method)
     until(lambda: rounds_done(folder) >= after or process.poll() is not None, 240, "round")
+    assert process.poll() is None, process.communicate()[1]
     os.killpg(process.pid, number)
     return process.communicate(timeout=120)[1], process.returncode, folder
 
