@@ -79,7 +79,7 @@ class ClientPart(Part):
 
     @property
     def compiles(self) -> bool:
-        """Whether it takes `round.forward`, the pass that `train.compile` compiles, if it makes a training pass."""
+        """Whether its training pass, if any, is `round.forward` without hooks: what `train.compile` can compile."""
         return True
 
     def contributes(self) -> tuple[str, ...]:
