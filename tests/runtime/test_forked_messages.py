@@ -1,5 +1,6 @@
 """What forked processes get and send: about the same work, noise of their own, the model as it is when it is sent."""
 
+import os
 import time
 
 import numpy as np
@@ -7,10 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from support import small_experiment, tiny_experiment
 
-import fedsim.runtime.forked
-from fedsim.client_app import app
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.results.client_rows import client_rows
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import resolve
 from fedsim.runtime.forked import ForkedGrid
@@ -92,24 +90,22 @@ def test_a_process_that_is_late_is_ended(tmp_path):
     grid.close()
 
 
-@pytest.mark.parametrize(("many", "seconds", "first", "rest"), [
-    (1, {"rot0": 1.0, "rot15": 2.0, "rot30": 4.0}, ["rot30"], 2),
-    (10, {f"rot0/{place}": 1.0 for place in range(3)}, None, 15),  # who was not drawn in that round is as the others
-    # Rows are merged by domain; in the first one each of three clients trains ten times as long as the others.
-    (3, {f"rot{15 * (k // 3)}/{k % 3}": 0.1 if k > 2 else 1.0 for k in range(9)}, ["rot0/0", "rot0/2"], 7),
-])  # fmt: skip
-def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path, many, seconds, first, rest):
-    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    monkeypatch.setattr(fedsim.runtime.forked.ForkedProcess, "start", lambda process: None)
-    plan = resolve(tiny_experiment(tmp_path, rounds=11, data={"clients_per_domain": many, "fraction": 0.1}))
-    rows = [
-        {"round": 1, "client": name, "domain": name.split("/")[0], "status": "ok", "train_seconds": taken}
-        for name, taken in seconds.items()
-    ]
-    grid = ForkedGrid(app, plan, len(plan.clients), str)
-    merged = client_rows(rows, "domains") if many == 3 else rows
-    grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, merged)
-    places = dict(zip(grid.node_ids, plan.clients))
-    divided = [[places[node] for node in process.contexts] for process in grid._processes]
-    assert first in (None, divided[0])
-    assert (sum(map(len, divided)), len(divided[1])) == (3 * many, rest)
+def test_a_process_takes_its_own_clients_first_and_those_of_another_rather_than_nothing(tmp_path):
+    """Node 2 takes longer than five others together."""
+
+    def slow(message, context):
+        time.sleep(0.4 if context.node_id == 2 else 0.04)
+        return Message(RecordDict({"pid": ConfigRecord({"pid": os.getpid()})}), reply_to=message)
+
+    plan = resolve(tiny_experiment(tmp_path, data={"clients_per_domain": 2}, run={"processes": 2}))
+    grid = ForkedGrid(slow, plan, 6)
+
+    def served(nodes):
+        replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in nodes])
+        return {reply.metadata.src_node_id: reply.content["pid"]["pid"] for reply in replies}
+
+    first, second, others = served(range(2, 8)), served(range(2, 8)), served(range(3, 8))
+    grid.close()
+    assert [list(first.values()).count(pid) for pid in (first[2], first[7])] == [1, 5]
+    assert second == first
+    assert set(others.values()) == set(first.values())
