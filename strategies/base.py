@@ -36,7 +36,7 @@ from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import check_collected, check_validation, one_line
 from strategies.wire.reply_limits import records_over_limit
 from strategies.wire.round_notes import RoundNotes
-from strategies.wire.target_site import TargetSite
+from strategies.wire.target_site import Asked
 from strategies.wire.update_limit import model_norm
 from strategies.wire.visits import Visits
 
@@ -68,7 +68,7 @@ class FedDG(FedAvg):
         self.guard = Guard(experiment.run.update_limit)
         self.computation = Computation(experiment, self.parts, self.exchange, self.guard)
         self.storage = Storage()  # of the replies' tensors
-        self.target_site: TargetSite | None = None  # where a site evaluates the unseen domain, and not the server
+        self.target: Asked | None = None  # who evaluates the unseen domain while the clients validate
         self.finished_rounds = 0
         self._drawn: list[str] = []  # clients that train in this round
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
@@ -89,7 +89,6 @@ class FedDG(FedAvg):
         """Waits for the sites (`run.wait_for_sites`); ClientFailedError names missing sites without which the run
         cannot start."""
         self.exchange.join(roster)
-        self.target_site = TargetSite(self.exchange, roster) if roster.target else None
 
     def describe(self, model: ServerModel) -> None:
         """Sets the network with the trained tensors."""
@@ -148,18 +147,16 @@ class FedDG(FedAvg):
         run, train, round = self.experiment.run, self.experiment.train, self.log.round
         clients = validators(train, self.exchange.clients, self._drawn, run.seed, round)
         messages = self.exchange.messages("evaluate", round, record, clients)
-        if not self.target_site:
-            return messages
-        return chain(messages, self.target_site.messages(self.log.round, arrays, self.wanted_entries()))
+        return chain(self.target.messages(round, arrays, self.wanted_entries()) if self.target else (), messages)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The unweighted mean over the clients. The target domain is never used to select a model."""
-        if self.target_site:
-            replies = self.target_site.others(replies)
+        if self.target:
+            replies = self.target.others(replies)
         found = self.exchange.sift(self.guard.heard(check_validation), replies, "validation refused")
         gone = self._taken_back()
-        if self.target_site:
-            self.target_site.take(used=not gone)
+        if self.target:
+            self.target.take(used=not gone)
         if gone:
             self.exchange.settle_silent(*found)
             return None

@@ -17,10 +17,6 @@ class PresetConflictError(UserError):
     """A preset does not fit one method; the other methods of a sweep are not affected."""
 
 
-class NotForkedError(UserError):
-    """The machine does not let a run fork a process. What is no client's work can be done in the run's own process."""
-
-
 class ClientFailedError(RuntimeError):
     """A client failed. The text names its domain and contains the client's own traceback."""
 

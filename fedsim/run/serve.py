@@ -34,7 +34,7 @@ from strategies.wire.membership import Identify, missing_classes
 from strategies.wire.patience import PatientGrid
 from strategies.wire.polling import QuickGrid
 from strategies.wire.pulling import expected_bytes
-from strategies.wire.target_site import TargetScore
+from strategies.wire.target_site import TargetScore, TargetSite
 
 SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
 
@@ -75,9 +75,9 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
 
     def evaluate(arrays: ArrayRecord) -> TargetScore:
         if shared is not None:
-            return shared(strategy.log.round, arrays, strategy.wanted_entries())
-        site = strategy.target_site
-        assert site is not None  # it has the unseen domain, if the server does not
+            return shared(arrays, strategy.wanted_entries())
+        site = strategy.target
+        assert isinstance(site, TargetSite)  # it has the unseen domain, if the server does not
         return site.score if strategy.log.round else site.ask(grid, arrays)
 
     def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:
@@ -91,6 +91,7 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
     target = experiment.run.target if on_site else ""
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
     strategy.join(roster)
+    strategy.target = shared or TargetSite(strategy.exchange, roster)
     tested = evaluator.class_counts() if evaluator else roster.target.class_counts if roster.target else ()
     _meet(session, roster, tested)
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples if roster.target else 0

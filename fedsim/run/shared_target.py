@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -9,7 +10,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.common.errors import NotForkedError
 from fedsim.run.target import TargetEvaluator
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import Config, arrays_of
@@ -24,54 +24,59 @@ class Lanes(Protocol):
     """A grid of several processes."""
 
     def lanes(self) -> list[int]:
-        """One node of each process."""
+        """As many nodes as processes."""
 
 
 class SharedTarget:
     """Evaluates a global model in this process, or in all processes of a grid that has `lanes`.
 
-    The batches are those of one process. Their logits are measured here, in the order of the batches, so that the score
-    is the same to the last bit. If a process dies or cannot be forked, this one predicts all batches from then on.
+    They are asked together with the clients that validate, so that none waits for another. The batches are those of one
+    process. Their logits are measured here, in the order of the batches, so that the score is the same to the last bit.
+    If a process dies, this one predicts all batches from then on.
     """
-
-    _alone = False
 
     def __init__(self, evaluator: TargetEvaluator, grid: Grid, settings: Config) -> None:
         self.evaluator, self.grid, self.settings = evaluator, grid, settings
+        self._alone = False
+        self._sent: list[Message] = []
+        self._logits: dict[str, np.ndarray] = {}  # of the batches, by their place
 
-    def __call__(self, round: int, arrays: ArrayRecord, entries: Entries) -> TargetScore:
-        """The score of the model of a round; `entries` are those of the bank that the inference rule needs."""
-        started = time.perf_counter()
-        lanes = self.grid.lanes() if self._may_share() and isinstance(self.grid, Lanes) else []
-        logits = self._asked(round, arrays, lanes) if len(lanes) > 1 else {}
-        if len(logits) < len(self.evaluator.cuts()):
-            return self.evaluator(record_to_arrays(arrays), entries)
-        return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
-
-    def _may_share(self) -> bool:
-        return not self._alone and self.evaluator.divisible
-
-    def _asked(self, round: int, arrays: ArrayRecord, lanes: list[int]) -> dict[int, torch.Tensor]:
-        """The logits of the batches, by their place; none when a process failed."""
+    def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
+        """One message to each process, where there are several and the rule predicts each image by itself."""
+        self._sent, self._logits = [], {}
+        divisible = self.evaluator.divisible and not self._alone
+        lanes = self.grid.lanes() if divisible and isinstance(self.grid, Lanes) else []
         common: Config = {**self.settings, "round": round, "phase": "predict", "client": ""}
-        messages = []
-        for index, node in enumerate(lanes):
+        for index, node in enumerate(lanes if len(lanes) > 1 else []):
             places = list(range(len(self.evaluator.cuts())))[index :: len(lanes)]
             content = RecordDict({"arrays": arrays, "config": ConfigRecord({**common, "places": places})})
-            messages.append(Message(content, node, "query.predict"))
-        found: dict[str, np.ndarray] = {}
-        failed = ""
-        try:
-            for reply in self.grid.send_and_receive(messages):
-                if reply.has_error():
-                    failed = str(reply.error.reason)
-                else:
-                    found |= record_to_arrays(arrays_of(reply.content)["logits"])
-        except NotForkedError as error:
-            failed = str(error.__cause__)
-        if failed:
-            self._alone = True
-            reason = failed.strip().splitlines()[-1]
-            logger.warning("the unseen domain is evaluated in one process from now on: %s", reason)
-            return {}
-        return {int(place): torch.tensor(array) for place, array in found.items()}
+            self._sent.append(Message(content, node, "query.predict"))
+        return self._sent
+
+    def others(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies that do not answer our messages; the logits of those that do are kept."""
+        for reply in replies:
+            if reply.metadata.reply_to_message_id not in {message.metadata.message_id for message in self._sent}:
+                yield reply
+            elif not reply.has_error():
+                self._logits |= record_to_arrays(arrays_of(reply.content)["logits"])
+            elif not self._alone:
+                self._alone = True
+                reason = str(reply.error.reason).strip().splitlines()[-1]
+                logger.warning("the unseen domain is evaluated in one process from now on: %s", reason)
+
+    def take(self, used: bool = True) -> None:
+        """Forget the logits of a model that is not used."""
+        if not used:
+            self._logits = {}
+
+    def __call__(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of a model, by the logits that came for it, or else computed here.
+
+        entries: those of the bank that the inference rule needs
+        """
+        started, found, self._logits = time.perf_counter(), self._logits, {}
+        if len(found) < len(self.evaluator.cuts()):
+            return self.evaluator(record_to_arrays(arrays), entries)
+        logits = {int(place): torch.tensor(array) for place, array in found.items()}
+        return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)

@@ -16,7 +16,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.common.errors import CLIENT_APP_RAISED, NotForkedError
+from fedsim.common.errors import CLIENT_APP_RAISED, UserError
 from fedsim.flower.identity import with_content
 from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
 from fedsim.tensors.records import arrays_of
@@ -80,7 +80,7 @@ class ForkedProcess:
             try:
                 self.start()
             except OSError as error:
-                raise NotForkedError(
+                raise UserError(
                     f"a process for clients could not be forked ({error}); the same command continues the run, and "
                     "with run.processes = 1 it needs no other process"
                 ) from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -46,6 +47,19 @@ class TargetScore:
     seconds: float = 0.0
     details: list[tuple[str, str, float]] = field(default_factory=list)
     predictions: Foreign = None
+
+
+class Asked(Protocol):
+    """Whoever evaluates the unseen domain at the same time as the clients validate."""
+
+    def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
+        """What to ask of the model, with the bank entries that the inference rule wants."""
+
+    def others(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies that are not for this object."""
+
+    def take(self, used: bool = True) -> None:
+        """All replies are there; `used` says whether the model is kept."""
 
 
 class TargetSite:

@@ -1,7 +1,6 @@
 """The inline runtime in forked processes: the numbers of one process, also when one dies; forked to save time."""
 
 import errno
-import itertools
 import multiprocessing
 import os
 import signal
@@ -25,6 +24,7 @@ from fedsim.models.infer import EvalMode
 from fedsim.run.plan import resolve
 from fedsim.run.processes import reason_against
 from fedsim.run.serve import serve
+from fedsim.run.shared_target import SharedTarget
 from fedsim.run.target import TargetEvaluator
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.launch import launch
@@ -97,7 +97,7 @@ def test_two_processes_give_the_numbers_of_one_and_share_the_batches_of_the_unse
     alone, here, whole = one(method), [], TargetEvaluator.__call__
     monkeypatch.setattr(TargetEvaluator, "__call__", lambda *given: here.append(1) or whole(*given))
     same_records(alone, launch(run_in(2, tmp_path, method)))
-    assert shared is None or len(here) == (0 if shared else 3)
+    assert shared is None or len(here) == (1 if shared else 3)  # the initial model is evaluated here
 
 
 @contextmanager
@@ -111,25 +111,9 @@ def forked(experiment, client_app=app, say=lambda text: None):
         grid.close()
 
 
-def refusing(monkeypatch, refused=range(1, 100)):
-    """Lets os.fork refuse these calls, by their number from 1 on."""
-    calls, fork = itertools.count(1), os.fork
-
-    def sometimes():
-        if next(calls) in refused:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return fork()
-
-    monkeypatch.setattr(os, "fork", sometimes)
-
-
-@pytest.mark.parametrize(("refused", "said"), [
-    ([], "its client died 2 times (exit code -9; out of memory?)"), ([3], "Cannot allocate memory"),
-])  # fmt: skip
-def test_when_processes_cannot_predict_the_server_does(one, tmp_path, monkeypatch, caplog, refused, said):
-    """They are asked once in the run; where one dies, it may be that the machine has no memory for another."""
+def test_when_processes_cannot_predict_the_server_does(one, tmp_path, caplog):
+    """They are asked once in the run."""
     alone = one()
-    refusing(monkeypatch, refused)
 
     def unable(message, context):
         if message.metadata.message_type == "query.predict":
@@ -139,14 +123,28 @@ def test_when_processes_cannot_predict_the_server_does(one, tmp_path, monkeypatc
     with forked(run_in(2, tmp_path), unable) as (plan, grid):
         same_records(alone, serve(grid, plan))
     (line,) = [text for text in caplog.messages if text.startswith("the unseen domain is evaluated in one process")]
-    assert said in line
+    assert "its client died 2 times (exit code -9; out of memory?)" in line
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_the_processes_logits_count_only_for_the_model_that_is_kept(tmp_path, monkeypatch, used):
+    """Where most clients cannot use a model, the round keeps the one before, which the processes did not evaluate."""
+    here, whole = [], TargetEvaluator.__call__
+    monkeypatch.setattr(TargetEvaluator, "__call__", lambda *given: here.append(1) or whole(*given))
+    take = SharedTarget.take
+    monkeypatch.setattr(SharedTarget, "take", lambda shared, **_: take(shared, used))
+    launch(run_in(2, tmp_path, rounds=1))
+    assert len(here) == 1 + (not used)
 
 
 def test_a_machine_that_lets_no_process_be_forked_is_one_line_or_the_run_goes_on(one, tmp_path, monkeypatch, caplog):
+    def refuse():
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
     alone = one()
     monkeypatch.setattr(fedsim.runtime.forked, "LEAST_SAVED", 0.0)
     monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    refusing(monkeypatch)
+    monkeypatch.setattr(os, "fork", refuse)
     said = r"could not be forked \(\[Errno 12\] Cannot allocate memory\); .*run\.processes = 1 "
     with pytest.raises(UserError, match=said):
         launch(run_in(2, tmp_path))
