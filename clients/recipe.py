@@ -1,7 +1,9 @@
-"""What a client asks of a recipe."""
+"""The part of a recipe that a client uses."""
 
-from typing import Protocol
+from dataclasses import dataclass
 
+from clients.batches.shuffled import Shuffled
+from clients.objective.supervised import SupervisedLoss
 from clients.parts import (
     Augment,
     Batches,
@@ -14,64 +16,47 @@ from clients.parts import (
     Term,
     Unlabelled,
 )
+from clients.step.supervised import SupervisedStep
+from clients.update.one_gradient import OneGradient
 from fedsim.models.inserts.base import Insert
+from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
 from strategies.recipe import ServerRecipe
 
 
-class ClientRecipe(ServerRecipe, Protocol):
-    """What a client asks of a recipe."""
+@dataclass(frozen=True)
+class ClientRecipe(ServerRecipe):
+    """The slots of the client's parts and of the network; every default is FedAvg's.
+
+    pooled: one client holds the data of all
+    """
+
+    objective: Objective = SupervisedLoss()
+    update: LocalUpdate = OneGradient()
+    companions: tuple[Companion, ...] = ()
+    client: Step = SupervisedStep()
+    terms: tuple[Term, ...] = ()
+    batches: Batches = Shuffled()
+    augment: Augment | None = None
+    reports: tuple[Report, ...] = ()
+    unlabelled: Unlabelled | None = None
+    norm: Norm = BatchNorm()
+    inserts: tuple[Insert, ...] = ()
+    pooled: bool = False
 
     @property
-    def objective(self) -> Objective:
-        """The loss of a batch."""
-
-    @property
-    def update(self) -> LocalUpdate:
-        """How a loss moves the weights."""
-
-    @property
-    def companions(self) -> tuple[Companion, ...]:
-        """What else learns beside the model."""
-
-    @property
-    def client(self) -> Step:
-        """How one local step is taken."""
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """What is added to the loss."""
-
-    @property
-    def batches(self) -> Batches:
-        """The examples of the round's batches."""
-
-    @property
-    def augment(self) -> Augment | None:
-        """What changes a batch before the step."""
-
-    @property
-    def reports(self) -> tuple[Report, ...]:
-        """What is measured around the training."""
-
-    @property
-    def unlabelled(self) -> Unlabelled | None:
-        """What the unseen domain's client does."""
-
-    @property
-    def inserts(self) -> tuple[Insert, ...]:
-        """The modules that are added to the network."""
-
-    @property
-    def norm(self) -> Norm:
-        """The network's normalization."""
-
-    @property
-    def pooled(self) -> bool:
-        """Whether one client holds the data of all."""
+    def prelude(self) -> str:
+        """The training phase before round 1; empty: none."""
+        return self.client.prelude
 
     def client_parts(self) -> list[ClientPart]:
         """The parts that act on a client."""
+        return self.of(ClientPart)
+
+    def contributors(self) -> dict[str, ClientPart]:
+        """Client parts that contribute to a bank, by the bank's name."""
+        return {bank: part for part in self.client_parts() for bank in part.contributes()}
 
     def contributor(self, bank: str) -> ClientPart:
-        """The part that contributes to a bank."""
+        """The client part that contributes to a bank."""
+        return self.contributors()[bank]

@@ -1,45 +1,27 @@
-"""What the server asks of a recipe."""
+"""The part of a recipe that the server uses."""
 
-from dataclasses import Field
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
 
-from fedsim.models.infer.base import Infer
-from fedsim.parts.part import RecipeParts
+from fedsim.models.infer import EvalMode, Infer
+from fedsim.parts.part import Part, RecipeParts
+from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
+from strategies.share.everything import Everything
+from strategies.weights.by_examples import ByExamples
 
 
-class ServerRecipe(RecipeParts, Protocol):
-    """What the server asks of a recipe, which is a dataclass."""
+@dataclass(frozen=True)
+class ServerRecipe(RecipeParts):
+    """The slots of the server's parts, and the inference rule; every default is FedAvg's."""
 
-    __dataclass_fields__: ClassVar[dict[str, Field]]
-
-    @property
-    def share(self) -> Share:
-        """Which tensors travel."""
-
-    @property
-    def weights(self) -> Weights:
-        """How much each client counts."""
-
-    @property
-    def fuse(self) -> Fuse:
-        """How the tensors of several clients become one."""
-
-    @property
-    def banks(self) -> tuple[Bank, ...]:
-        """The records beside the model."""
-
-    @property
-    def refine(self) -> tuple[Refine, ...]:
-        """What happens to the fused model, in this order."""
-
-    @property
-    def visits(self) -> tuple[Visit, ...]:
-        """The exchanges with the unseen domain's client."""
-
-    @property
-    def infer(self) -> Infer:
-        """How the model predicts on the unseen domain."""
+    share: Share = Everything()
+    weights: Weights = ByExamples()
+    fuse: Fuse = WeightedMean()
+    banks: tuple[Bank, ...] = ()
+    refine: tuple[Refine, ...] = ()
+    visits: tuple[Visit, ...] = ()
+    infer: Infer = EvalMode()
 
     def needs(self) -> set[str]:
-        """The metrics without which a reply cannot be used."""
+        """The metrics without which a reply to a train message cannot be used, those of all parts."""
+        return {name for part in self.of(Part) for name in part.needs}

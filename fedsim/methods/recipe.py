@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TypeAlias, TypeVar
 
-from clients.batches.shuffled import Shuffled
-from clients.objective.supervised import SupervisedLoss
 from clients.parts import (
     Augment,
     Batches,
-    ClientPart,
     Companion,
     LocalUpdate,
     Objective,
@@ -21,18 +18,14 @@ from clients.parts import (
     Term,
     Unlabelled,
 )
+from clients.recipe import ClientRecipe
 from clients.step.supervised import SupervisedStep
-from clients.update.one_gradient import OneGradient
 from fedsim.common.values import JsonTable
-from fedsim.models.infer import EvalMode, Infer
+from fedsim.models.infer import Infer
 from fedsim.models.inserts.base import Insert
-from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
 from fedsim.parts.part import Part, part_name
-from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
-from strategies.share.everything import Everything
-from strategies.weights.by_examples import ByExamples
 
 # Every slot and the base class (contract) of its parts: a class belongs to each slot from whose contract it derives.
 SLOTS: dict[str, type[Part]] = {
@@ -63,31 +56,12 @@ FORMER_CLIENT = ("objective", "update", "companions")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(ClientRecipe):
     """A method: one part for each question; every default is FedAvg's.
 
     tried_with: settings for a first try, where the method does not run with those of `configs/digits.toml`
     """
 
-    share: Share = Everything()
-    weights: Weights = ByExamples()
-    fuse: Fuse = WeightedMean()
-    banks: tuple[Bank, ...] = ()
-    refine: tuple[Refine, ...] = ()
-    visits: tuple[Visit, ...] = ()
-    objective: Objective = SupervisedLoss()
-    update: LocalUpdate = OneGradient()
-    companions: tuple[Companion, ...] = ()
-    client: Step = SupervisedStep()
-    terms: tuple[Term, ...] = ()
-    batches: Batches = Shuffled()
-    augment: Augment | None = None
-    reports: tuple[Report, ...] = ()
-    unlabelled: Unlabelled | None = None
-    norm: Norm = BatchNorm()
-    inserts: tuple[Insert, ...] = ()
-    infer: Infer = EvalMode()
-    pooled: bool = False
     paper: str = ""
     discloses: str = "model updates"
     tried_with: tuple[str, ...] = ()
@@ -119,11 +93,6 @@ class Recipe:
         tags = [part.tag for _, part in parts_of(self) if part.tag]
         return f"{method}({', '.join(tags)})" if tags else method
 
-    @property
-    def prelude(self) -> str:
-        """The training phase before round 1; empty: none."""
-        return self.client.prelude
-
     def of(self, kind: type[P]) -> list[P]:
         """The parts of that class or contract, in the order of the slots; a part in two slots is listed once."""
         found: list[P] = []
@@ -131,22 +100,6 @@ class Recipe:
             if isinstance(part, kind) and part not in found:
                 found.append(part)
         return found
-
-    def client_parts(self) -> list[ClientPart]:
-        """The parts that act on a client."""
-        return self.of(ClientPart)
-
-    def contributors(self) -> dict[str, ClientPart]:
-        """Client parts that contribute to a bank, by the bank's name."""
-        return {bank: part for part in self.client_parts() for bank in part.contributes()}
-
-    def contributor(self, bank: str) -> ClientPart:
-        """The client part that contributes to a bank."""
-        return self.contributors()[bank]
-
-    def needs(self) -> set[str]:
-        """The metrics without which a reply to a train message cannot be used, those of all parts."""
-        return {name for _, part in parts_of(self) for name in part.needs}
 
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""
