@@ -49,6 +49,14 @@ class LonelyGrid(ForkedGrid):
         """Deliver all messages of a round at once."""
         yield from self.deliver(list(self._stamped(messages)))
 
+    def _hand_out(self, made: list[Message]) -> None:
+        """Each process serves one client, also while others have nothing to do."""
+        for message in made:
+            process = self._processes[self.node_ids.index(message.metadata.dst_node_id)]
+            process.waiting.append(message)
+            process.send_next()
+        made.clear()
+
 
 def lonely_grid(plan: Plan) -> LonelyGrid:
     """The grid for a plan; where processes cannot be forked, the clients of this process are in reverse order only."""
