@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from clients.budget import Amount, local_plan
+from clients.compiled import Compiled
 from clients.local_data import LocalData
-from clients.local_round import LATE, Pass
+from clients.local_round import LATE
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Measured, Order, Training
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, departing
@@ -53,7 +54,7 @@ class DomainClient(NumPyClient):
         clients: Sequence[str] = (),
         source_clients: int = 1,
         build_net: Callable[[], Net] = LATE,
-        compiled: Pass | None = None,
+        compiled: Compiled | None = None,
     ) -> None:
         self.experiment, self.recipe = experiment, recipe
         self._see(view)

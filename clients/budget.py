@@ -76,12 +76,9 @@ def local_plan(
 
 
 def _work_of(recipe: ClientRecipe, round: LocalRound, clients: int) -> TrainSettings:
-    return _for_all(recipe, recipe.client.work(round), clients)
-
-
-def _for_all(recipe: ClientRecipe, train: TrainSettings, clients: int) -> TrainSettings:
-    """The pooled client takes the steps of all clients."""
-    return train.model_copy(update={"iterations": train.iterations * clients}) if recipe.pooled else train
+    """What the step part asks for; the pooled client takes the steps of all clients."""
+    work = recipe.client.work(round)
+    return work.model_copy(update={"iterations": work.iterations * clients}) if recipe.pooled else work
 
 
 def _paper_plan(recipe: ClientRecipe, round: LocalRound, work: TrainSettings) -> Iterator[np.ndarray]:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from clients.batch import LATE, Batch
+from clients.compiled import Compiled
 from clients.local_data import LocalData
 from clients.store import ClientStore
 from fedsim.common.errors import UserError
@@ -21,21 +22,6 @@ from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import to_arrays
 
 Drawn = TypeVar("Drawn")
-
-
-class Pass(Protocol):
-    """A network's compiled pass (`clients.compiled.Compiled`)."""
-
-    def fits(self, net: nn.Module, images: Tensor) -> bool:
-        """Whether it takes these images through this network."""
-
-    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits."""
-
-    def take_seconds(self) -> float:
-        """The seconds of the compilation, once."""
-
-
 StepFunction = Callable[[Batch], Tensor]
 LossFunction = Callable[[], Tensor]
 UpdateFunction = Callable[[LossFunction], Tensor]
@@ -109,14 +95,13 @@ class LocalRound:
     delivered: tuple[str, ...] = ()
     known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
     build_net: Callable[[], Net] = LATE
-    compiled: Pass | None = None  # the network's compiled pass (`clients.compiled.Compiled`), with `train.compile`
+    compiled: Compiled | None = None  # with `train.compile`
     sums: dict[str, Tensor | float] = field(default_factory=dict)
-    means: set[str] = field(default_factory=set)
 
     def for_phase(self, phase: str) -> "LocalRound":
         """The same round for another phase, without the scratch, the parts' functions and the tallies of the first."""
         return replace(self, phase=phase, steps=0, images=0, best_step=0, objective=None, update=None, terms=[],
-                       scratch={}, before_step=[], after_step=[], sums={}, means=set())  # fmt: skip
+                       scratch={}, before_step=[], after_step=[], sums={})  # fmt: skip
 
     @property
     def index(self) -> int:
@@ -236,20 +221,16 @@ class LocalRound:
         """Puts a record into the outbox. It goes to the server's bank of that name with the trained model."""
         self.outbox[name] = {key: array.copy() for key, array in to_arrays(tensors).items()}
 
-    def tally(self, name: str, value: Tensor | float, reduce: Literal["mean", "sum"] = "mean") -> None:
-        """Adds to a quantity that the client reports under that name.
+    def tally(self, name: str, value: Tensor | float) -> None:
+        """Adds to a quantity that the client reports under that name: its sum over the round, divided by the steps.
 
-        The report is the sum over the round, or that sum divided by the number of steps. Values stay on the device
-        until the round ends.
+        Values stay on the device until the round ends.
         """
         self.sums[name] = self.sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
-        if reduce == "mean":
-            self.means.add(name)
 
     def tallied(self) -> dict[str, float]:
         """The tallied quantities as numbers."""
-        steps = max(self.steps, 1)
-        return {name: float(value) / (steps if name in self.means else 1) for name, value in self.sums.items()}
+        return {name: float(value) / max(self.steps, 1) for name, value in self.sums.items()}
 
     def remembered(self, name: str, key: Hashable, make: Callable[[], Drawn]) -> Drawn:
         """`make()`, computed once for a key and kept while this process serves the client; only the last key's value is

@@ -15,7 +15,7 @@ from clients.augment import style
 from clients.augment.spaces import (
     ContentVariance,
     Encoder,
-    check_space,
+    StylePart,
     chunks_of,
     image_statistics,
     space_of,
@@ -27,7 +27,6 @@ from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
 from fedsim.data.augment import to_float
 from fedsim.settings.effect import Only, Size
-from fedsim.settings.experiment import Experiment
 
 FLAT = 1e-4  # an image whose channels all vary less has no style of its own
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class StylePlan:
 
 
 @dataclass(frozen=True)
-class CrossClientStyle(Augment):
+class CrossClientStyle(Augment, StylePart):
     """n_k images become L n_k: each in the styles of L distinct clients of all K; the client's own style is the
     original.
 
@@ -111,10 +110,6 @@ class CrossClientStyle(Augment):
             "texture of an image can be inferred)"
         )
 
-    def check(self, experiment: Experiment) -> None:
-        """VGG-19 needs colour images and its weight files; an unbiased variance needs two values."""
-        check_space(self, experiment)
-
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """mean and std, float32 [J, C_s]; J = 1 for the overall style."""
         means, variances = self.content(round, correction=0)
@@ -172,19 +167,15 @@ class CrossClientStyle(Augment):
     def _draw(self, round: LocalRound, record: Mapping[str, np.ndarray], number: int) -> StylePlan:
         """L distinct clients per image, uniformly without replacement; then one of the styles of the chosen client."""
         n, device = round.data.examples, round.device
-        styles = {
-            name.removesuffix(":mean"): (array, record[f"{name.removesuffix(':mean')}:std"])
-            for name, array in record.items()
-            if name.endswith(":mean")
-        }
         means, variances = self.content(round, correction=int(self.content_variance == "unbiased"))
         own_style = (np.zeros((1, means.shape[1]), np.float32), np.ones((1, means.shape[1]), np.float32))
-        styles = {client: styles[client] for client in sorted(styles) if client != round.client}
-        if not styles:
+        others = sorted({name.rpartition(":")[0] for name in record} - {round.client})
+        if not others:
             log.warning(
                 "client %s: the bank has no styles of other clients; it trains on its original images", round.client
             )
-        pool = [own_style, *styles.values()]  # this client first: its entry is never used
+        styles = [(record[f"{client}:mean"], record[f"{client}:std"]) for client in others]
+        pool = [own_style, *styles]  # this client first: its entry is never used
         copies = min(self.L, len(pool)) if styles else 1
         generator = torch_generator(round.seed, "style", round.client, number)
         owner = torch.rand(n, len(pool), generator=generator).argsort(1)[:, :copies].T.reshape(-1)

@@ -1,6 +1,6 @@
 """The feature spaces of style transfer as parts name them, and the styles of a client's images in them."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clients.augment import style
 from clients.augment.vgg_style import SMALLEST, load_vgg
-from clients.parts import LocalRound
+from clients.parts import ClientPart, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.parts.part import part_name
@@ -19,24 +19,25 @@ Encoder = Literal["pixel", "haar", "vgg"]
 ContentVariance = Literal["population", "unbiased"]
 
 
-class StylePart(Protocol):
-    """The settings of a part that transfers styles."""
+class StylePart(ClientPart):
+    """A part that transfers styles, with the settings of its space."""
 
-    @property
-    def encoder(self) -> Encoder:
-        """Where styles are measured."""
+    encoder: Encoder
+    content_variance: ContentVariance
+    encoder_weights: str
+    decoder_weights: str
 
-    @property
-    def content_variance(self) -> ContentVariance:
-        """The estimate of the variance of contents."""
-
-    @property
-    def encoder_weights(self) -> str:
-        """The file of VGG-19's weights."""
-
-    @property
-    def decoder_weights(self) -> str:
-        """The file of the decoder's weights."""
+    def check(self, experiment: Experiment) -> None:
+        """VGG-19 needs colour images and its weight files; an unbiased variance needs two values."""
+        size = experiment.data.image_size
+        if self.encoder == "haar" and self.content_variance == "unbiased" and size < TWO_BLOCKS:
+            raise UserError(f"encoder 'haar' makes one value per channel of images of less than {TWO_BLOCKS} pixels, "
+                            "which has no unbiased variance; use content_variance = 'population'")  # fmt: skip
+        if self.encoder != "vgg":
+            return
+        if benchmark(experiment.data).channels != 3 or size < SMALLEST:
+            raise UserError(f"encoder 'vgg' needs colour images of at least {SMALLEST} pixels; use 'pixel' or 'haar'")
+        space_of(self, torch.device("cpu"))
 
 
 def space_of(part: StylePart, device: torch.device) -> style.Space:
@@ -44,20 +45,6 @@ def space_of(part: StylePart, device: torch.device) -> style.Space:
     if part.encoder == "vgg":
         return load_vgg(part.encoder_weights, part.decoder_weights, device, f"method.{part_name(part)}")
     return style.Pixel() if part.encoder == "pixel" else style.Haar()
-
-
-def check_space(part: StylePart, experiment: Experiment) -> None:
-    """UserError where the part's space does not fit the images: VGG-19 needs colour images and its weight files; an
-    unbiased variance needs two values."""
-    size = experiment.data.image_size
-    if part.encoder == "haar" and part.content_variance == "unbiased" and size < TWO_BLOCKS:
-        raise UserError(f"encoder 'haar' makes one value per channel of images of less than {TWO_BLOCKS} pixels, "
-                        "which has no unbiased variance; use content_variance = 'population'")  # fmt: skip
-    if part.encoder != "vgg":
-        return
-    if benchmark(experiment.data).channels != 3 or size < SMALLEST:
-        raise UserError(f"encoder 'vgg' needs colour images of at least {SMALLEST} pixels; use 'pixel' or 'haar'")
-    space_of(part, torch.device("cpu"))
 
 
 def image_statistics(

@@ -83,12 +83,8 @@ class MaskedUpdate(Report):
         if round.store.peers:
             refuse_unsigned(round, Identity.read(round.store.peers), lines)
         common, secret, names = masking.transcript(round.round, least, lines), os.urandom(masking.SECRET), sorted(lines)
-        pairs = [
-            first + second
-            for first, second in zip(
-                masking.shares_of(secret, least, len(names)), masking.shares_of(mask, least, len(names)), strict=True
-            )
-        ]
+        of_secret, of_mask = (masking.shares_of(whole, least, len(names)) for whole in (secret, mask))
+        pairs = [first + second for first, second in zip(of_secret, of_mask, strict=True)]
         sent = {COMMITMENT: masking.commitment(secret).hex()}
         for name, pair in zip(names, pairs, strict=True):
             if name != me:

@@ -7,15 +7,17 @@ from torch import Tensor, nn
 
 from clients.tools.losses import at_least_float32, bandwidth, kernel_mean, kernel_sum, squared_distances
 
+CHANNELS = 32  # of projected levels
+
 
 class Projections(nn.Module):
-    """One convolution for each feature level; all project to the same shape [B, channels, g, w].
+    """One convolution for each feature level; all project to the same shape [B, 32, g, w].
 
     A level of size s is projected to the target size t by a convolution. For s = t its kernel is 1×1. For s = 2t it is
     3×3, with stride 2 and padding 1. Otherwise its size is 1 + s − t, without padding.
 
     shapes: (channels, height, width) of every level
-    target: (g, w), by default the size of the last level
+    target: (g, w)
     proj: "conv" as above; "pool1x1" is adaptive average pooling to t and then 1×1, for small machines
 
     Raises ValueError if a level is smaller than the target.
@@ -24,42 +26,37 @@ class Projections(nn.Module):
     512 channels on ResNet-18; the first convolution alone would then have 32 million weights.
     """
 
-    def __init__(
-        self, shapes: Sequence[tuple[int, int, int]], target: tuple[int, int] | None = None, proj: str = "conv",
-        channels: int = 32,
-    ) -> None:  # fmt: skip
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], target: tuple[int, int], proj: str) -> None:
         super().__init__()
-        target = target or (shapes[-1][1], shapes[-1][2])
-        self.levels = nn.ModuleList(_projection(shape, target, proj, channels) for shape in shapes)
+        self.levels = nn.ModuleList(_projection(shape, target, proj) for shape in shapes)
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """The projected features, one [B, channels, g, w] per level."""
+        """The projected features, one [B, 32, g, w] per level."""
         return [project(feature) for project, feature in zip(self.levels, features, strict=True)]
 
 
-def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str, channels: int) -> nn.Module:
-    """The module that projects one level to [channels, *target]."""
+def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str) -> nn.Module:
+    """The module that projects one level to [32, *target]."""
     depth, *size = shape
     if any(s < t for s, t in zip(size, target)):
         raise ValueError(f"a feature level of size {tuple(size)} cannot be projected to the larger {tuple(target)}")
     if proj == "pool1x1":
-        return nn.Sequential(nn.AdaptiveAvgPool2d(target), nn.Conv2d(depth, channels, 1))
+        return nn.Sequential(nn.AdaptiveAvgPool2d(target), nn.Conv2d(depth, CHANNELS, 1))
     if all(s == t for s, t in zip(size, target)):
-        return nn.Conv2d(depth, channels, 1)
+        return nn.Conv2d(depth, CHANNELS, 1)
     if all(s == 2 * t for s, t in zip(size, target)):
-        return nn.Conv2d(depth, channels, 3, stride=2, padding=1)
+        return nn.Conv2d(depth, CHANNELS, 3, stride=2, padding=1)
     (height, width), (h, w) = size, target
-    return nn.Conv2d(depth, channels, (1 + height - h, 1 + width - w))
+    return nn.Conv2d(depth, CHANNELS, (1 + height - h, 1 + width - w))
 
 
 QueryKey = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
-def query_key_pairs(levels: int, device: torch.device, channels: int = 32) -> list[QueryKey]:
-    """A query and a key convolution for every level, with random weights that are never trained (CSAC's released
-    code)."""
-    pairs = [[nn.Conv2d(channels, channels, 1).to(device) for _ in range(2)] for _ in range(levels)]
-    return [(query, key) for query, key in pairs]
+def query_key_pairs(levels: int, device: torch.device) -> list[QueryKey]:
+    """A query and a key convolution for every level, with random weights that are never trained (released code)."""
+    convolutions = (nn.Conv2d(CHANNELS, CHANNELS, 1).to(device) for _ in range(2 * levels))
+    return list(zip(convolutions, convolutions))
 
 
 @torch.no_grad()

@@ -13,14 +13,7 @@ from torch import Tensor
 
 from clients.augment import style
 from clients.augment.clustered_style import map_clusters, pool_clusters, style_clusters
-from clients.augment.spaces import (
-    ContentVariance,
-    Encoder,
-    check_space,
-    image_statistics,
-    space_of,
-    style_record,
-)
+from clients.augment.spaces import ContentVariance, Encoder, StylePart, image_statistics, space_of, style_record
 from clients.augment.vgg_style import Vgg
 from clients.local_data import on_device
 from clients.parts import Batch, LocalRound, StepFunction, Term
@@ -73,7 +66,7 @@ def mean_squares(features: Tensor, styled: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StyleContrast(Term):
+class StyleContrast(Term, StylePart):
     """triplet_weight * T + norm_weight * R, where f and f' are the features of a batch x and of x', which is x in the
     style of all clients:
 
@@ -156,7 +149,7 @@ class StyleContrast(Term):
         if self.statistics_layer == "before_relu" and self.encoder != "vgg":
             raise UserError(f"{part_name(self)}.statistics_layer = 'before_relu' is for encoder 'vgg'; "
                             f"encoder {self.encoder!r} has no ReLU")  # fmt: skip
-        check_space(self, experiment)
+        super().check(experiment)
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """mean and std of this client's style, float32 [1, C_s]."""

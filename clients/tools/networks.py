@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -80,18 +80,9 @@ def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
         yield
 
 
-@runtime_checkable
-class AfterStep(Protocol):
-    """A module that acts after every optimizer step."""
-
-    def after_step(self) -> None:
-        """Called then."""
-
-
 def after_step_functions(net: nn.Module) -> list[Callable[[], None]]:
-    """The method `after_step` of the modules that have one, to be called after every optimizer step (BIN clips its gate
-    then)."""
-    return [module.after_step for module in net.modules() if isinstance(module, AfterStep)]
+    """The methods `after_step` of modules, to be called after every optimizer step (BIN clips its gate then)."""
+    return [method for module in net.modules() if callable(method := getattr(module, "after_step", None))]
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

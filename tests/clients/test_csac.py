@@ -35,15 +35,15 @@ def explicit_scores(A, B, channel):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(("shapes", "target", "size", "kernels", "sizes"), [
-    (RESNET18, None, (7, 7), [(22, 22), (3, 3), (1, 1)], [1_982_496, 73_760, 16_416]),
-    (ALEXNET, (4, 4), (4, 4), [(10, 10), (10, 10), (3, 3)], [1_228_832, 819_232, 73_760]),
-    ([(8, 5, 5), (8, 5, 5)], None, (5, 5), [(1, 1)] * 2, [288] * 2),
-    ([(8, 9, 12), (8, 3, 6)], None, (3, 6), [(7, 7), (1, 1)], [12_576, 288]),
+@pytest.mark.parametrize(("shapes", "size", "kernels", "sizes"), [
+    (RESNET18, (7, 7), [(22, 22), (3, 3), (1, 1)], [1_982_496, 73_760, 16_416]),
+    (ALEXNET, (4, 4), [(10, 10), (10, 10), (3, 3)], [1_228_832, 819_232, 73_760]),
+    ([(8, 5, 5), (8, 5, 5)], (5, 5), [(1, 1)] * 2, [288] * 2),
+    ([(8, 9, 12), (8, 3, 6)], (3, 6), [(7, 7), (1, 1)], [12_576, 288]),
 ])  # fmt: skip
-def test_projections(shapes, target, size, kernels, sizes):
+def test_projections(shapes, size, kernels, sizes):
     """Every level gets one shape; 4,145,344 published parameters of both sides for ResNet-18, 4,243,648 for AlexNet."""
-    projections = [Projections(shapes, target, proj) for proj in ("conv", "pool1x1")]
+    projections = [Projections(shapes, size, proj) for proj in ("conv", "pool1x1")]
     for project in projections:
         outputs = project([torch.randn(2, *shape) for shape in shapes])
         assert [tuple(output.shape) for output in outputs] == [(2, 32, *size)] * len(shapes)

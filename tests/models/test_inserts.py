@@ -236,7 +236,7 @@ def test_in_a_network():
     plain, net = build("resnet18"), build("resnet18")
     StyleExploration(stages=(2, 3)).apply(net)
     assert list(net.state_dict()) == list(plain.state_dict())
-    assert ([layer.stage for layer in net.styles], net.styles.explored, net.styles.channels) == ([1, 2, 3], [2, 3], 64)
+    assert (net.styles.stages, net.styles.explored, net.styles.channels) == ([1, 2, 3], [2, 3], 64)
     x, seen = torch.randn(4, 3, 32, 32), []
     with net.styles.acting(lambda stage, y: seen.append((stage, y.shape[1])) or y):
         assert net.train()(x).equal(plain.train()(x))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -114,45 +115,30 @@ def mixed(content: Tensor, mean: Tensor, std: Tensor, lam: Tensor, permutation: 
     return torch.addcmul(torch.lerp(mean[permutation], mean, lam), content, slope)
 
 
-class StyleLayer(nn.Module):
-    """Stands after a stage. `act` says what happens to the stage's output; None changes nothing."""
-
-    def __init__(self, stage: int) -> None:
-        super().__init__()
-        self.stage = stage
-        self.act: Act | None = None
-
-    def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-        """A forward hook of a stage. It is a bound method, so that a copy of the network calls its own copy of the
-        layer."""
-        return output if self.act is None else self.act(self.stage, output)
-
-
-class StyleLayers(nn.ModuleList):
-    """net.styles: a layer after stage 1 and after every explored stage. They act only inside `acting`.
+class StyleLayers(nn.Module):
+    """net.styles: what acts after stage 1 and after every explored stage, and only inside `acting`.
 
     part: the insert with its settings. channels: C_1, the number of channels of stage 1
     """
 
     def __init__(self, part: "StyleExploration", stages: list[int], channels: int) -> None:
-        super().__init__(StyleLayer(stage) for stage in stages)
-        self.part, self.channels = part, channels
+        super().__init__()
+        self.part, self.stages, self.channels = part, stages, channels
         self.explored = [stage for stage in stages if stage in part.stages]
+        self.act: Act | None = None
 
-    def layers(self) -> list[StyleLayer]:
-        """The layers, in the order of the stages."""
-        return [layer for layer in self if isinstance(layer, StyleLayer)]
+    def after(self, stage: int, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        """A forward hook of a stage. It is a bound method, so that a copy of the network calls its own copy of this."""
+        return output if self.act is None else self.act(stage, output)
 
     @contextmanager
     def acting(self, act: Act) -> Iterator[None]:
         """Inside the block every pass of the network goes through `act` after each of the stages."""
-        for layer in self.layers():
-            layer.act = act
+        self.act = act
         try:
             yield
         finally:
-            for layer in self.layers():
-                layer.act = None
+            self.act = None
 
 
 @dataclass(frozen=True)
@@ -200,13 +186,11 @@ class StyleExploration(Insert):
         return "official" if self.official else ""
 
     def apply(self, net: Net) -> None:
-        """Adds the layers as hooks, without a change of state names. Raises UserError for a backbone without stage
-        1."""
+        """Adds hooks, without a change of state names. Raises UserError for a backbone without stage 1."""
         if 1 not in net.stages:
             raise UserError("insert StyleExploration: the backbone has no stage 1; use a ResNet, densenet121 or "
                             "digits-cnn-bn")  # fmt: skip
         stages = sorted({1, *self.stages} & net.stages.keys())
-        styles = StyleLayers(self, stages, channels_at(net, net.stages[1][-1]))
-        net.styles = styles
-        for layer in styles.layers():
-            net.get_submodule(net.stages[layer.stage][-1]).register_forward_hook(layer.after)
+        net.styles = styles = StyleLayers(self, stages, channels_at(net, net.stages[1][-1]))
+        for stage in stages:
+            net.get_submodule(net.stages[stage][-1]).register_forward_hook(partial(styles.after, stage))
