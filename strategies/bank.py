@@ -107,7 +107,15 @@ class Bank(Part):
         return None, None if self.contributed else 0
 
 
-class Broadcast(Bank):
+class OneForAll(Bank):
+    """A bank of which the server makes one record, equal for all clients; `merge` keeps it under the owner SERVER."""
+
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
+        """That record; empty before there is one."""
+        return bank.get(SERVER, {})
+
+
+class Broadcast(OneForAll):
     """A record that the server makes by itself and sends to every client with every train message.
 
     `make` is called at the end of each round in which a client replied, and once before the first round. Clients get
@@ -133,7 +141,3 @@ class Broadcast(Bank):
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """No change, because `make` fills the bank."""
         return dict(bank)
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
-        """The record that `make` returned, equal for all clients."""
-        return bank.get(SERVER)

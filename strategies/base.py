@@ -228,7 +228,8 @@ class FedDG(FedAvg):
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
         views = self.parts.views([bank])
         refusal = f"{bank.name} refused"
-        entries = exchange.judge(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
+        found = exchange.sift(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
+        entries = exchange.settle(*found)
         layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
         odd = self.parts.odd(bank, layouts)
         norms, refused = compared_norms(bank, {name: own for name, own in entries.items() if name not in odd})

@@ -70,7 +70,8 @@ class Computation:
                 self.state.restore_parts(saved)
                 continue
             if reason := self._unusable(updates, fused):
-                client = "" if self.parts.recipe.fuse.masked else self._culprit(updates, saved)
+                apart = not self.parts.recipe.fuse.masked
+                client = self.guard.culprit(updates, lambda rest: self._usable(rest, saved)) if apart else ""
                 self.state.restore_parts(saved)
                 if client:
                     self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
@@ -86,10 +87,6 @@ class Computation:
         self._restore()
         self.log.note("no reply was accepted; the model stays as it was")
         return {}
-
-    def _culprit(self, updates: list[Update], saved: tuple[dict, dict]) -> str:
-        """The client without which the model is finite; empty when there is none."""
-        return self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
 
     def _lose(self, reason: str) -> None:
         """Drop the round with all that it has changed."""

@@ -26,7 +26,7 @@ import numpy as np
 from fedsim.models.net import Net
 from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part
-from strategies.bank import Bank, Broadcast
+from strategies.bank import Bank, Broadcast, OneForAll
 from strategies.server_round import (
     SERVER,
     Arrays,
@@ -48,6 +48,7 @@ __all__ = [
     "Entries",
     "Fuse",
     "LostRoundError",
+    "OneForAll",
     "Place",
     "Refine",
     "RefusedUpdateError",
@@ -93,8 +94,10 @@ class Share(Part):
         - `local`: never leaves the client, which keeps its own.
         - `frozen`: equal everywhere and never trained (a pretrained backbone). Every process builds it from the weights
           file and the run's seed, and it is never sent, stored, fused or saved.
+
+        By default everything is shared.
         """
-        raise NotImplementedError
+        return dict.fromkeys(net.state_dict(), "shared")
 
     def cut(self, net: Net, client: str, round: int, seed: int) -> dict[str, Cut]:
         """The entries of shared tensors that a client gets for its training in a round and sends back, by name.
@@ -118,8 +121,11 @@ class Weights(Part):
         return None
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Convex weights p_k of the clients that replied, by client name; they must sum to 1."""
-        raise NotImplementedError
+        """Convex weights p_k of the clients that replied, by client name, with the sum 1; by default the known ones."""
+        weights = self.known({update.client: update.examples for update in updates})
+        if weights is None:
+            raise NotImplementedError
+        return weights
 
 
 class Fuse(Part):

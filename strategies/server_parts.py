@@ -32,14 +32,6 @@ from strategies.wire.update_limit import update_size
 Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] | None]
 
 
-def no_exchange(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
-    """Replaces the exchange with the unseen domain's client when there is none, as in tests of single parts."""
-
-
-def no_refusal(visit: Visit, reason: str) -> None:
-    """Replaces the record of a refused answer where there is no exchange."""
-
-
 class ServerParts:
     """The parts of a recipe that act on the server, one round after the other.
 
@@ -59,8 +51,9 @@ class ServerParts:
         self.class_counts: dict[str, tuple[int, ...]] = {}
         self.start: Arrays = {}
         self.move = 0.0  # of the fused model of the last `compute`, where it may be too large
-        self.ask: Ask = no_exchange  # sends a visit's records and returns the answer
-        self.refuse_answer: Callable[[Visit, str], None] = no_refusal  # records that the answer to a visit is refused
+        # What sends a visit's records and returns the answer, and what records that this is refused: the exchange's.
+        self.ask: Ask = lambda visit, records, server: None
+        self.refuse_answer: Callable[[Visit, str], None] = lambda visit, reason: None
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
         """Begins a round with the saved model. Broadcasts that were never made are made."""

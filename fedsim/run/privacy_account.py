@@ -106,7 +106,7 @@ def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: in
     whole = bool(recipe.prelude) + repeated
     rounds = train.rounds + whole
     all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
-    beside = [*(bank for bank in recipe.banks if bank.contributed), *recipe.visits, *recipe.reports]
+    beside = [*(bank for bank in recipe.banks if bank.contributed and bank.shared), *recipe.visits, *recipe.reports]
     sends = f", nor is what {', '.join(map(part_name, beside))} sends" if beside else ""
     rest = f"(metrics and counts are not covered{sends})"
     if train.dp_clip:

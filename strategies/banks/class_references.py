@@ -6,14 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.bank import When
-from strategies.parts import SERVER, Arrays, Bank, Entries, RefusedUpdateError, ServerRound, Update
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, RefusedUpdateError, ServerRound, Update
 
 ROWS = ("r_mu", "r_rho")
 FIRST = {"r_mu": 0.0, "r_rho": 1.0}
 
 
 @dataclass(frozen=True)
-class ClassReferences(Bank):
+class ClassReferences(OneForAll):
     """r_y <- sum_k n_ky r_ky / sum_k n_ky over the clients that replied and have class y; without such clients r_y
     stays.
 
@@ -28,11 +28,6 @@ class ClassReferences(Bank):
     shared: bool = True
     name: ClassVar[str] = "class_reference"
     when: ClassVar[When] = "round"
-
-    @property
-    def contributed(self) -> bool:
-        """Whether clients send anything."""
-        return self.shared
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records other than one row for each counted class."""
@@ -50,9 +45,7 @@ class ClassReferences(Bank):
         return ""
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:
-        """The client's rows, if it sends any."""
-        if not self.shared:
-            return {}
+        """The client's rows."""
         rows = update.records[self.name]
         counted = sum(rows["counts"].tolist())  # NumPy's sum of numbers near 2^63 would wrap around
         if counted > update.examples:
@@ -61,8 +54,6 @@ class ClassReferences(Bank):
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """The new reference; the sums are made in the order of the domains, in float64."""
-        if not self.shared:
-            return dict(bank)
         counts = np.stack([entry["counts"] for entry in entries.values()])
         total = counts.sum(axis=0)
         new = {}
@@ -75,7 +66,3 @@ class ClassReferences(Bank):
             mean = summed / np.maximum(total, 1)[:, None]
             new[name] = np.where(total[:, None] > 0, mean, old).astype(np.float32)
         return {SERVER: new}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
-        """The whole reference, equal for all clients."""
-        return bank.get(SERVER, {}) if self.shared else None

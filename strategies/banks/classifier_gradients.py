@@ -9,13 +9,13 @@ from pydantic import Field
 
 from strategies.bank import When
 from strategies.banks.checks import misfit
-from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
 
 COUNT = "batches"  # the entry with the number of batches in a client's sum
 
 
 @dataclass(frozen=True)
-class ClassifierGradients(Bank):
+class ClassifierGradients(OneForAll):
     """g <- ema g + (1 - ema) sum_k s_k / sum_k b_k, where s_k is the sum of client k's b_k batch gradients of the
     classifier.
 
@@ -50,7 +50,3 @@ class ClassifierGradients(Bank):
                 mean = sum(np.asarray(own[name], np.float64) for own in entries.values()) / count
                 new[name] = np.asarray(self.ema * old.get(name, 0.0) + (1 - self.ema) * mean, dtype=like.dtype)
         return {SERVER: new}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """g, equal for all clients."""
-        return bank.get(SERVER, {})

@@ -8,11 +8,11 @@ import numpy as np
 
 from strategies.bank import When
 from strategies.banks.checks import misfit
-from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
 
 
 @dataclass(frozen=True)
-class ControlVariates(Bank):
+class ControlVariates(OneForAll):
     """c <- c + (1/N) sum_{k in S} delta c_k over the shared parameters, for all N clients and the set S of those that
     replied.
 
@@ -36,10 +36,6 @@ class ControlVariates(Bank):
             like = server.previous[name]
             new[name] = np.asarray(old.get(name, np.zeros_like(like)) + change, dtype=like.dtype)
         return {SERVER: new}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """c, equal for all clients."""
-        return bank.get(SERVER, {})
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
         """The shared parameters in both directions (none to the clients in the first round)."""

@@ -7,13 +7,13 @@ import numpy as np
 
 from strategies.bank import When
 from strategies.banks.checks import fault, misfit
-from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
 
 DIMENSIONS = {"hidden.weight": 2, "hidden.bias": 1, "out.weight": 2, "out.bias": 1}
 
 
 @dataclass(frozen=True)
-class FeatureGenerator(Bank):
+class FeatureGenerator(OneForAll):
     """G <- sum_k p_k G_k with the weights p_k of the round, for every rule that fuses the model.
 
     Source: FedADG (Zhang et al., arXiv 2111.10487). G is two linear layers, `hidden` and `out`. Nothing is sent in the
@@ -46,7 +46,3 @@ class FeatureGenerator(Bank):
                 total += server.weights[client] * arrays[name].astype(np.float64)
             new[name] = total.astype(np.float32)
         return {SERVER: new}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """G, equal for all clients."""
-        return bank.get(SERVER, {})

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from strategies.banks.style import style_fault
-from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
 from strategies.tools.finch import cluster_means, partitions
 
 FEWEST = 4  # of fewer points FINCH never makes two clusters
@@ -17,7 +17,7 @@ ALONE = (
 
 
 @dataclass(frozen=True)
-class InterpolationStyle(Bank):
+class InterpolationStyle(OneForAll):
     """s = median_j mean_{k in cluster j} (mu_k, sigma_k), number by number; all clients get these 2 C_s numbers, once.
 
     Source: FISC / PARDON (Nguyen et al., ICDCS 2025). The clusters are those of FINCH's finest partition of the styles
@@ -56,7 +56,3 @@ class InterpolationStyle(Bank):
         found = lower if self.median == "lower" else (lower + upper) / 2
         mean, std = np.split(found.astype(np.float32), 2, axis=1)
         return {SERVER: {"mean": mean, "std": std}}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """The interpolation style, equal for all clients."""
-        return bank.get(SERVER, {})

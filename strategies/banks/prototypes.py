@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.bank import When
-from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
 from strategies.tools.finch import cluster_means, finch
 
 FEWEST = 4  # of fewer points FINCH never makes two clusters
@@ -17,7 +17,7 @@ ALONE = (
 
 
 @dataclass(frozen=True)
-class Prototypes(Bank):
+class Prototypes(OneForAll):
     """P^c = the means of the clusters that FINCH finds among this round's prototypes of class c, in the order of the
     domains.
 
@@ -66,7 +66,3 @@ class Prototypes(Bank):
         if not means:
             return {}
         return {SERVER: {"cluster_protos": np.concatenate(means), "classes": np.array(classes, np.int64)}}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """All cluster prototypes, equal for all clients."""
-        return bank.get(SERVER, {})

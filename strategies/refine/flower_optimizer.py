@@ -11,7 +11,7 @@ statistics again on the unseen domain (`method.infer="recompute"`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -32,9 +32,11 @@ class FlowerOptimizer(Refine):
     assumes = ()
     replaces = (Fact.CLIENTS_MOVE,)
 
+    kind: ClassVar[type[flower.Optimizer]]
+
     def strategy(self) -> flower.Optimizer:
         """Flower's strategy with the settings of this part, and without moments."""
-        raise NotImplementedError
+        return self.kind(**vars(self))
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The step on the shared parameters; the moments are written back to `server.arrays`."""
@@ -83,10 +85,7 @@ class FedAdam(FlowerOptimizer):
     beta_1: Decay = 0.9
     beta_2: Decay = 0.99
     tau: Adaptivity = 1e-3
-
-    def strategy(self) -> flower.FedAdam:
-        """Flower's FedAdam."""
-        return flower.FedAdam(eta=self.eta, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
+    kind: ClassVar[type[flower.Optimizer]] = flower.FedAdam
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,7 @@ class FedYogi(FlowerOptimizer):
     beta_1: Decay = 0.9
     beta_2: Decay = 0.99
     tau: Adaptivity = 1e-3
-
-    def strategy(self) -> flower.FedYogi:
-        """Flower's FedYogi."""
-        return flower.FedYogi(eta=self.eta, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
+    kind: ClassVar[type[flower.Optimizer]] = flower.FedYogi
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,4 @@ class FedAdagrad(FlowerOptimizer):
 
     eta: ServerRate = 0.1
     tau: Adaptivity = 1e-3
-
-    def strategy(self) -> flower.FedAdagrad:
-        """Flower's FedAdagrad."""
-        return flower.FedAdagrad(eta=self.eta, tau=self.tau)
+    kind: ClassVar[type[flower.Optimizer]] = flower.FedAdagrad

@@ -11,7 +11,7 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
-from strategies.parts import Cut, Place, Share
+from strategies.parts import Cut, Share
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,6 @@ class RandomSubnet(Share):
         train = experiment.train
         if self.rate and train.persist_optimizer and (train.momentum or train.optimizer != "sgd"):
             raise UserError("random_subnet needs a fresh optimizer each round; set train.persist_optimizer = false")
-
-    def place(self, net: Net) -> dict[str, Place]:
-        """Every entry is `shared`."""
-        return dict.fromkeys(net.state_dict(), "shared")
 
     def cut(self, net: Net, client: str, round: int, seed: int) -> dict[str, Cut]:
         """The kept rows and columns of every hidden layer."""

@@ -1,9 +1,9 @@
 """FedAvg's weights: by number of examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.parts import ServerRound, Update, Weights
+from strategies.parts import Weights
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,6 @@ class ByExamples(Weights):
     assumes = breaks = ()
 
     def known(self, examples: Mapping[str, int]) -> dict[str, float]:
-        """Shares of the number of examples."""
+        """The shares of the numbers of distinct training examples."""
         total = sum(examples.values())
         return {client: count / total for client, count in examples.items()}
-
-    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """The shares of the numbers of distinct training examples."""
-        return self.known({update.client: update.examples for update in updates})

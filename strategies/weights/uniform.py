@@ -1,10 +1,10 @@
 """All clients that replied have equal weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsim.parts.facts import Fact
-from strategies.parts import ServerRound, Update, Weights
+from strategies.parts import Weights
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,3 @@ class Uniform(Weights):
     def known(self, examples: Mapping[str, int]) -> dict[str, float]:
         """Equal shares."""
         return dict.fromkeys(examples, 1.0 / len(examples))
-
-    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Equal shares."""
-        return self.known({update.client: update.examples for update in updates})

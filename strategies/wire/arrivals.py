@@ -52,7 +52,7 @@ class Arrivals:
                 sizes[update.client] = update_size(update.arrays, start)
             return self._stored(update, banks)
 
-        updates = self.exchange.judge(
+        found = self.exchange.sift(
             check_update,
             timed(replies, self.exchange.log),
             "reply refused",
@@ -64,6 +64,7 @@ class Arrivals:
             views=parts.views(banks),
             metrics=parts.needs(),
         )
+        updates = self.exchange.settle(*found)
         self._compare(updates, banks, layouts, norms)
         if not fuse.masked:
             self._limit(updates, {client: sizes[client] for client in updates})

@@ -31,21 +31,6 @@ KEPT_RECORDS = 8  # of an encoder
 T = TypeVar("T")
 
 
-def no_records(client: str) -> dict[str, ArrayRecord]:
-    """No client gets records of its own."""
-    return {}
-
-
-def nothing(client: str) -> Wanted:
-    """Nothing is expected of one client alone."""
-    return {}
-
-
-def as_it_is(result: T) -> T:
-    """Keeps a result unchanged."""
-    return result
-
-
 class Exchange:
     """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
@@ -87,7 +72,7 @@ class Exchange:
         round: int,
         arrays: ArrayRecord | None,
         clients: Sequence[str],
-        records: Callable[[str], Mapping[str, ArrayRecord]] = no_records,
+        records: Callable[[str], Mapping[str, ArrayRecord]] = lambda client: {},
         **more: ConfigRecordValues,
     ) -> Iterator[Message]:
         """One message per client that is online, made when it is its turn: tensors, further records, config.
@@ -140,33 +125,20 @@ class Exchange:
         renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
         return self._sent.add(client, renewed)
 
-    def judge(
-        self,
-        check: Callable[[RecordDict, Expected], T],
-        replies: Iterable[Message],
-        refusal: str,
-        own: Callable[[str], Wanted] = nothing,
-        keep: Callable[[T], T] = as_it_is,
-        **expected: Unpack[Wanted],
-    ) -> dict[str, T]:
-        """The results of the check for each reply, by client, in the order of the domains. A missing or refused reply
-        is a failure.
-
-        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `expected` are fields of
-        `Expected` beside those that the message itself says, `own` those of single clients.
-        """
-        return self.settle(*self.sift(check, replies, refusal, own, keep, **expected))
-
     def sift(
         self,
         check: Callable[[RecordDict, Expected], T],
         replies: Iterable[Message],
         refusal: str,
-        own: Callable[[str], Wanted] = nothing,
-        keep: Callable[[T], T] = as_it_is,
+        own: Callable[[str], Wanted] = lambda client: {},
+        keep: Callable[[T], T] = lambda result: result,
         **expected: Unpack[Wanted],
     ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
-        """As `judge`, but failures are returned, (reason, traceback) by client, for `settle`."""
+        """For `settle`: the results of the check for each reply, and the failures (reason, traceback), both by client.
+
+        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `expected` are fields of
+        `Expected` beside those that the message itself says, `own` those of single clients.
+        """
         known = {"arrays", *(bank.name for bank in expected.get("banks", ()))}
         results: dict[str, T] = {}
         failures: dict[str, tuple[str, str]] = {}

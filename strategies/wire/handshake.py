@@ -78,7 +78,8 @@ class Roster:
         while True:
             self._listen()
             missing = self.missing(clients)
-            allowed = 0 if enough is None else self._count(clients) - enough
+            asked = len(self.sites) + bool(self.target) if clients is None else len(clients)
+            allowed = 0 if enough is None else asked - enough
             if len(missing) <= allowed or time.monotonic() >= deadline:
                 return missing
             if time.monotonic() - said >= SAY_SECONDS:
@@ -168,9 +169,6 @@ class Roster:
             whose = "" if client == site.client else f"with it client {client!r} would be out of proportion: "
             raise UserError(f"client {site.client!r} came back with {site.examples} examples; {whose}{reason}")
 
-    def _count(self, clients: Collection[str] | None) -> int:
-        return len(self.sites) + bool(self.target) if clients is None else len(clients)
-
     def _who_else(self) -> str:
         here = [client for client in self.sites if self.sites[client].node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
@@ -234,9 +232,13 @@ class Roster:
     def _take_site(self, node: int, site: Site, holds: str) -> None:
         """Notes one of a node's clients, or that this run does not need it.
 
-        Raises UserError when two nodes claim to be the same client.
+        Raises UserError when two nodes claim to be the same client. Where a node claims another role than its key has,
+        the run continues without it.
         """
-        if self._is_impostor(node, site):
+        known, reason = impostor(node, site.client, site.role, self.identify)
+        if known:
+            self._others[node] = known
+            logger.warning("%s: refused", reason)
             return
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
         if wanted is None or (wanted.client, wanted.role) != (site.client, site.role):
@@ -254,31 +256,19 @@ class Roster:
         else:
             self.sites[site.client] = site
 
-    def _is_impostor(self, node: int, site: Site) -> bool:
-        """Whether a node claims another role than its key has. The run then continues without this node."""
-        known, reason = impostor(node, site.client, site.role, self.identify)
-        if known:
-            self._others[node] = known
-            logger.warning("%s: refused", reason)
-        return bool(known)
-
     def _refuse(self, node: int, reason: str) -> None:
         """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
         known = [site for site in (*self.sites.values(), self.target) if site and site.node_id == node]
+        who, said = name_of(node, self.identify), one_line(reason[-MOST_REASON:])
         if self.tolerant and known:
             names = ", ".join(repr(site.client) for site in known)
-            logger.warning("client %s came back and fails: %s", names, one_line(reason[-MOST_REASON:]))
+            logger.warning("client %s came back and fails: %s", names, said)
             for site in known:  # its data are compared again when it is back
                 self._keep(Site(site.client, role=site.role, data=site.data))
         elif self.tolerant:
-            logger.warning(
-                "%s fails in the handshake: %s", name_of(node, self.identify), one_line(reason[-MOST_REASON:])
-            )
-            self._others[node] = f"{name_of(node, self.identify)}, which fails"
+            logger.warning("%s fails in the handshake: %s", who, said)
+            self._others[node] = f"{who}, which fails"
         elif USER_ERROR in reason:
-            whose = f"{name_of(node, self.identify)}: " if self.identify else ""
-            raise UserError(whose + one_line(reason.split(USER_ERROR, 1)[1]))
+            raise UserError((f"{who}: " if self.identify else "") + one_line(reason.split(USER_ERROR, 1)[1]))
         else:
-            raise ClientFailedError(
-                f"{name_of(node, self.identify)} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}"
-            )
+            raise ClientFailedError(f"{who} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")

@@ -2,6 +2,7 @@
 round."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -78,9 +79,7 @@ class Visits:
             known = target.content if target else ""
             expected = Expected(client, exchange.token, server.round, visit.phase, data=known)
             try:
-                return judged(
-                    lambda content, wanted: read_answer(visit, server, content, wanted), reply.content, expected
-                )
+                return judged(partial(read_answer, visit, server), reply.content, expected)
             except RejectedReplyError as error:
                 exchange.fail(client, f"answer to {visit.phase!r} refused: {error}")
         return None

@@ -45,7 +45,6 @@ class Recording(Term):
 
         def term(batch):
             round.scratch["seen"] += len(batch.labels)
-            round.tally("images", len(batch.labels), "sum")
             round.tally("confidence", batch.logits.softmax(1).amax(1).mean())
             return 0.0 * batch.loss
 
@@ -88,12 +87,11 @@ def test_order_of_a_round(tmp_path):
 
 
 def test_tallies_remembered_values_and_records():
-    """A mean divides by the steps with a value, a sum does not; values follow their key; `tensors` gives copies."""
+    """A tally is divided by the steps; values follow their key; `tensors` gives copies."""
     round = small_round(steps=4)
     for value in (1.0, 2.0, 5.0):
         round.tally("loss", torch.tensor(value, requires_grad=True))
-        round.tally("count", 2, "sum")
-    assert round.tallied() == {"loss": 2.0, "count": 6.0}
+    assert round.tallied() == {"loss": 2.0}
     round, made = small_round(), []
     for key in (1, 1, 2, 1):
         round.remembered("style", key, lambda key=key: made.append(key) or key)

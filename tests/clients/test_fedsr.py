@@ -169,7 +169,7 @@ def test_variant_sets_the_other_parts():
     """The official variant is one setting, shown in the method's name; nothing but the model leaves a client."""
     recipe = build_recipe(Experiment(method={"name": "fedsr", "conditional_information": {"variant": "official"}}))
     assert [term.l2r for term in recipe.terms if isinstance(term, RepresentationNorm)] == ["norm"]
-    assert not recipe.banks[0].contributed
+    assert not recipe.banks[0].shared
     assert recipe.label("fedsr") == "fedsr(official)"
     assert recipe.disclosure() == "model updates"
     assert "mean and a spread" in find_recipe("fedsr").disclosure()

@@ -14,6 +14,8 @@ from fedsim.methods.recipe import Recipe
 from fedsim.results.provenance import provenance_notes
 from fedsim.run import privacy_account
 from fedsim.run.privacy_account import delta_of, repeated_rounds, sampled_epsilon, statement, total_epsilon
+from strategies.banks.feature_styles import FeatureStyles
+from strategies.banks.interpolation_style import InterpolationStyle
 from strategies.fuse.private_mean import PrivateMean
 
 
@@ -59,6 +61,8 @@ def test_the_statement_names_all_rounds(tmp_path):
     assert "20 rounds" in said
     prelude = statement(experiment, Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 1.0)), 3)
     assert "21 rounds" in prelude  # the acquired models are sent too
+    banks = InterpolationStyle(), FeatureStyles(shared=False)
+    assert "nor is what interpolation_style sends" in statement(experiment, Recipe(fuse=PrivateMean(), banks=banks), 3)
     noise = {"dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5}
     experiments = [tiny_experiment(tmp_path, train={"rounds": rounds, **noise}) for rounds in (1, 20)]
     one, local = (float(statement(each, Recipe(), 3).split("epsilon ")[1].split()[0]) for each in experiments)

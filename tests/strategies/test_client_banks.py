@@ -74,8 +74,6 @@ def test_class_references_are_averaged_by_counts_and_generators_by_weight():
     for counted, counted_by in (("10", records), (str(2**64), wrapping)):
         with pytest.raises(RefusedUpdateError, match=f"counts {counted} of 9 images"):
             REFERENCES.gather(Update("a", 9, {}, records=counted_by), round_of())
-    assert not ClassReferences(shared=False).contributed
-    assert ClassReferences(shared=False).hand_out({SERVER: new}, "a", round_of()) is None
     bank = GENERATOR.merge({}, {"a": generator(1), "b": generator(5)}, round_of())
     assert {float(value) for array in bank[SERVER].values() for value in array.ravel()} == {4.0}
     later = round_of(banks={GENERATOR.name: {SERVER: generator(1)}})
