@@ -37,20 +37,20 @@ def run_sweep(
     only the cells themselves look for their data.
     """
     cells = plan_cells(config, axes, overrides, preset)
-    if not dry_run and not budget.remote:
-        look_for_data(cells)
-    return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
+    look_for_data(cells, budget, dry_run)
+    return carry_out(cells, budget, dry_run)
 
 
 def carry_out(
     cells: list[Cell],
     budget: Budget,
     dry_run: bool,
-    dry: Callable[[Sequence[Reservation]], Table],
+    dry: Callable[[int], Table] | None = None,
     blind: bool = False,
 ) -> list[Cell]:
-    """Run the cells that are not finished, or only print the table that `dry` makes; returns the failed cells.
+    """Run the cells that are not finished, or only print their table; returns the failed cells.
 
+    dry: makes another table, for the number of cells that run at the same time (0: not known)
     blind: the live view shows nothing that was measured on the unseen domain
     """
     from fedsim.run.conflicts import too_late
@@ -74,7 +74,8 @@ def carry_out(
     if dry_run:
         if not budget.remote:
             say_missing(cells)
-        console.print(dry(reservations))
+        width = len(reservations) or budget.jobs
+        console.print(dry(width) if dry else dry_table(cells, width))
         return report_failed(cells)
     try:
         if waiting:

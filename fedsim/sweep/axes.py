@@ -1,6 +1,7 @@
 """What a sweep varies: methods, targets, seeds and a grid. A setting that is given in two ways is an error."""
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,23 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
         seen.append(key)
     labels = [value for key, value in fixed if key == "run.label"]
     return str(labels[-1]) if labels else ""
+
+
+def sweep_command(config: str, axes: Axes, overrides: Sequence[str], preset: str) -> str:
+    """The command that runs the cells of these axes."""
+    words = ["fedsim", "sweep", config, "--methods", ",".join(axes.methods), "--targets", ",".join(axes.targets)]
+    words += ["--seeds", ",".join(map(str, axes.seeds)), *(["--preset", preset] if preset else [])]
+    for word in overrides:
+        key, value = parse_override(word)
+        words += ["--output", str(value)] if key == "run.output" else ["--set", word]
+    return shlex.join([*words, *(part for grid in axes.grid for part in ("--grid", grid))])
+
+
+def given_words(overrides: Sequence[str], preset: str) -> list[str]:
+    """The preset and the overrides of a search, by which its scores differ from those of another one."""
+    given = {parse_override(word)[0]: word for word in overrides}
+    given.pop("run.output", None)
+    return [*([f"preset={preset}"] if preset else []), *(given[key] for key in sorted(given))]
 
 
 def label_of(values: Sequence[str], label: str = "") -> str:

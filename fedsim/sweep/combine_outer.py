@@ -15,7 +15,7 @@ from fedsim.methods.table import METHODS
 from fedsim.run.plan import resolve, results_folder
 from fedsim.run.work import planned_work
 from fedsim.settings.experiment import parse_override, read_experiment
-from fedsim.sweep.axes import Axes
+from fedsim.sweep.axes import Axes, sweep_command
 from fedsim.sweep.combine import Option, words_of
 from fedsim.sweep.combine_plan import PlannedCombination
 from fedsim.sweep.estimate import STEP_SLOTS, training_counts
@@ -116,20 +116,12 @@ def sweep_of(plan: PlannedCombination, target: str, arm: Arm, seeds: Sequence[in
 
 def plan_arm(plan: PlannedCombination, target: str, arm: Arm, seeds: Sequence[int]) -> list[Cell]:
     """The cells of an arm."""
-    axes, overrides = sweep_of(plan, target, arm, seeds)
-    return plan_cells(plan.config, axes, overrides, plan.preset)
+    return plan_cells(plan.config, *sweep_of(plan, target, arm, seeds), plan.preset)
 
 
 def command(plan: PlannedCombination, target: str, arm: Arm, seeds: Sequence[int]) -> str:
     """The same cells as a command."""
-    axes, overrides = sweep_of(plan, target, arm, seeds)
-    words = ["fedsim", "sweep", plan.config, "--methods", plan.search.method, "--targets", target]
-    words += ["--seeds", ",".join(map(str, seeds))]
-    words += ["--preset", plan.preset] if plan.preset else []
-    for word in overrides:
-        key, value = parse_override(word)
-        words += ["--output", str(value)] if key == "run.output" else ["--set", word]
-    return shlex.join([*words, *(part for grid in axes.grid for part in ("--grid", grid))])
+    return sweep_command(plan.config, *sweep_of(plan, target, arm, seeds), plan.preset)
 
 
 def compare_options(plan: PlannedCombination, found: Sequence[Arm]) -> tuple[str, list[str]]:

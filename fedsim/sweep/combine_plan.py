@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tasks import task_of
 from fedsim.data import benchmark, resolve_domain, unseen_domains
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.variants import variant_words
 from fedsim.results.record_files import read_record
-from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.combine import Option, by_score, draw_all, halve, options_in, stages, words_of
 from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
+from fedsim.sweep.search_plan import validation_of
 
 
 @dataclass(frozen=True)
@@ -183,17 +182,8 @@ def without(base: Experiment, target: str) -> list[str]:
 
 def fold_metric(cell: Cell) -> float | str:
     """The metric on the fold's domain at the round that the sources' validation selects, or why there is none."""
-    rounds = read_record(cell.folder / "rounds.csv")
-    if cell.state != "finished" or rounds.empty:
-        return f"failed: {cell.reason}" if cell.state == "failed" else "not run"
-    if "failed" in rounds and (rounds["failed"] > 0).any():
-        return "a client failed"
-    metric = task_of(rounds).metric
-    try:
-        value = float(select(rounds, DEFAULT_RULE, validation_column(cell.experiment, metric))[f"target_{metric}"])
-    except UserError:  # NaN in every round
-        value = math.nan
-    return "diverged" if math.isnan(value) else value
+    found = validation_of(cell, on_target=True)
+    return f"{found}: {cell.reason}" if cell.state == "failed" else found
 
 
 def all_scores(cell: Cell) -> tuple[float, ...]:

@@ -3,18 +3,16 @@
 Which candidates a rung has is decided from the records on disk, so that the same command continues a search.
 """
 
-from collections.abc import Callable, Sequence
-
-from rich.table import Table
+from collections.abc import Sequence
 
 from fedsim.common.console import say
 from fedsim.results.plots import plot_search
 from fedsim.sweep import carry_out
-from fedsim.sweep.budget import Budget, Reservation
+from fedsim.sweep.budget import Budget
 from fedsim.sweep.combine_outer import Arm, fresh_seeds, plan_arm
 from fedsim.sweep.combine_plan import Combination, PlannedCombination, plan_combinations
 from fedsim.sweep.combine_texts import show_refused, show_winner, write_candidates
-from fedsim.sweep.plan import Cell, dry_table, look_for_data
+from fedsim.sweep.plan import Cell, look_for_data
 
 
 def run_combinations(
@@ -41,15 +39,13 @@ def run_combinations(
     for rung in range(len(plan.rungs) + 1):
         cells = plan.cells(rung - 1) if rung else plan.base_cells()
         unfinished = any(cell.state == "waiting" for cell in cells)
-        if unfinished and not dry_run and not budget.remote:
-            look_for_data(cells)
+        look_for_data(cells, budget, dry_run)
         say(
             f"rung {rung} of {len(plan.rungs)}"
             if rung
             else "the base on every fold, of which the rungs take the hardest first"
         )
-        own = carry_out(cells, budget, dry_run, _dry(cells, budget))
-        failed += [cell for cell in own if cell not in failed]
+        failed += [cell for cell in carry_out(cells, budget, dry_run) if cell not in failed]
         if dry_run and unfinished:
             say("What comes later follows from the records of these cells.")
             return failed, plan, {}
@@ -59,22 +55,8 @@ def run_combinations(
     say(f"all candidates: {file}; their figure: {plot_search(file.parent)[-1].with_suffix('.png')}")
     outer = {target: own for target, own in found.items() if own}
     if confirm and outer:
-        failed += _confirm(plan, outer, fresh_seeds(plan, confirm), budget, dry_run)
+        seeds = fresh_seeds(plan, confirm)
+        cells = [cell for target, own in outer.items() for arm in own for cell in plan_arm(plan, target, arm, seeds)]
+        look_for_data(cells, budget, dry_run)
+        failed += carry_out(cells, budget, dry_run)
     return failed, plan, outer if confirm and not dry_run else {}
-
-
-def _confirm(
-    plan: PlannedCombination, outer: dict[str, list[Arm]], seeds: Sequence[int], budget: Budget, dry_run: bool
-) -> list[Cell]:
-    """Run the outer run of every unseen domain; returns the failed cells."""
-    cells = [cell for target, own in outer.items() for arm in own for cell in plan_arm(plan, target, arm, seeds)]
-    if not dry_run and not budget.remote:
-        look_for_data(cells)
-    return carry_out(cells, budget, dry_run, _dry(cells, budget))
-
-
-def _dry(cells: list[Cell], budget: Budget) -> Callable[[Sequence[Reservation]], Table]:
-    def table(reservations: Sequence[Reservation]) -> Table:
-        return dry_table(cells, len(reservations) or budget.jobs)
-
-    return table

@@ -1,6 +1,5 @@
 """What a combination search shows and writes: the table of its candidates, combinations.csv, the winner's settings."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ from fedsim.methods.part_settings import typed
 from fedsim.results.recorder import csv_text
 from fedsim.run.plan import results_folder
 from fedsim.settings.experiment import parse_override
+from fedsim.sweep.axes import given_words
 from fedsim.sweep.combine_outer import Arm, arms, command, compare_command, fresh_seeds
 from fedsim.sweep.combine_plan import Candidate, Outcome, PlannedCombination, Unseen
 from fedsim.sweep.search import nested
+from fedsim.sweep.search_texts import percent, rows_of_others
 
 NAMES = ("method", "search", "target")
 COLUMNS = (*NAMES, "rung", "candidate", "changes", "slots", "folds", "score", "outcome")
@@ -39,7 +40,7 @@ def candidate_table(plan: PlannedCombination, unseen: Unseen) -> Table:
     last, heading = len(plan.rungs), f"candidates without {unseen.target}"
     table = Table("no.", Column("changes", overflow="fold"), "rung", "folds", "score", "outcome", title=heading)
     for number, one in unseen.last.items():
-        score = "" if one.score is None else f"{100 * one.score:.1f} %"
+        score = "" if one.score is None else percent(one.score)
         words = (title(one.candidate), f"{one.rung}/{last}", str(len(one.folds)), score, outcome_words(one, last))
         table.add_row(str(number), *map(escape, words))
     return table
@@ -61,9 +62,9 @@ def show_winner(plan: PlannedCombination, unseen: Unseen, confirm: int) -> list[
         say(f"{unseen.target}: no candidate has a score.")
         return []
     base = unseen.last[0]
-    against = "" if base.score is None else f"; the base: {100 * base.score:.1f} % on {len(base.folds)} folds"
+    against = "" if base.score is None else f"; the base: {percent(base.score)} on {len(base.folds)} folds"
     say(f"best without {unseen.target}: {best.candidate.number} ({title(best.candidate)}), "
-        f"{100 * (best.score or 0):.1f} % on {len(best.folds)} folds{against}")  # fmt: skip
+        f"{percent(best.score or 0)} on {len(best.folds)} folds{against}")  # fmt: skip
     if best.candidate.number == 0:
         say("No candidate is better than the base: nothing is to be changed.")
         return []
@@ -97,9 +98,8 @@ def search_words(plan: PlannedCombination) -> str:
     """The settings on which a search depends, by which its rows are told from those of another one."""
     own = plan.search
     seeds = ",".join(map(str, dict.fromkeys(own.seeds)))
-    given = [word for word in plan.overrides if parse_override(word)[0] != "run.output"]
     words = [f"slots {','.join(own.slots)}", f"budget {own.budget}", f"seeds {seeds}", f"search seed {own.seed}"]
-    return "; ".join([*words, *([f"preset={plan.preset}"] if plan.preset else []), *sorted(given)])
+    return "; ".join([*words, *given_words(plan.overrides, plan.preset)])
 
 
 def rows_of(plan: PlannedCombination, unseen: Unseen) -> list[dict[str, Any]]:
@@ -128,9 +128,5 @@ def write_candidates(plan: PlannedCombination) -> Path:
     """Write combinations.csv into the experiment's folder; the rows of other searches are kept."""
     file = results_folder(plan.base) / "combinations.csv"
     rows = [row for unseen in plan.unseen for row in rows_of(plan, unseen)]
-    ours = {tuple(row[name] for name in NAMES) for row in rows}
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    others = [row for row in csv.DictReader(text.splitlines()) if row.keys() >= set(NAMES)]
-    kept = [row for row in others if tuple(row[name] for name in NAMES) not in ours]
-    atomic_write(file, csv_text(COLUMNS, [*kept, *rows]))
+    atomic_write(file, csv_text(COLUMNS, [*rows_of_others(file, NAMES, rows), *rows]))
     return file

@@ -14,14 +14,13 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.files import atomic_write
-from fedsim.common.tasks import TASKS
-from fedsim.data import find_dataset, unseen_domains
+from fedsim.data import unseen_domains
 from fedsim.results.record_files import read_record
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import DEFAULT_RULE
 from fedsim.results.statistics import comparable
 from fedsim.settings.experiment import read_experiment
-from fedsim.sweep.plan import Cell, readers
+from fedsim.sweep.plan import readers
 from fedsim.sweep.sampler import RANDOM
 from fedsim.sweep.search import ranking
 from fedsim.sweep.search_plan import PlannedSearch, Search, Trial, plan_search
@@ -56,11 +55,6 @@ def plan_draws(config: str, wanted: Draws, overrides: Sequence[str], preset: str
     ]
 
 
-def cells_of(plans: Sequence[PlannedSearch]) -> list[Cell]:
-    """The cells of several searches, each once."""
-    return list({cell.folder: cell for plan in plans for cell in plan.cells}.values())
-
-
 def chosen(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> Trial | None:
     """The draw that counts: the first of those with the best score, or under `oracle` with the best target metric."""
     if rule == DEFAULT_RULE:
@@ -88,8 +82,8 @@ def tuned_row(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> dict[str, Any]:
         "near": int((comparable(scores) >= comparable(scores.max() - NEAR)).sum()) if len(scores) else None,
         "scored": len(scores),
         "draws": len(different),
-        _metric(plan, ""): best.get(_column(plan, rule)),
-        _metric(plan, "untuned_"): own.get(_column(plan, rule)),
+        f"target_{plan.task.metric}": best.get(_column(plan, rule)),
+        f"untuned_target_{plan.task.metric}": own.get(_column(plan, rule)),
         "steps": sum(steps),
         "untuned_steps": own.get("steps"),
         "run": trial.cells[0].folder.relative_to(plan.folder).as_posix() if trial else None,
@@ -111,11 +105,7 @@ def _steps(trial: Trial) -> float:
 
 
 def _column(plan: PlannedSearch, rule: str) -> str:
-    return f"{rule}_{_metric(plan, '')}"
-
-
-def _metric(plan: PlannedSearch, prefix: str) -> str:
-    return f"{prefix}target_{TASKS[find_dataset(plan.runs[0].data.dataset).task].metric}"
+    return f"{rule}_target_{plan.task.metric}"
 
 
 def write_tuned(plans: Sequence[PlannedSearch], rows: Sequence[dict[str, Any]]) -> Path:

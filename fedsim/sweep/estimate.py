@@ -24,7 +24,6 @@ from fedsim.sweep.plan import Cell, measured_rates
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
 STEP_SLOTS = ("objective", "update", "companions", "client", "terms", "augment", "norm", "inserts")
-Times = Mapping[tuple[str, ...], tuple[float, str]]
 COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
 
 
@@ -44,9 +43,9 @@ def step_key(experiment: Experiment) -> tuple[str, ...]:
 
 
 @cache
-def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
+def step_times() -> dict[tuple[str, ...], tuple[float, str]]:
     """{key: (seconds of a step, the machine that measured it)} from the file of `steps.py --table NAME --record`."""
-    frame = pd.read_csv(file, dtype=str)
+    frame = pd.read_csv(FILE, dtype=str)
     return {
         tuple(row[name] for name in KEY): (
             float(row["milliseconds"]) / 1000,
@@ -56,17 +55,17 @@ def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
     }
 
 
-def step_time(experiment: Experiment, times: Times, costs: Mapping[str, float]) -> tuple[float, str] | None:
+def step_time(experiment: Experiment) -> tuple[float, str] | None:
     """(seconds of a local step, the machine that measured it), or None.
 
     These are the seconds of the row itself when they were measured. Otherwise they are FedAvg's seconds in the same
-    setting times the cost of the method's step as a multiple of FedAvg's (`costs`), if the row has the method's step.
+    setting times the cost of the method's step as a multiple of FedAvg's, if the row has the method's step.
     FedAvg may then have been measured on another data set, because images of the same size take the same time.
     """
-    key = step_key(experiment)
+    key, times = step_key(experiment), step_times()
     if key in times:
         return times[key]
-    ratio = costs.get(experiment.method_name) if _has_its_methods_step(experiment) else None
+    ratio = step_costs()[0].get(experiment.method_name) if _has_its_methods_step(experiment) else None
     plain = {(*other[1:-1],): time for other, time in times.items() if other[-1] == "fedavg"}
     plain |= {key[1:-1]: times[own]} if (own := (*key[:-1], "fedavg")) in times else {}
     if ratio is None or key[1:-1] not in plain:
@@ -92,23 +91,19 @@ def _decimal(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, tuple) and all(isinstance(each, float) for each in value))
 
 
-def estimate(
-    cells: Sequence[Cell], rates: Mapping[str, float], times: Times, costs: Mapping[str, float] | None = None
-) -> Estimate:
+def row_estimate(cells: Sequence[Cell]) -> Estimate:
     """The time for the remaining cells of one row (a method with its settings, on several targets and seeds).
 
-    rates: seconds per whole round of each method, from finished rounds (`measured_rates`)
-    times: the result of `step_times`: seconds of local steps only, without evaluation, aggregation and reading of data
-    costs: cost of a local step as a multiple of FedAvg's, by method (`method_list.step_costs`); a method that is not in
-    it gets an estimate only when its own steps were measured
+    It follows from the whole rounds in their folders, otherwise from measured local steps, which are without
+    evaluation, aggregation and reading of data.
     """
     left = [cell for cell in cells if cell.rounds_left]
     if not left:
         return Estimate(0.0, "")
-    rate = rates.get(left[0].experiment.method_name)
+    rate = measured_rates(cells).get(left[0].experiment.method_name)
     if rate is not None:
         return Estimate(rate * sum(cell.rounds_left for cell in left), "finished rounds")
-    known = step_time(left[0].experiment, times, costs or {})
+    known = step_time(left[0].experiment)
     if known is None:
         return Estimate(None, "not measured")
     seconds, machine = known
@@ -116,11 +111,6 @@ def estimate(
     if len(steps) < len(left):
         return Estimate(None, "steps not counted")
     return Estimate(seconds * sum(steps), f"local steps alone on {machine}")
-
-
-def row_estimate(cells: Sequence[Cell]) -> Estimate:
-    """`estimate` of one row from its own folders and from the measured steps."""
-    return estimate(cells, measured_rates(cells), step_times(), step_costs()[0])
 
 
 def steps_left(cell: Cell) -> float | None:

@@ -20,6 +20,7 @@ from fedsim.results.record_files import read_record
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
+from fedsim.sweep.budget import Budget
 
 if TYPE_CHECKING:
     from fedsim.run.conflicts import DataOf
@@ -159,12 +160,11 @@ def readers() -> Readers:
     local = _once(local_fingerprints, lambda experiment: experiment.data.model_dump_json())
     return Readers(
         data_of=lambda experiment, recipe: (local(experiment), server_fingerprints(experiment, recipe)),
-        misfit_of=_once(_misfit, lambda plan: plan.experiment.model_dump_json(include=OF_NETWORK)),
+        misfit_of=_once(
+            lambda plan: _reason(plan.refuse_misfits),
+            lambda plan: plan.experiment.model_dump_json(include=OF_NETWORK),
+        ),
     )
-
-
-def _misfit(plan: "Plan") -> str:
-    return _reason(plan.refuse_misfits)
 
 
 def _reason(check: Callable[[], object]) -> str:
@@ -188,12 +188,12 @@ def _once(function: Callable[[A], B], key: Callable[[A], str]) -> Callable[[A], 
     return known
 
 
-def look_for_data(cells: Sequence[Cell]) -> None:
+def look_for_data(cells: Sequence[Cell], budget: Budget, dry_run: bool) -> None:
     """Mark the waiting cells failed whose data set is not on this machine; UserError when these are all of them.
 
-    Cells of a deployment are not looked at, because its sites hold the data.
+    Nothing is marked before a dry run, and where the cells run elsewhere.
     """
-    found = missing_data(cells)
+    found = [] if dry_run or budget.remote else missing_data(cells)
     for cell, reason in found:
         if reason:
             cell.state, cell.reason = "failed", reason

@@ -5,7 +5,7 @@ The score comes from the source clients' validation alone. Nothing that was meas
 
 import functools
 import json
-import shlex
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import stream_seed
-from fedsim.common.tasks import task_of
+from fedsim.common.tasks import TASKS, Task, task_of
+from fedsim.data import find_dataset
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.settings.experiment import Experiment, parse_override, read_experiment
-from fedsim.sweep.axes import Axes
+from fedsim.sweep.axes import Axes, sweep_command
 from fedsim.sweep.plan import PRUNED, Cell, Readers, plan_cells, readers
 from fedsim.sweep.sampler import RANDOM, pruned_rounds, suggest
 from fedsim.sweep.search import Knob, first_alike, points, ranking, score
@@ -179,16 +180,15 @@ class PlannedSearch:
         """The experiment's folder."""
         return Path(self.runs[0].run.output) / self.runs[0].name
 
+    @property
+    def task(self) -> Task:
+        """What the data set's models learn."""
+        return TASKS[find_dataset(self.runs[0].data.dataset).task]
+
     def command(self, seeds: Sequence[int], values: dict[str, str]) -> str:
         """The sweep that runs the values of a trial with other seeds, in folders beside those of the search."""
-        words = ["fedsim", "sweep", self.config, "--methods", self.search.method]
-        words += ["--targets", ",".join(self.targets), "--seeds", ",".join(map(str, seeds))]
-        words += ["--preset", self.preset] if self.preset else []
-        for word in self.overrides:
-            key, value = parse_override(word)
-            words += ["--output", str(value)] if key == "run.output" else ["--set", word]
-        words += [part for key, text in values.items() for part in ("--grid", f"{key}={text}")]
-        return shlex.join(words)
+        axes = Axes([self.search.method], self.targets, seeds, [f"{key}={text}" for key, text in values.items()])
+        return sweep_command(self.config, axes, self.overrides, self.preset)
 
 
 def plan_search(
@@ -210,15 +210,10 @@ def plan_search(
 
     target = cells_of({})[0].experiment.run.target
     words = [*overrides, f"method.name={method}", f"run.target={json.dumps(target, ensure_ascii=False)}"]
-    read = functools.partial(_read, config, words, preset)
-    own = own_values(knobs, read)
+    own = own_values(knobs, lambda *more: read_experiment(config, [*words, *more], preset))
     plan = PlannedSearch(config, search, knobs, own, [], overrides, preset, cells_of)
     plan.read()
     return plan
-
-
-def _read(config: str, words: Sequence[str], preset: str, *more: str) -> Experiment:
-    return read_experiment(config, [*words, *more], preset)
 
 
 def _cells(number: int, point: dict[str, str], cells_of: Callable[[dict[str, str]], list[Cell]]) -> list[Cell]:
@@ -231,8 +226,10 @@ def _cells(number: int, point: dict[str, str], cells_of: Callable[[dict[str, str
         raise UserError(f"trial {number} ({words}): {error}") from None
 
 
-def validation_of(cell: Cell) -> float | str:
+def validation_of(cell: Cell, on_target: bool = False) -> float | str:
     """The validation of the round that `best_validation` selects, or the reason why the cell has none.
+
+    on_target: the metric on the run's target in place of the validation, for a run whose target is a source domain
 
     A run in which a client failed has none either: a mean without the client of a hard domain is greater without a
     better model, so that such a trial could win.
@@ -242,11 +239,14 @@ def validation_of(cell: Cell) -> float | str:
         return "failed" if cell.state == "failed" else NOT_RUN
     if "failed" in rounds and (rounds["failed"] > 0).any():
         return "a client failed"
-    column = validation_column(cell.experiment, task_of(rounds).metric)
+    metric = task_of(rounds).metric
+    column = validation_column(cell.experiment, metric)
     try:
-        return float(select(rounds, DEFAULT_RULE, column)[column])
+        selected = select(rounds, DEFAULT_RULE, column)
     except UserError:  # NaN in every round
         return DIVERGED
+    value = float(selected[f"target_{metric}" if on_target else column])
+    return DIVERGED if math.isnan(value) else value
 
 
 def _curve(cell: Cell) -> dict[int, float]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedsim.common.console import say
 from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.sweep import carry_out, search_plan
-from fedsim.sweep.budget import Budget, Reservation
+from fedsim.sweep.budget import Budget
 from fedsim.sweep.plan import Cell, dry_table, look_for_data
 from fedsim.sweep.sampler import RANDOM, check_sampler
 from fedsim.sweep.search_plan import PlannedSearch, Search, plan_search
@@ -58,9 +58,8 @@ def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> 
     failed: list[Cell] = []
     while cells := [cell for plan in plans for cell in plan.cells if cell.folder not in seen]:
         seen |= {cell.folder: cell for cell in cells}
-        if not dry_run and not budget.remote:
-            look_for_data(cells)
-        failed += carry_out(cells, budget, dry_run, lambda reservations: dry_trials(plans, reservations, budget), True)
+        look_for_data(cells, budget, dry_run)
+        failed += carry_out(cells, budget, dry_run, lambda width: dry_trials(plans, width), True)
         if dry_run:
             return failed
         for plan in plans:
@@ -68,12 +67,12 @@ def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> 
     return failed
 
 
-def dry_trials(plans: Sequence[PlannedSearch], reservations: Sequence[Reservation], budget: Budget) -> Table:
+def dry_trials(plans: Sequence[PlannedSearch], width: int) -> Table:
     """The table of the trials as far as they are finished, with an estimate of the time that the others take.
 
     Of several searches it is a table of the cells.
     """
-    cells = dry_table([cell for plan in plans for cell in plan.cells], len(reservations) or budget.jobs)
+    cells = dry_table([cell for plan in plans for cell in plan.cells], width)
     later = sum(plan.search.trials - len(plan.trials) for plan in plans)
     cells.caption = f"{cells.caption}; {later} trials follow from the scores of these" if later else cells.caption
     if len(plans) > 1:

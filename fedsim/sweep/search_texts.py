@@ -2,7 +2,8 @@
 
 import csv
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -11,12 +12,11 @@ from rich.table import Table
 
 from fedsim.common.console import console, say
 from fedsim.common.files import atomic_write
-from fedsim.common.tasks import TASKS
-from fedsim.data import find_dataset
 from fedsim.results.differences import value_text
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import validation_column
 from fedsim.settings.experiment import parse_override
+from fedsim.sweep.axes import given_words
 from fedsim.sweep.sampler import RANDOM
 from fedsim.sweep.search import nested
 from fedsim.sweep.search_plan import PlannedSearch, Trial
@@ -28,9 +28,8 @@ RESULTS = ("rank", "score", "scored_by", "outcome", "cells", "finished", "failed
 
 def trial_table(plan: PlannedSearch) -> Table:
     """The trials, the best first and those without a score last; nothing of the unseen domain is in it."""
-    task = TASKS[find_dataset(plan.runs[0].data.dataset).task]
     ranks, names = plan.ranks, short_names([knob.key for knob in plan.knobs])
-    table = Table("rank", "trial", *map(escape, names), f"validation {task.title}", "cells finished")
+    table = Table("rank", "trial", *map(escape, names), f"validation {plan.task.title}", "cells finished")
     others = [trial for trial in plan.trials if trial.first == trial.number and trial.number not in ranks]
     for trial in [*plan.ranked, *others]:
         scored = trial.outcome if trial.score is None else percent(trial.score)
@@ -105,16 +104,16 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     ranks = plan.ranks
     targets, seeds = ",".join(plan.targets), ",".join(str(seed) for seed in dict.fromkeys(plan.search.seeds))
     space = "; ".join(knob.text for knob in plan.knobs)
-    words = [f"{space}; targets {targets}; seeds {seeds}; search seed {plan.search.seed}", *_settings(plan)]
+    words = [f"{space}; targets {targets}; seeds {seeds}; search seed {plan.search.seed}"]
+    words += given_words(plan.overrides, plan.preset)
     words += [] if plan.search.sampler == RANDOM else [f"sampler {plan.search.sampler}"]
-    metric = TASKS[find_dataset(plan.runs[0].data.dataset).task].metric
     return [
         {"method": plan.search.method, "search": "; ".join(words), "trial": trial.number}
         | values_of(plan, trial)
         | {
             "rank": ranks.get(trial.first),
             "score": trial.score,
-            "scored_by": validation_column(plan.runs[0], metric),
+            "scored_by": validation_column(plan.runs[0], plan.task.metric),
             "outcome": trial.outcome or "scored",
             "cells": len(trial.cells),
             "finished": trial.count("finished"),
@@ -125,11 +124,12 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     ]
 
 
-def _settings(plan: PlannedSearch) -> list[str]:
-    """The preset and the overrides of a search, by which its scores differ from those of another one."""
-    given = {parse_override(word)[0]: word for word in plan.overrides}
-    given.pop("run.output", None)
-    return [*([f"preset={plan.preset}"] if plan.preset else []), *(given[key] for key in sorted(given))]
+def rows_of_others(file: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The rows of a file that other searches have written, whose `names` (columns) have other values than in `rows`."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    ours = {tuple(row[name] for name in names) for row in rows}
+    written = [row for row in csv.DictReader(text.splitlines()) if row.keys() >= set(names)]
+    return [row for row in written if tuple(row[name] for name in names) not in ours]
 
 
 def write_trials(plan: PlannedSearch) -> None:
@@ -139,10 +139,6 @@ def write_trials(plan: PlannedSearch) -> None:
     """
     file = plan.folder / "search.csv"
     rows = trial_rows(plan)
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    ours = {name: rows[0][name] for name in ("method", "search")}
-    others = [row for row in csv.DictReader(text.splitlines()) if row.keys() >= set(NAMES)]
-    kept = [row for row in others if any(row[name] != value for name, value in ours.items())]
-    rows = [*kept, *rows]
+    rows = [*rows_of_others(file, NAMES[:2], rows), *rows]
     keys = dict.fromkeys(key for row in rows for key in row if key and key not in (*NAMES, *RESULTS))
     atomic_write(file, csv_text([*NAMES, *keys, *RESULTS], rows))

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedsim.common.console import console
 from fedsim.sweep import carry_out
-from fedsim.sweep.budget import Budget, Reservation
+from fedsim.sweep.budget import Budget
 from fedsim.sweep.estimate import Estimate, row_estimate
 from fedsim.sweep.plan import Cell, look_for_data, rounds_on_disk
 from fedsim.sweep.tables import COPY, Choice, PlannedRow, plan_table, read_table
@@ -26,23 +26,17 @@ def run_table(
     """
     folder = Path(output or "outputs") / file.stem
     rows = plan_table(file, choice, overrides, str(folder))
-    cells = unique(rows)
+    cells = list({cell.folder: cell for row in rows for cell in row.cells}.values())  # two rows may share one
+    look_for_data(cells, budget, dry_run)
     if not dry_run:
-        if not budget.remote:
-            look_for_data(cells)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COPY).is_file() or not file.samefile(folder / COPY):
             shutil.copyfile(file, folder / COPY)
     console.print(escape(read_table(file).title), highlight=False, soft_wrap=True)
-    return carry_out(cells, budget, dry_run, lambda reservations: dry_rows(rows, reservations, budget))
+    return carry_out(cells, budget, dry_run, lambda width: dry_rows(rows, width))
 
 
-def unique(rows: Sequence[PlannedRow]) -> list[Cell]:
-    """The cells of all rows; a cell that two rows share is there once."""
-    return list({cell.folder: cell for row in rows for cell in row.cells}.values())
-
-
-def dry_rows(rows: Sequence[PlannedRow], reservations: Sequence[Reservation], budget: Budget) -> Table:
+def dry_rows(rows: Sequence[PlannedRow], width: int) -> Table:
     """A table of the rows with their cells and hours; a row for which nothing is measured says so instead of hours."""
     table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
     known, unknown, sources = 0.0, 0, []
@@ -54,7 +48,7 @@ def dry_rows(rows: Sequence[PlannedRow], reservations: Sequence[Reservation], bu
         unknown += found.seconds is None
         sources += [found.source] if found.seconds else []
         table.add_row(*map(escape, cells_of(row, found)))
-    table.caption = caption(known, unknown, sources, len(reservations) or budget.jobs or 1)
+    table.caption = caption(known, unknown, sources, width or 1)
     return table
 
 
