@@ -15,11 +15,12 @@ from torch import Tensor
 from clients.local_data import on_device
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.cut_network import CutNetwork
-from clients.tools.networks import evaluating, statistics_frozen
+from clients.tools.networks import statistics_frozen
 from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_rows
 from fedsim.common.values import Foreign
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import StyleLayers, moments, style_of
+from fedsim.models.layout import evaluating
 from fedsim.parts.facts import Fact
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from clients.parts import Batch, LocalRound, Objective, StepFunction
-from clients.tools.networks import evaluating
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
+from fedsim.models.layout import evaluating
 from fedsim.settings.effect import Only, Scene
 from fedsim.settings.tuned import Tuned
 

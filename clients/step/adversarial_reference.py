@@ -21,8 +21,9 @@ from clients.step.feature_generator import (
     label_code,
     smoothed_cross_entropy,
 )
-from clients.tools.networks import apart, descend, evaluating
+from clients.tools.networks import apart, descend
 from fedsim.common.seeding import torch_generator
+from fedsim.models.layout import evaluating
 from fedsim.settings.tuned import DECADE, Tuned
 
 log = logging.getLogger("fedsim")

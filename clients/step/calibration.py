@@ -1,7 +1,6 @@
 """CSAC's client step: train alone once, then calibrate the fused model against that frozen local model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -15,6 +14,7 @@ from clients.step.supervised import SupervisedStep
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.tools.losses import mk_mmd
 from clients.tools.networks import frozen_copy
+from fedsim.models.layout import outputs_of
 from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
@@ -24,21 +24,6 @@ from fedsim.settings.tuned import DECADE, Tuned
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
 LEVELS = Only(weight=Above(0), align=("cross", "same_layer"))  # where feature levels are aligned
 ACQUIRED = "acquired"  # the store's entry for the frozen local model L^h
-
-
-@contextmanager
-def tapped(net: Net) -> Iterator[list[Tensor]]:
-    """Collects the outputs of `net.levels` in forward passes inside the block, from shallow to deep."""
-    found: list[Tensor] = []
-    handles = [
-        net.get_submodule(path).register_forward_hook(lambda module, inputs, output: found.append(output))
-        for path in net.levels
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -128,9 +113,9 @@ class SemanticCalibration(Step):
         align = (self._logit_alignment if self.align == "logits" else self._level_alignment)(round, local)
 
         def loss_of(batch: Batch) -> Tensor:
-            with tapped(round.net) as levels:
+            with outputs_of(round.net, round.net.levels) as levels:
                 cross_entropy = round.forward(batch)
-            loss = self.weight * align(batch, levels)
+            loss = self.weight * align(batch, list(levels.values()))
             if self.cross_entropy:
                 loss = loss + cross_entropy
             return round.with_terms(batch, loss)
@@ -146,9 +131,9 @@ class SemanticCalibration(Step):
         return align
 
     def _level_alignment(self, round: LocalRound, local: Net) -> AlignFunction:
-        with torch.no_grad(), tapped(local) as levels:
+        with torch.no_grad(), outputs_of(local, local.levels) as found:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
-        shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in levels]
+        shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in found.values()]
         height, width = (max(size - round.net.level_margin, 1) for size in shapes[-1][1:])
         of_fused, of_local = (Projections(shapes, (height, width), self.proj).to(round.device) for _ in range(2))
         if self.freeze_proj:
@@ -160,9 +145,9 @@ class SemanticCalibration(Step):
 
         def align(batch: Batch, levels: list[Tensor]) -> Tensor:
             with round.autocast():
-                with torch.no_grad(), tapped(local) as local_levels:
+                with torch.no_grad(), outputs_of(local, local.levels) as own:
                     local.features(batch.images)
-                fused, frozen = of_fused(levels), of_local(local_levels)
+                fused, frozen = of_fused(levels), of_local(list(own.values()))
             alpha = attention(fused, frozen, qk, position, channel)
             pairs = "same_layer" if self.align == "same_layer" else "cross"
             return alignment_loss(fused, frozen, alpha, self.distance, pairs, self.statistic)

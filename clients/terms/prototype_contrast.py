@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clients.budget import fedavg_amount
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from clients.tools.networks import evaluating
+from fedsim.models.layout import evaluating
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
 

@@ -53,18 +53,6 @@ def statistics_frozen(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Inside the block the network is in eval mode; afterwards each module is in the mode in which it was."""
-    training = [module for module in net.modules() if module.training]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
 def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     """Inside the block, draws from torch's global generators (dropout, for example) come from a stream of their own.
 

@@ -1,11 +1,12 @@
 """What other code needs to know about a backbone: its feature width, its stages and its feature maps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
 
@@ -35,6 +36,33 @@ class Layout:
     level_margin: int = 0
 
 
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Inside the block the network is in eval mode; afterwards each module is in the mode in which it was."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def outputs_of(net: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """Notes what the modules at these paths give in a forward pass inside the block, in the order in which they run."""
+    found: dict[str, Tensor] = {}
+    hooks = [
+        net.get_submodule(path).register_forward_hook(lambda _module, _inputs, y, path=path: found.update({path: y}))
+        for path in paths
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], name: str) -> Layout:
     """The layout of a backbone that names the modules `outputs` {path: image side / map side} as its feature maps.
 
@@ -45,42 +73,30 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
 
     Raises UserError for an image size that the backbone cannot take.
     """
-    shapes: dict[str, torch.Size] = {}
-    hooks = [
-        backbone.get_submodule(path).register_forward_hook(
-            lambda _module, _inputs, y, path=path: shapes.update({path: getattr(y, "shape", ())})
-        )
-        for path in outputs
-    ]
-    training = backbone.training
     try:
-        with torch.inference_mode():
-            features = backbone.eval()(torch.zeros(1, 3, image_size, image_size))
+        with evaluating(backbone), torch.inference_mode(), outputs_of(backbone, outputs) as found:
+            features = backbone(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({reason}); "
                         "change data.image_size") from None  # fmt: skip
-    finally:
-        backbone.train(training)
-        for hook in hooks:
-            hook.remove()
     if features.dim() != 2:
         raise UserError(
             f"model.backbone: {name} gives features of shape {list(features.shape)} and not one vector per image"
         )
-    ends = _ends(outputs) if _are_maps(outputs, shapes) else {}
+    ends = _ends(outputs) if _are_maps(outputs, found) else {}
     if not ends:
         return Layout(features.shape[1])
     levels = tuple(ends[stage] for stage in LEVEL_STAGES if stage in ends)
     return Layout(features.shape[1], levels, _stages(backbone, outputs, ends))
 
 
-def _are_maps(outputs: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> bool:
+def _are_maps(outputs: Mapping[str, int], given: Mapping[str, Tensor]) -> bool:
     """Whether the outputs are square maps, channels first, with sides that fall from the first to the last."""
-    found = [shapes.get(path, torch.Size()) for path in outputs]
-    if len(set(outputs.values())) < 2 or any(len(shape) != 4 or shape[2] != shape[3] for shape in found):
+    shapes = [getattr(given.get(path), "shape", ()) for path in outputs]
+    if len(set(outputs.values())) < 2 or any(len(shape) != 4 or shape[2] != shape[3] for shape in shapes):
         return False
-    sides = [shape[2] for shape in found]
+    sides = [shape[2] for shape in shapes]
     return sides == sorted(sides, reverse=True)
 
 

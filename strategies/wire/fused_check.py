@@ -13,6 +13,7 @@ import torch
 from flwr.app import MetricRecord
 from torch import nn
 
+from fedsim.models.layout import evaluating
 from fedsim.tensors.arrays import all_finite, load_arrays
 from strategies.parts import Arrays
 from strategies.wire.update_limit import upper_median_of_others
@@ -30,14 +31,11 @@ def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
         kept = {name: state[name].detach().clone() for name in known}
         device = next(net.parameters()).device
         noise = torch.randn(PROBE_IMAGES, channels, size, size, generator=torch.Generator().manual_seed(0))
-        training = net.training
         try:
             load_arrays(state, known, set(known))
-            net.eval()
-            with torch.inference_mode():
+            with evaluating(net), torch.inference_mode():
                 return bool(torch.isfinite(net(noise.to(device))).all())
         finally:
-            net.train(training)
             with torch.no_grad():
                 for name, value in kept.items():
                     state[name].copy_(value)

@@ -15,11 +15,12 @@ from clients.local_round import LocalRound
 from clients.objective.jigsaw import Jigsaw
 from clients.parts import Report, Term
 from clients.terms.moon import ModelContrast
-from clients.tools.networks import evaluating, statistics_frozen
+from clients.tools.networks import statistics_frozen
 from clients.update.sharpness_aware import SharpnessAware
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
 from fedsim.methods.recipe import Recipe
+from fedsim.models.layout import evaluating
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder

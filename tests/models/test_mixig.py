@@ -74,8 +74,7 @@ def test_alpha_is_drawn_in_training_and_eps_at_inference(z, alpha):
     adapter = Adapter(3, 2)
     adapter.fc2.weight.data.zero_()
     adapter.fc2.bias.data.copy_(torch.tensor([0.5, 0.3]))
-    weights = adapter.weights()
-    found = Adapter.alpha(torch.randn(1, 6), None if z is None else torch.tensor([z]), weights[:2], weights[2:])
+    found = Adapter.alpha(torch.randn(1, 6), None if z is None else torch.tensor([z]), *adapter.weights())
     assert found.item() == pytest.approx(alpha)
 
 
@@ -190,7 +189,7 @@ def test_no_hidden_unit_starts_dead(monkeypatch):
     (net, layers), images, hidden, own = small_net(), torch.rand(64, 1, 28, 28), [], Adapter.alpha
     for layer in mixig_layers(net).values():
         layer.norm.momentum = 1.0
-    watched = lambda shift, z, fc1, fc2: hidden.append(F.linear(shift, *fc1)) or own(shift, z, fc1, fc2)  # noqa: E731
+    watched = lambda shift, z, *fc: hidden.append(F.linear(shift, *fc[:2])) or own(shift, z, *fc)  # noqa: E731
     monkeypatch.setattr(Adapter, "alpha", staticmethod(watched))
     with torch.no_grad():
         net.train()(images)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.tasks import CLASSIFICATION
+from fedsim.models.layout import evaluating, outputs_of
 from fedsim.models.net import Net
 from fedsim.parts.part import Part
 
@@ -46,16 +47,9 @@ PROBE = 64  # pixels of the image that shows how many channels a map has
 def channels_at(net: Net, path: str) -> int:
     """The number of channels of the map that the module at `path` gives, seen with one image of zeros in eval mode."""
     own = next(module for module in net.backbone.modules() if isinstance(module, nn.Conv2d)).in_channels
-    found: list[int] = []
-    hook = net.get_submodule(path).register_forward_hook(lambda module, inputs, y: found.append(y.shape[1]))
-    training = [module for module in net.modules() if module.training]
-    try:
-        net.eval().pooled(torch.zeros(1, 1 if net.grayscale else own, PROBE, PROBE))
-    finally:
-        hook.remove()
-        for module in training:
-            module.training = True
-    return found[0]
+    with evaluating(net), outputs_of(net, [path]) as found:
+        net.pooled(torch.zeros(1, 1 if net.grayscale else own, PROBE, PROBE))
+    return found[path].shape[1]
 
 
 ATTACHED = ("gaussian", "moments")  # what inserts attach to the features that they draw

@@ -4,18 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
-from fedsim.models.norms.moments import (
-    BatchNormLayer,
-    batch_moments,
-    check_training_batch,
-    instance_affine,
-    running,
-    update_running,
-)
+from fedsim.models.norms.moments import BatchNormLayer, Moments, tracked_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.tensors.kinds import Kind
 
@@ -37,29 +30,18 @@ class BINLayer(nn.Module):
         self.bn = bn
         self.rho = nn.Parameter(torch.ones_like(bn.weight))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""
         bn = self.bn
-        training = bn.training
-        if training:
-            check_training_batch(x)
 
-        def rule(
-            mean: torch.Tensor, variance: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, rho: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            if training:
-                batch_mean, batch_variance = batch_moments(mean, variance)
-            else:
-                batch_mean, batch_variance = running(bn)
+        def rule(mean: Tensor, variance: Tensor, batch: Moments, *own: Tensor) -> tuple[Tensor, Tensor]:
+            (batch_mean, batch_variance), (gamma, beta, rho) = batch, own
             rho = rho + (rho.clamp(0, 1) - rho).detach()  # the gradient is that of rho, also at the bounds
             a_bn = gamma * rho * torch.rsqrt(batch_variance + bn.eps)
             a_in = gamma * (1 - rho) * torch.rsqrt(variance + bn.eps)
             return a_bn + a_in, a_bn * (mean - batch_mean) + beta
 
-        y, mean, variance = instance_affine(x, rule, bn.weight, bn.bias, self.rho)
-        if training:
-            update_running(bn, mean, variance, x.shape[2] * x.shape[3])
-        return y
+        return tracked_affine(x, bn, rule, bn.weight, bn.bias, self.rho)
 
     @torch.no_grad()
     def after_step(self) -> None:

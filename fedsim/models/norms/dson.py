@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
-from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, running, update_running
+from fedsim.models.norms.moments import Moments, tracked_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.tensors.kinds import Kind
 
@@ -31,9 +31,9 @@ class DSONLayer(nn.Module):
         "running_mean": Kind.BN_STATISTICS, "running_var": Kind.BN_STATISTICS,
     }  # fmt: skip
 
-    running_mean: torch.Tensor | None
-    running_var: torch.Tensor | None
-    num_batches_tracked: torch.Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
 
     def __init__(self, bn: nn.BatchNorm2d, channelwise: bool = False) -> None:
         super().__init__()
@@ -45,33 +45,17 @@ class DSONLayer(nn.Module):
             self.register_buffer(name, getattr(bn, name))
         self.eps, self.momentum, self.track_running_stats = bn.eps, bn.momentum, True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""
-        training = self.training
-        if training:
-            check_training_batch(x)
 
-        def rule(
-            mean: torch.Tensor,
-            variance: torch.Tensor,
-            gamma: torch.Tensor,
-            beta: torch.Tensor,
-            theta_mean: torch.Tensor,
-            theta_var: torch.Tensor,
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            if training:
-                batch_mean, batch_variance = batch_moments(mean, variance)
-            else:
-                batch_mean, batch_variance = running(self)
+        def rule(mean: Tensor, variance: Tensor, batch: Moments, *own: Tensor) -> tuple[Tensor, Tensor]:
+            (batch_mean, batch_variance), (gamma, beta, theta_mean, theta_var) = batch, own
             w_mean, w_var = torch.softmax(theta_mean, 0)[0], torch.softmax(theta_var, 0)[0]
             mixed_mean = w_mean * mean + (1 - w_mean) * batch_mean
             a = gamma * torch.rsqrt(w_var * variance + (1 - w_var) * batch_variance + self.eps)
             return a, a * (mean - mixed_mean) + beta
 
-        y, mean, variance = instance_affine(x, rule, self.weight, self.bias, self.theta_mean, self.theta_var)
-        if training:
-            update_running(self, mean, variance, x.shape[2] * x.shape[3])
-        return y
+        return tracked_affine(x, self, rule, self.weight, self.bias, self.theta_mean, self.theta_var)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedsim.models.norms.moments import BatchNormLayer
 
@@ -9,12 +10,12 @@ SMALL_MAP = 64  # positions
 CANCELLED = 0.02  # a variance below this share of E[x^2] has lost two of its seven digits
 
 
-def has_positions(x: torch.Tensor) -> bool:
+def has_positions(x: Tensor) -> bool:
     """Whether instance statistics of x exist: this needs a map [B, C, H, W] of more than one position."""
     return x.dim() == 4 and x.shape[2] * x.shape[3] > 1
 
 
-def instance_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def instance_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and biased variance [B, C] of each sample's maps [B, C, H, W], in float32 or more; no gradient."""
     x = x if x.dtype == torch.float64 else x.float()
     if (
@@ -27,7 +28,7 @@ def instance_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean.view(x.shape[:2]), variance.view(x.shape[:2])
 
 
-def _moments(maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _moments(maps: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and biased variance of each row; on the CPU this is 10 to 20 times faster than var_mean."""
     size = maps.shape[1]
     if size <= SMALL_MAP:  # sums of short rows are fastest as a product with ones
@@ -45,7 +46,7 @@ def _moments(maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, variance
 
 
-def affine_map(x: torch.Tensor, mean: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def affine_map(x: Tensor, mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`y = a (x - mean) + b` with mean, a and b [B, C] over maps [B, C, H, W]; no gradient."""
     with torch.autocast(x.device.type, enabled=False):
         full = x if x.dtype == torch.float64 else x.float()
@@ -57,7 +58,7 @@ def affine_map(x: torch.Tensor, mean: torch.Tensor, a: torch.Tensor, b: torch.Te
         return torch.addcmul((b - a * mean)[:, :, None, None], full, a[:, :, None, None]).to(x.dtype)
 
 
-def normalize_by(x: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, bn: BatchNormLayer) -> torch.Tensor:
+def normalize_by(x: Tensor, mean: Tensor, std: Tensor, bn: BatchNormLayer) -> Tensor:
     """`gamma (x - mean) / std + beta` with mean and std [B, C] and the affine of `bn`; no gradient."""
     a = bn.weight / std
     return affine_map(x, mean, a, bn.bias.expand_as(a))

@@ -1,7 +1,6 @@
 """Instance norm that also accepts maps of a single pixel."""
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class InstanceNorm2d(nn.InstanceNorm2d):
@@ -14,7 +13,7 @@ class InstanceNorm2d(nn.InstanceNorm2d):
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__(channels, eps=eps, affine=True, track_running_stats=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape."""
         if x.shape[2] * x.shape[3] == 1:
             return x * 0 + self.bias.to(x.dtype)[:, None, None]

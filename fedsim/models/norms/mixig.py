@@ -45,13 +45,13 @@ class Adapter(nn.Module):
             self.fc2.bias.copy_(torch.tensor([0.1, 0.25]))
 
     @staticmethod
-    def alpha(shift: Tensor, z: Tensor | None, fc1: tuple[Tensor, Tensor], fc2: tuple[Tensor, Tensor]) -> Tensor:
+    def alpha(shift: Tensor, z: Tensor | None, *weights: Tensor) -> Tensor:
         """clamp(delta z + eps, 0, 1) [B, 1] of the distance [B, 2C]; without z (at inference) clamp(eps, 0, 1)."""
-        delta, eps = F.linear(F.relu(F.linear(shift, *fc1)), *fc2).chunk(2, dim=1)
+        delta, eps = F.linear(F.relu(F.linear(shift, *weights[:2])), *weights[2:]).chunk(2, dim=1)
         return (eps if z is None else delta * z[:, None] + eps).clamp(0, 1)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four tensors, in the order of `alpha`'s arguments."""
+        """The four tensors that `alpha` takes."""
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
 
@@ -93,9 +93,7 @@ class MixIGLayer(nn.Module):
         self.adapter: Adapter | None = None
         if part.adapter and isinstance(bn, nn.BatchNorm2d):
             self.adapter = Adapter(channels, max(channels // part.reduction, NARROWEST)).to(bn.weight.device)
-            self.adapter.requires_grad_(
-                False
-            )  # trained separately: no optimizer and no term of the main step may change it
+            self.adapter.requires_grad_(False)  # no optimizer and no term of the main step may change it
         for name, value in (("mean", 0.0), ("std", 1.0), ("weight", 1.0), ("bias", 0.0)):
             self.register_buffer(f"global_{name}", torch.full_like(bn.weight.detach(), value), persistent=False)
 
@@ -150,9 +148,8 @@ class MixIGLayer(nn.Module):
         eps = self.norm.eps
         assert self.adapter is not None
 
-        def rule(
-            mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, *weights: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        def rule(mean: Tensor, variance: Tensor, *own: Tensor) -> tuple[Tensor, Tensor]:
+            gamma, beta, *weights = own
             std = torch.sqrt(variance + eps)
             mean_g, std_g = self._reference(mean, variance)
             alpha = self._alpha(mean - mean_g, std - std_g, weights)
@@ -173,9 +170,7 @@ class MixIGLayer(nn.Module):
         return normalize_by(x, mean_g + alpha * away_mean, std_g + alpha * away_std, norm)
 
     def _alpha(self, away_mean: Tensor, away_std: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        z = self.z if self.training else None
-        first, second = (weights[0], weights[1]), (weights[2], weights[3])
-        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), z, first, second)
+        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), self.z if self.training else None, *weights)
         self.alpha = alpha.detach().squeeze(1)
         return alpha
 
@@ -208,8 +203,7 @@ def switched(layers: Mapping[str, MixIGLayer], mode: Mode) -> Iterator[None]:
 
 @torch.no_grad()
 def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Fills the read-only global statistics and affine parameters from the arrays of a state; sigma_G = sqrt(var_G +
-    eps).
+    """Fills the read-only global statistics and affine parameters from a state's arrays; sigma_G = sqrt(var_G + eps).
 
     Frozen tensors are equal everywhere and are not sent; for them the layer's own are the global ones.
     """

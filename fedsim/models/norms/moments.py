@@ -16,11 +16,12 @@ from contextvars import ContextVar
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.common.values import Foreign
 
-Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Moments = tuple[Tensor, Tensor]  # mean and biased variance
+Rule = Callable[..., tuple[Tensor, Tensor]]
 BatchNormLayer = nn.modules.batchnorm._BatchNorm
 _PLAIN: ContextVar[bool] = ContextVar("plain moments", default=False)
 
@@ -35,18 +36,18 @@ def plain_moments() -> Iterator[None]:
         _PLAIN.reset(before)
 
 
-def _per_map(values: torch.Tensor) -> torch.Tensor:
+def _per_map(values: Tensor) -> Tensor:
     return values[:, :, None, None]
 
 
-def _center(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _center(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(x - mu, mu [B, C], biased variance [B, C]); there are two passes, so that no digits cancel."""
     mean = x.mean(dim=(2, 3))
     centered = x - _per_map(mean)
     return centered, mean, (centered * centered).mean(dim=(2, 3))
 
 
-def _plain(x: torch.Tensor, rule: Rule, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _plain(x: Tensor, rule: Rule, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same in autograd's own operations, which is slower, but differentiable any number of times."""
     centered, mean, variance = _center(x)
     a, b = rule(mean, variance, *tensors)
@@ -57,7 +58,7 @@ class _InstanceAffine(torch.autograd.Function):
     """The forward and backward pass of `_plain`, fused. It keeps the input for the backward pass and no other map."""
 
     @staticmethod
-    def forward(ctx: Foreign, x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Foreign, x: Tensor, rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
         centered, mean, variance = _center(x)
         inputs = [tensor.detach().requires_grad_() for tensor in (mean, variance, *tensors)]
         with torch.enable_grad():
@@ -68,7 +69,7 @@ class _InstanceAffine(torch.autograd.Function):
         return (centered * _per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
 
     @staticmethod
-    def backward(ctx: Foreign, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Foreign, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: second derivatives go through the plain form
             return _differentiable_backward(x, ctx.rule, tensors, grad)
@@ -86,7 +87,7 @@ class _InstanceAffine(torch.autograd.Function):
         return grad_x, None, *grad_tensors
 
 
-def _differentiable_backward(x: torch.Tensor, rule: Rule, tensors: list[torch.Tensor], grad: torch.Tensor) -> tuple:
+def _differentiable_backward(x: Tensor, rule: Rule, tensors: list[Tensor], grad: Tensor) -> tuple:
     y, _, _ = _plain(x, rule, tuple(tensors))
     wanted = [tensor for tensor in (x, *tensors) if tensor.requires_grad]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, materialize_grads=True))
@@ -94,7 +95,7 @@ def _differentiable_backward(x: torch.Tensor, rule: Rule, tensors: list[torch.Te
     return grad_x, None, *grad_tensors
 
 
-def instance_affine(x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def instance_affine(x: Tensor, rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
     """(y, mu, variance) of `y = a (x - mu) + b` with `(a, b) = rule(mu, variance, *tensors)`.
 
     x and y are [B, C, H, W]; mu, variance, a and b are [B, C]. Moments are per sample and channel, and the variance is
@@ -110,7 +111,7 @@ def instance_affine(x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tupl
     return y.to(x.dtype), mean, variance
 
 
-def batch_moments(mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance [C] of a batch from its instances' moments [B, C] (law of total variance)."""
     return mean.mean(dim=0), variance.mean(dim=0) + mean.var(dim=0, correction=0)
 
@@ -118,14 +119,15 @@ def batch_moments(mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Ten
 class Tracking(Protocol):
     """A layer with running statistics, as BatchNorm2d has them."""
 
+    training: bool
     track_running_stats: bool
     momentum: float | None
-    running_mean: torch.Tensor | None
-    running_var: torch.Tensor | None
-    num_batches_tracked: torch.Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
 
 
-def running(layer: Tracking) -> tuple[torch.Tensor, torch.Tensor]:
+def running(layer: Tracking) -> tuple[Tensor, Tensor]:
     """The running mean and variance [C] of a layer that tracks them."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
@@ -133,9 +135,8 @@ def running(layer: Tracking) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def update_running(layer: Tracking, mean: torch.Tensor, variance: torch.Tensor, positions: int) -> None:
-    """Updates `layer.running_mean` and `running_var` as BatchNorm2d does, from instance moments over `positions`
-    pixels.
+def update_running(layer: Tracking, mean: Tensor, variance: Tensor, positions: int) -> None:
+    """Updates the running statistics as BatchNorm2d does, from instance moments over `positions` pixels.
 
     The running variance is the unbiased one of all B * positions values; momentum None means a cumulative average.
     Nothing changes while `layer.track_running_stats` is off, as in PyTorch's own layers.
@@ -156,7 +157,20 @@ def update_running(layer: Tracking, mean: torch.Tensor, variance: torch.Tensor, 
             old.lerp_(seen, factor)
 
 
-def check_training_batch(x: torch.Tensor) -> None:
-    """Raises ValueError for a batch with one value per channel, which has no variance."""
-    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+def tracked_affine(x: Tensor, layer: Tracking, rule: Rule, *tensors: Tensor) -> Tensor:
+    """y of `instance_affine` for a layer with running statistics, with `(a, b) = rule(mu, variance, common, *tensors)`.
+
+    common: mean and variance [C] of the batch in training, which the running statistics then follow; else the running
+    ones. Raises ValueError for a training batch with one value per channel, which has no variance.
+    """
+    training, positions = layer.training, x.shape[2] * x.shape[3]
+    if training and len(x) * positions < 2:
         raise ValueError(f"training needs more than one value per channel, got {tuple(x.shape)}")
+
+    def whole(mean: Tensor, variance: Tensor, *own: Tensor) -> Moments:
+        return rule(mean, variance, batch_moments(mean, variance) if training else running(layer), *own)
+
+    y, mean, variance = instance_affine(x, whole, *tensors)
+    if training:
+        update_running(layer, mean, variance, positions)
+    return y

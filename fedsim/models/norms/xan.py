@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.common.errors import UserError
@@ -13,7 +13,7 @@ from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance import has_positions
 from fedsim.models.norms.instance_norm import InstanceNorm2d
-from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, running, update_running
+from fedsim.models.norms.moments import Moments, tracked_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.settings.effect import Only, Scene
 from fedsim.tensors.kinds import Kind
@@ -46,46 +46,28 @@ class XANLayer(nn.Module):
         if in_init == "copy_bn":
             self.inorm.load_state_dict({"weight": bn.weight, "bias": bn.bias})
 
-    def _weights(self, s_bn: torch.Tensor, s_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _weights(self, s_bn: Tensor, s_in: Tensor) -> tuple[Tensor, Tensor]:
         if self.mix == "free":
             return s_bn, s_in
         w_bn = torch.sigmoid(s_bn - s_in)  # equals the softmax of two scores
         return w_bn, 1 - w_bn
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""
-        training = self.bn.training
-        if training:
-            check_training_batch(x)
         if x.is_cuda and has_positions(x):
             return self.by_branches(x)
 
-        def rule(
-            mean: torch.Tensor,
-            variance: torch.Tensor,
-            gamma_bn: torch.Tensor,
-            beta_bn: torch.Tensor,
-            gamma_in: torch.Tensor,
-            beta_in: torch.Tensor,
-            s_bn: torch.Tensor,
-            s_in: torch.Tensor,
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        def rule(mean: Tensor, variance: Tensor, batch: Moments, *own: Tensor) -> tuple[Tensor, Tensor]:
+            (batch_mean, batch_variance), (gamma_bn, beta_bn, gamma_in, beta_in, s_bn, s_in) = batch, own
             w_bn, w_in = self._weights(s_bn, s_in)
-            if training:
-                batch_mean, batch_variance = batch_moments(mean, variance)
-            else:
-                batch_mean, batch_variance = running(self.bn)
             a_bn = w_bn * gamma_bn * torch.rsqrt(batch_variance + self.bn.eps)
             a_in = w_in * gamma_in * torch.rsqrt(variance + self.inorm.eps)
             return a_bn + a_in, a_bn * (mean - batch_mean) + w_bn * beta_bn + w_in * beta_in
 
         bn, inorm = self.bn, self.inorm
-        y, mean, variance = instance_affine(x, rule, bn.weight, bn.bias, inorm.weight, inorm.bias, self.s_bn, self.s_in)
-        if training:
-            update_running(bn, mean, variance, x.shape[2] * x.shape[3])
-        return y
+        return tracked_affine(x, bn, rule, bn.weight, bn.bias, inorm.weight, inorm.bias, self.s_bn, self.s_in)
 
-    def by_branches(self, x: torch.Tensor) -> torch.Tensor:
+    def by_branches(self, x: Tensor) -> Tensor:
         """The same as the sum of both branches, whose weights are in their affine parameters.
 
         It needs two fifths of the operations, each of which a GPU starts anew. On a CPU it takes longer.
