@@ -13,7 +13,8 @@ import numpy as np
 
 from strategies.stored import StoredArrays, heads_of
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]  # tensors by name, to be read
+ArrayDict = dict[str, np.ndarray]  # the same, new
 Shares = Sequence[float] | np.ndarray  # one number for each client
 
 BLOCK = 32768  # elements of one block: 256 KiB per client row in float64
@@ -21,7 +22,7 @@ GROUP = 16  # client rows cast to float64 together
 THREADS = 2  # NumPy releases the GIL inside a block; two threads use all memory bandwidth of small machines
 
 
-def weighted_mean(states: Sequence[Arrays], weights: Shares) -> dict[str, np.ndarray]:
+def weighted_mean(states: Sequence[Arrays], weights: Shares) -> ArrayDict:
     """The convex combination of client models, tensor by tensor.
 
         a_k = w_k / Σ_j w_j ;  mean[n] = Σ_k a_k · state_k[n]  (float tensors) ;  max_k state_k[n]  (integer tensors)
@@ -40,7 +41,7 @@ def weighted_mean(states: Sequence[Arrays], weights: Shares) -> dict[str, np.nda
     return _combine(states, dict.fromkeys(names, _shares(weights, len(states))))
 
 
-def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Shares]) -> dict[str, np.ndarray]:
+def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Shares]) -> ArrayDict:
     """The convex combination of client models, with a separate weight vector for every float tensor.
 
         c^k = w^k / Σ_j w^j  with w = coefficients[n] ;  mean[n] = Σ_k c^k · state_k[n]
@@ -61,7 +62,7 @@ def divergence_coefficients(
     metric: str = "l2",
     strategy: str = "divergence",
     groups: Mapping[str, str] | None = None,
-) -> dict[str, np.ndarray]:
+) -> ArrayDict:
     """Weights [H] for each float tensor, by the distance of each client from the plain average.
 
         avg_l = (1/H) Σ_h G_l^h ;  dist_l^h = D(G_l^h, avg_l) ;  c_l^h = dist_l^h / Σ_j dist_l^j
@@ -88,7 +89,7 @@ def divergence_coefficients(
     members: dict[str, list[str]] = {}
     for name in names:
         members.setdefault(name if groups is None else groups[name], []).append(name)
-    coefficients: dict[str, np.ndarray] = {}
+    coefficients: ArrayDict = {}
     for group in members.values():
         sums = np.sum([_distance_sums(states, name, metric) for name in group], axis=0)
         share = _divergence_shares(*_distances(sums, metric), strategy)
@@ -153,7 +154,7 @@ def _common_names(states: Sequence[Arrays]) -> list[str]:
     return sorted(first)
 
 
-def _combine(states: Sequence[Arrays], shares: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _combine(states: Sequence[Arrays], shares: Mapping[str, np.ndarray]) -> ArrayDict:
     """New arrays Σ_k shares[n]_k · state_k[n] (float) and max_k state_k[n] (integer, bool)."""
     if len(states) == 1:
         return {name: np.array(array) for name, array in states[0].items()}

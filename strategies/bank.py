@@ -2,11 +2,9 @@
 
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part
-from strategies.server_round import SERVER, Arrays, Entries, ServerRound, Update
+from strategies.server_round import SERVER, ArrayDict, Arrays, Entries, ServerRound, Update
 
 # Records of messages beside those of the banks; a bank of such a name would replace one of them.
 RESERVED_RECORDS = frozenset({"arrays", "config", "echo", "metrics", "site", "state"})
@@ -126,7 +124,7 @@ class Broadcast(OneForAll):
     contributed: ClassVar[bool] = False
     assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS,)
 
-    def make(self, server: ServerRound) -> dict[str, np.ndarray]:
+    def make(self, server: ServerRound) -> ArrayDict:
         """The record, from `server.current`, `server.previous`, `server.updates` and `server.arrays`.
 
         The last global move is `current - previous`, which is zero before the first round.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -22,7 +21,7 @@ from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
-from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError
+from strategies.parts import ArrayDict, Arrays, Bank, Entries, Place, RefusedUpdateError
 from strategies.recipe import ServerRecipe
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
@@ -71,7 +70,7 @@ class FedDG(FedAvg):
         self.target: Asked | None = None  # who evaluates the unseen domain while the clients validate
         self.finished_rounds = 0
         self._drawn: list[str] = []  # clients that train in this round
-        self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
+        self._saved: ArrayDict = {}  # the global model, as evaluated and saved
         self._phase = "train"
         self._record = ArrayRecord()  # the model of the round, in the record that Flower's loop holds
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from fedsim.common.errors import ClientFailedError
 from fedsim.settings.experiment import Experiment
-from strategies.parts import Arrays, LostRoundError, RefusedUpdateError, ServerRound, Update
+from strategies.parts import ArrayDict, Arrays, LostRoundError, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.wire.exchange import Exchange
@@ -45,7 +43,7 @@ class Computation:
         else:
             self.drop(reason)
 
-    def fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
+    def fused(self, updates: list[Update]) -> ArrayDict:
         """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.
 
         A model that is not finite is dropped with all changes of its round, those of banks `before` training too.

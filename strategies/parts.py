@@ -29,6 +29,7 @@ from fedsim.parts.part import Part
 from strategies.bank import Bank, Broadcast, OneForAll
 from strategies.server_round import (
     SERVER,
+    ArrayDict,
     Arrays,
     Cut,
     Entries,
@@ -41,6 +42,7 @@ from strategies.server_round import (
 
 __all__ = [
     "SERVER",
+    "ArrayDict",
     "Arrays",
     "Bank",
     "Broadcast",
@@ -150,9 +152,7 @@ class Fuse(Part):
         """The shape and the type of the tensors of a reply, given those of the model; by default the same ones."""
         return dict(shapes)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The new global tensors, with names, shapes and types as in every update.
 
         delta_k of the papers is `update.arrays[name] - server.previous[name]`, for the names in `server.parameters`.
@@ -174,7 +174,7 @@ class Refine(Part):
     order: ClassVar[int] = 1
     assumes: ClassVar[Facts] = (Fact.SINGLE_UPDATES,)
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The global tensors after this part, with names, shapes and types as in `fused`.
 
         This model is evaluated, compared for the best round and saved. The next round starts from it unless `start`

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from fedsim.common.errors import UserError
 from fedsim.parts.part import Part
 from fedsim.settings.experiment import Experiment
@@ -12,6 +10,7 @@ from strategies.banks.checks import misfit, odd_shapes, owned
 from strategies.model import ServerModel
 from strategies.parts import (
     SERVER,
+    ArrayDict,
     Arrays,
     Bank,
     Broadcast,
@@ -146,7 +145,7 @@ class ServerParts:
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
-    def compute(self, updates: Sequence[Update]) -> tuple[ServerRound, dict[str, np.ndarray]]:
+    def compute(self, updates: Sequence[Update]) -> tuple[ServerRound, ArrayDict]:
         """Weighs, fuses, merges the banks, refines and makes the broadcasts; returns the round and the new tensors.
 
         Only the parts' own states are changed. A model that is not finite is returned as soon as it exists.
@@ -173,7 +172,7 @@ class ServerParts:
             server.banks = {**server.banks, bank.name: self._made(bank, server)}
         return server, fused
 
-    def _visit(self, moment: str, model: dict[str, np.ndarray], server: ServerRound) -> dict[str, np.ndarray]:
+    def _visit(self, moment: str, model: ArrayDict, server: ServerRound) -> ArrayDict:
         """Makes the visits of a moment and returns the model after them; `server` gets the answers and the banks they
         fill."""
         visits = [visit for visit in self.recipe.visits if visit.moment == moment] if self.training else []
@@ -189,7 +188,7 @@ class ServerParts:
                 self.refuse_answer(visit, error.reason)
         return model
 
-    def _visited(self, visit: Visit, model: dict[str, np.ndarray], server: ServerRound) -> dict[str, np.ndarray]:
+    def _visited(self, visit: Visit, model: ArrayDict, server: ServerRound) -> ArrayDict:
         """The model after one visit; the same model without an answer."""
         view = self._view(server, f"visits.{visit.phase}")
         asked = visit.ask(model, view)
@@ -238,7 +237,7 @@ class ServerParts:
     def _broadcasts(self) -> list[Broadcast]:
         return [bank for bank in self.recipe.banks if isinstance(bank, Broadcast)]
 
-    def _made(self, bank: Broadcast, server: ServerRound) -> dict[str, dict[str, np.ndarray]]:
+    def _made(self, bank: Broadcast, server: ServerRound) -> dict[str, ArrayDict]:
         return {SERVER: owned(bank.make(self._bank_view(bank, server)))}
 
     def _merged(self, bank: Bank, updates: Sequence[Update], server: ServerRound) -> dict[str, Arrays]:
@@ -276,7 +275,7 @@ def refine_key(index: int, part: Refine) -> str:
     return f"refine.{index}.{type(part).__name__}"
 
 
-def same_layout(part: Part, arrays: Arrays, like: Arrays) -> dict[str, np.ndarray]:
+def same_layout(part: Part, arrays: Arrays, like: Arrays) -> ArrayDict:
     """The tensors that a part returned. ValueError names the part when they are not the model's, because it has a
     bug."""
     reason = misfit(arrays, like)

@@ -12,7 +12,7 @@ from fedsim.common.values import JsonTable, Row
 from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind
-from strategies.aggregate import Arrays
+from strategies.aggregate import ArrayDict, Arrays
 
 Entries = Mapping[str, Arrays]  # the content of a bank: arrays by owner, which is a client or SERVER
 Place = Literal["shared", "upload", "local", "frozen"]
@@ -125,7 +125,7 @@ class ServerRound:
     places: Mapping[str, Place] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    arrays: ArrayDict = field(default_factory=dict)
     seed: int = 0
     experiment: Experiment = field(default_factory=Experiment)
     device: torch.device = CPU
@@ -154,6 +154,6 @@ class ServerRound:
         """Adds a line to the run's log and to the notes of this round."""
         self.notes.append(text)
 
-    def of_part(self, state: JsonTable, arrays: dict[str, np.ndarray]) -> "ServerRound":
+    def of_part(self, state: JsonTable, arrays: ArrayDict) -> "ServerRound":
         """The same round as one part sees it, with the state that is its own."""
         return replace(self, state=state, arrays=arrays)

@@ -3,10 +3,8 @@
 import copy
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from fedsim.common.values import JsonTable
-from strategies.server_round import Entries
+from strategies.server_round import ArrayDict, Entries
 
 
 @dataclass
@@ -21,13 +19,13 @@ class ServerState:
     """
 
     parts: dict[str, JsonTable] = field(default_factory=dict)
-    tensors: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    tensors: dict[str, ArrayDict] = field(default_factory=dict)
     banks: dict[str, Entries] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     handed: dict[str, list[str]] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
 
-    def of_part(self, key: str) -> tuple[JsonTable, dict[str, np.ndarray]]:
+    def of_part(self, key: str) -> tuple[JsonTable, ArrayDict]:
         """A part's own numbers and tensors, which may be changed in place."""
         return self.parts.setdefault(key, {}), self.tensors.setdefault(key, {})
 

@@ -93,7 +93,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
 
 def _are_maps(outputs: Mapping[str, int], given: Mapping[str, Tensor]) -> bool:
     """Whether the outputs are square maps, channels first, with sides that fall from the first to the last."""
-    shapes = [getattr(given.get(path), "shape", ()) for path in outputs]
+    shapes = [getattr(given.get(path), "shape", torch.Size()) for path in outputs]
     if len(set(outputs.values())) < 2 or any(len(shape) != 4 or shape[2] != shape[3] for shape in shapes):
         return False
     sides = [shape[2] for shape in shapes]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedsim.tensors.arrays import all_finite
-from strategies.parts import Arrays, ServerRound
+from strategies.parts import ArrayDict, Arrays, ServerRound
 from strategies.stored import heads_of
 
 
-def owned(arrays: Arrays) -> dict[str, np.ndarray]:
+def owned(arrays: Arrays) -> ArrayDict:
     """Copies of a record's arrays, which would otherwise be views of a message."""
     return {name: np.array(array) for name, array in arrays.items()}
 

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from fedsim.parts.facts import Fact
-from strategies.parts import Broadcast, ServerRound
+from strategies.parts import ArrayDict, Broadcast, ServerRound
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,6 @@ class GlobalBatchNorm(Broadcast):
     initial: ClassVar[bool] = True
     assumes = (Fact.SEVERAL_CLIENTS, Fact.UPLOAD)
 
-    def make(self, server: ServerRound) -> dict[str, np.ndarray]:
+    def make(self, server: ServerRound) -> ArrayDict:
         """The fused tensors with the place `upload`."""
         return {name: server.current[name] for name, place in server.places.items() if place == "upload"}

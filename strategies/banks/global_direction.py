@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.parts.facts import Fact
-from strategies.parts import Broadcast, ServerRound
+from strategies.parts import ArrayDict, Broadcast, ServerRound
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GlobalDirection(Broadcast):
     needs: ClassVar[tuple[str, ...]] = ("gradient_count", "learning_rate")
     assumes = (Fact.SEVERAL_CLIENTS, Fact.CLIENTS_MOVE)
 
-    def make(self, server: ServerRound) -> dict[str, np.ndarray]:
+    def make(self, server: ServerRound) -> ArrayDict:
         """D of the round that ends. A round with the learning rate 0 has none. A prelude has none either: it is no
         round, so that D is 0 in round 1 with it too."""
         if server.round == 0:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from strategies.aggregate import tensorwise_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import moves
 
 SMALL = 1e-8  # smaller norms are read as this one
@@ -50,9 +50,7 @@ class AlignedWeights(Fuse):
     n_it: Annotated[int, Field(ge=1)] = 3
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.0
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model. details.csv gets every w, and the weight column of a client the mean of its w over the
         tensors."""
         shares = np.array([weights[update.client] for update in updates])

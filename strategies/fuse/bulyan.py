@@ -13,7 +13,7 @@ from fedsim.settings.experiment import Experiment
 from strategies.fuse.enough_clients import equal_columns, refuse_too_few
 from strategies.fuse.krum import selected_by_krum
 from strategies.fuse.trimmed_mean import trimmed_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import moved, moves
 from strategies.wire import flower_strategies as flower
 
@@ -38,9 +38,7 @@ class Bulyan(Fuse):
         """Raises UserError when the federation is too small for that many malicious clients."""
         refuse_too_few(experiment, "bulyan", 4, self.malicious)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """Parameters by Bulyan on the updates, the rest by the median. Every client has 1/K in its weight column."""
         states, deltas = [update.arrays for update in updates], moves(updates, server)
         selected = cache(lambda malicious, count: selected_by_krum(deltas, malicious, count))

@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedsim.parts.facts import Fact
 from strategies.fuse.enough_clients import equal_columns
 from strategies.fuse.trimmed_mean import trimmed_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,7 @@ class CoordinateMedian(Fuse):
 
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The median of the updates. Every client has 1/K in its weight column."""
         equal_columns(updates, server)
         return trimmed_mean([update.arrays for update in updates], (len(updates) - 1) // 2)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
 
 
@@ -36,9 +36,7 @@ class GradientMask(Fuse):
     tau: Annotated[float, Field(ge=0, le=1), Tuned("0.1,0.4,0.9", "FedDG_Benchmark")] = 0.4
     variant: Literal["soft", "hard", "feddg_benchmark"] = "soft"
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model. details.csv gets the mean mask of each tensor."""
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)

@@ -14,7 +14,7 @@ from fedsim.settings.effect import Only
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import gram, mean_move, moved, moves
 
 EPS = 1e-4
@@ -76,9 +76,7 @@ class GradientMatching(Fuse):
         """The model may move further than its clients, and p_k may not act."""
         return (Fact.WEIGHTED_MEAN, Fact.CLIENTS_MOVE, *(() if self.uses_weights else (Fact.CLIENT_WEIGHTS,)))
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model.
 
         details.csv gets for each client its Gamma, the cosine of its move with the direction, and the length of its

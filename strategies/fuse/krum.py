@@ -11,7 +11,7 @@ from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse.enough_clients import refuse_too_few
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import gram, moves
 
 
@@ -49,9 +49,7 @@ class Krum(Fuse):
         """Raises UserError when the federation is too small for that many malicious clients."""
         refuse_too_few(experiment, "krum", 2, self.malicious)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The mean of the selected models. The others have 0 in their weight column."""
         indices = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
         chosen = [updates[index] for index in indices]

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
 
 
@@ -39,9 +37,7 @@ class NormalizedAverage(Fuse):
             raise UserError("tau_eff = 'steps' counts all steps of a round, and train.local_checks sends an earlier "
                             "model; use tau_eff = 'gradients', or set train.local_checks = 0")  # fmt: skip
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model. A client with a count that is not above 0 is refused."""
         shares = [weights[update.client] for update in updates]
         counts = [update.metrics["gradient_count"] for update in updates]

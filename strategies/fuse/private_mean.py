@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.parts.facts import Fact
 from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse.enough_clients import equal_columns
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 
 def clipping(state: Arrays, reference: Arrays, bound: float) -> float:
@@ -45,14 +45,12 @@ class PrivateMean(Fuse):
     assumes = ()
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.SINGLE_UPDATES)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The mean of the clipped updates, with noise."""
         equal_columns(updates, server)
         states, previous = [update.arrays for update in updates], server.previous
         factors = [clipping(state, previous, self.clip) for state in states]
-        mean: dict[str, np.ndarray] = {}
+        mean: ArrayDict = {}
         for name in states[0]:  # one tensor after the other, because all models may be too large for the memory
             own = [{name: clipped(state[name], previous[name], factor)} for state, factor in zip(states, factors)]
             mean |= weighted_mean(own, [1.0] * len(own))

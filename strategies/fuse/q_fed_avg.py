@@ -11,7 +11,7 @@ from pydantic import Field
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
-from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
 from strategies.wire import flower_strategies as flower
 
@@ -32,9 +32,7 @@ class QFedAvg(Fuse):
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
     needs: ClassVar[tuple[str, ...]] = (flower.LOSS,)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """Parameters by q-FedAvg, tensor by tensor. A negative loss is refused."""
         losses = {update.client: update.metrics[flower.LOSS] for update in updates}
         for client, loss in losses.items():

@@ -15,7 +15,7 @@ from fedsim.tensors.kinds import Kind
 from strategies.aggregate import weighted_mean
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
 from strategies.fuse.enough_clients import clients_in_a_round
-from strategies.parts import Fuse, LostRoundError, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, LostRoundError, ServerRound, Update
 from strategies.tools import masking
 
 
@@ -98,9 +98,7 @@ class SecureMean(Fuse):
         masked = np.dtype(f"u{self.bits // 8}")
         return {name: (shape, masked if dtype.kind == "f" else dtype) for name, (shape, dtype) in shapes.items()}
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The unmasked sum; LostRoundError when too few clients answered."""
         total = {
             name: np.array(array)

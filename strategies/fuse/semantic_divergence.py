@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.parts.facts import Fact
 from strategies.aggregate import divergence_coefficients, tensorwise_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,7 @@ class SemanticDivergence(Fuse):
     granularity: Literal["tensor", "module"] = "tensor"
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model. details.csv gets every c, and the weight column of a client the mean of its c over the
         tensors."""
         states = [update.arrays for update in updates]

@@ -13,10 +13,10 @@ from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import Arrays
 from strategies.fuse.enough_clients import clients_in_a_round, equal_columns
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 
-def trimmed_mean(states: Sequence[Arrays], trim: int) -> dict[str, np.ndarray]:
+def trimmed_mean(states: Sequence[Arrays], trim: int) -> ArrayDict:
     """For each coordinate, the mean of the values without the `trim` smallest and the `trim` largest.
 
         x_(1) <= ... <= x_(K) ;  result = 1/(K - 2m) sum_{k = m+1}^{K-m} x_(k) , m = trim   (float tensors, in float64)
@@ -61,9 +61,7 @@ class TrimmedMean(Fuse):
                 f"1/{count} (or 0 for the uniform mean)"
             )
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The trimmed mean of the updates. Every client has 1/K in its weight column."""
         equal_columns(updates, server)
         return trimmed_mean([update.arrays for update in updates], int(self.beta * len(updates)))

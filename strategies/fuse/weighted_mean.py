@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from strategies.aggregate import weighted_mean
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 
 @dataclass(frozen=True)
@@ -16,8 +14,6 @@ class WeightedMean(Fuse):
 
     assumes = breaks = ()
 
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The weighted mean of all tensors, batch-norm statistics included."""
         return weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.parts.facts import Fact
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 from strategies.tools.moves import mean_move, moves
 
 
@@ -25,7 +25,7 @@ class DynamicCorrection(Refine):
     assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.WEIGHTED_MEAN, Fact.ONE_STEP)
     replaces = (Fact.CLIENTS_MOVE,)
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The corrected parameters; H is in float64."""
         deltas, result = moves(server.updates, server), dict(fused)
         for name in deltas[0]:

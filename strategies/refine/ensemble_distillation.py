@@ -21,7 +21,7 @@ from fedsim.parts.facts import Fact
 from fedsim.settings.effect import GIVEN, Only
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays, to_arrays
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 
 Prepared = Callable[[np.ndarray], Tensor]
 
@@ -90,7 +90,7 @@ class EnsembleDistillation(Refine):
         """The auxiliary images."""
         return {"auxiliary images": auxiliary_fingerprint(self.data)} if self.data else {}
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The distilled tensors. All tensors that the student did not train keep their fused value."""
         if not self.data or len(server.updates) < 2 or (self.rounds and server.round > self.rounds):
             return dict(fused)

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 from strategies.wire import flower_strategies as flower
 
 ServerRate = Annotated[float, Field(gt=0), Tuned("log:0.001:10", "Reddi et al., ICLR 2021")]
@@ -38,7 +38,7 @@ class FlowerOptimizer(Refine):
         """Flower's strategy with the settings of this part, and without moments."""
         return self.kind(**vars(self))
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The step on the shared parameters; the moments are written back to `server.arrays`."""
         names = sorted(server.parameters & fused.keys())
         start, target = {name: server.previous[name] for name in names}, {name: fused[name] for name in names}

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.models.inserts.prompt_sets import ROWS
 from fedsim.parts.facts import Fact
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OwnRows(Refine):
     belongs_to: ClassVar[str] = "prompt_sets"
     assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT)
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The tensors with the clients' own rows."""
         rows = {name: np.array(server.previous[name]) for name in ROWS}
         for update in server.updates:

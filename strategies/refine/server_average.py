@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedsim.settings.effect import Only
 from fedsim.settings.tuned import Tuned
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ServerAverage(Refine):
     order: ClassVar[int] = 4
     assumes = ()
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """Keeps theta_t and returns the average; sums are kept in float64."""
         server.arrays.update({f"theta:{name}": np.array(array) for name, array in fused.items()})
         if server.round < self.first_round:

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.settings.tuned import DECADE, Tuned
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ServerStep(Refine):
     eta: Annotated[float, Field(gt=0), Tuned("log:0.1:10", DECADE)] = 1.0
     assumes = ()
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The step in float64, cast back to each tensor's type."""
         if self.eta == 1:
             return dict(fused)

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.parts.facts import Fact
 from strategies.aggregate import weighted_mean
-from strategies.parts import Arrays, Refine, ServerRound
+from strategies.parts import ArrayDict, Arrays, Refine, ServerRound
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class UploadCache(Refine):
     assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.UPLOAD, Fact.KNOWN_WEIGHTS, Fact.WEIGHTED_MEAN)
     order: ClassVar[int] = 0
 
-    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+    def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """The fused model with the means over all clients so far."""
         names = [name for name in fused if server.places[name] == "upload"]
         examples = server.state.setdefault("examples", {})

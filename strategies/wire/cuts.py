@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from strategies.server_round import Arrays, Cut
+from strategies.server_round import ArrayDict, Arrays, Cut
 
 
-def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> dict[str, np.ndarray]:
+def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> ArrayDict:
     """The tensors; of those that `cut` names only the kept entries (new arrays)."""
     return {name: array[_index(array, cut[name])] if name in cut else array for name, array in arrays.items()}
 
 
-def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> dict[str, np.ndarray]:
+def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> ArrayDict:
     """The complete tensors. Entries that were not kept are those of `base`."""
     whole = dict(arrays)
     for name, kept in cut.items():

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
-from strategies.parts import Arrays
+from strategies.parts import ArrayDict, Arrays
 
 Optimizer = FedAvgM | FedAdam | FedYogi | FedAdagrad
 WEIGHT = "num-examples"  # the metric by which Flower weighs a reply
@@ -55,7 +55,7 @@ def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Message:
 
 def aggregate(
     strategy: FedAvg, round: int, states: Sequence[Arrays], metrics: Sequence[Mapping[str, float]]
-) -> dict[str, np.ndarray] | None:
+) -> ArrayDict | None:
     """A strategy's aggregate of the clients' tensors and metrics (with `WEIGHT`); None when it skips the round."""
     replies = [answer(arrays, said) for arrays, said in zip(states, metrics, strict=True)]
     arrays, _ = strategy.aggregate_train(round, replies)
@@ -64,7 +64,7 @@ def aggregate(
 
 def optimizer_step(
     strategy: Optimizer, round: int, start: Arrays, fused: Arrays, memory: Arrays
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[ArrayDict, ArrayDict]:
     """One step of a server optimizer from `start` towards `fused`: the new tensors, and its moments after the step.
 
     memory: `m:NAME` (momentum, first moment) and `v:NAME` (second moment) of every tensor; empty before the first step

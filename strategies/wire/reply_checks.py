@@ -14,7 +14,7 @@ from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.common.tasks import CLASSIFICATION, TASKS
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
-from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
+from strategies.parts import ArrayDict, Arrays, Bank, RefusedUpdateError, ServerRound, Update
 from strategies.stored import Head
 
 MOST_EXAMPLES = 10**9
@@ -223,7 +223,7 @@ def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
     return examples
 
 
-def read_arrays(name: str, record: ArrayRecord) -> dict[str, np.ndarray]:
+def read_arrays(name: str, record: ArrayRecord) -> ArrayDict:
     """The arrays of one record, which are never unpickled."""
     try:
         return record_to_arrays(record)
