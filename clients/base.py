@@ -138,8 +138,7 @@ class DomainClient(NumPyClient):
         return other
 
     def evaluate(self, parameters: list[np.ndarray], config: Order) -> Measured:  # type: ignore[override]  # as `fit`
-        """Validates the received model. The personal state is not changed, and not used unless it was never
-        uploaded."""
+        """Validates the received model. The personal state stays, and is used only where it was never uploaded."""
         started = time.perf_counter()
         self.store.open_round(config["round"] + 1, config.get("state-round"), config.get("saved-round"))
         self._restore_personal(only="local")
@@ -169,8 +168,7 @@ class DomainClient(NumPyClient):
         return bool(own)
 
     def collect(self, config: Order, parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """This client's contribution to the bank that the message names, made with the received model if there is
-        one."""
+        """This client's contribution to the bank that the message names, made with the received model, if any."""
         round = self._open(config)
         if parameters is not None:
             self._load(parameters, "train")
@@ -284,8 +282,7 @@ class DomainClient(NumPyClient):
             module.eval()
 
     def validate(self, predict: Predict | None = None) -> tuple[float, float]:
-        """(primary metric, loss) on the validation split, of the network in eval mode or by an inference rule; for the
-        pooled client the unweighted mean over its domains."""
+        """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains."""
         self.net.eval()
         data, groups, size = self.data, self.data.validation_by_domain, self.experiment.run.evaluate_batch_size
         results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]

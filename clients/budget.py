@@ -87,8 +87,7 @@ def _paper_plan(recipe: ClientRecipe, round: LocalRound, work: TrainSettings) ->
 
 
 def _limit(recipe: ClientRecipe, round: LocalRound, counts: Sequence[int], clients: int, unit: str) -> int:
-    """Images or steps of this round. Fractions are carried over to the next round, so that the sum over the run is
-    exact."""
+    """Images or steps of this round. Fractions go over to the next round, so that the sum over the run is exact."""
     train = round.train
     whose = counts if recipe.batches.balanced and not recipe.pooled else round.data.held
     amounts = [getattr(fedavg_amount(count, train), unit) for count in whose]

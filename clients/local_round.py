@@ -105,8 +105,7 @@ class LocalRound:
 
     @property
     def index(self) -> int:
-        """The number of this client in the order of the domains, from 0; it is equal in every round and at every
-        site."""
+        """The number of this client in the order of the domains, from 0; equal in every round and at every site."""
         return self.clients.index(self.client)
 
     @property
@@ -138,8 +137,7 @@ class LocalRound:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, net: Net | None = None) -> Tensor:
-        """The task's loss of the batch with the network (or another one): cross-entropy, or the soft Dice loss of
-        masks.
+        """The task's loss of the batch with the network (or another): cross-entropy, or the soft Dice loss of masks.
 
         Fills batch.features, batch.logits and batch.loss.
         """
@@ -233,8 +231,7 @@ class LocalRound:
         return {name: float(value) / max(self.steps, 1) for name, value in self.sums.items()}
 
     def remembered(self, name: str, key: Hashable, make: Callable[[], Drawn]) -> Drawn:
-        """`make()`, computed once for a key and kept while this process serves the client; only the last key's value is
-        kept.
+        """`make()`, computed once for a key and kept while this process serves the client, for the last key alone.
 
         Use it only for values that `make` would compute again exactly: another process, or the same one after a
         restart, does compute them again.

@@ -20,8 +20,7 @@ Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, numb
 
 @dataclass
 class Training:
-    """A client's round between its beginning and its end: what its parts see, the tensors that came, its metrics so
-    far, and when it began."""
+    """A client's round between its beginning and its end: what parts see, what came, metrics so far, and its start."""
 
     round: LocalRound
     received: list[np.ndarray]
@@ -63,8 +62,7 @@ class LocalSteps:
         self.took(loss)
 
     def took(self, loss: Tensor | None = None) -> None:
-        """What follows a step: its loss is added (unless it is counted elsewhere), layers are clipped, and the iterate
-        is validated when that is due."""
+        """What follows a step: its loss is added (if given), layers are clipped, the iterate is validated if due."""
         self.taken += 1
         if loss is not None:
             self.total += loss

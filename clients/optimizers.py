@@ -34,8 +34,7 @@ def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
 
 
 def gradient_count(steps: int, momentum: float, pull: float = 0.0) -> float:
-    """a: the number of gradients, each times the learning rate, by which the parameters have moved after so many SGD
-    steps.
+    """a: the number of gradients, each times the learning rate, by which so many SGD steps move the parameters.
 
         SGD:                              a = tau
         momentum rho with a fresh buffer: a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)

@@ -106,8 +106,7 @@ class ClientPart(Part):
         return trained
 
     def end(self, round: LocalRound) -> None:
-        """After the last step: store what the next round needs in `round.store`, and `round.send` the records for the
-        server."""
+        """After the last step: put into `round.store` what the next round needs; `round.send` records to the server."""
 
 
 def departing(parts: Iterable[ClientPart], round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
@@ -290,8 +289,7 @@ class Unlabelled(ClientPart):
             )
 
     def answer(self, round: LocalRound) -> None:
-        """Does the work of `round.phase`, with the received model in `round.net` and the records of the message in
-        `round.records`.
+        """Does the work of `round.phase` with the received model in `round.net` and the message's `round.records`.
 
         It sends the records of the answer by `round.send`. The labels of `round.data` are -1.
         """

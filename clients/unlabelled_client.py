@@ -20,8 +20,7 @@ from strategies.parts import Place
 
 
 class UnlabelledClient:
-    """Answers visits by the recipe's part `unlabelled`. It keeps nothing, because every message brings a whole
-    model."""
+    """Answers visits by the recipe's part `unlabelled`. It keeps nothing: every message brings a whole model."""
 
     def __init__(
         self,

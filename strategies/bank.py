@@ -81,8 +81,7 @@ class Bank(Part):
         return arrays
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The bank after a round, given the accepted contributions by client. By default the newest of each client is
-        kept.
+        """The bank after a round, given the accepted contributions by client. By default each client's newest is kept.
 
         A record that is equal for all clients (a sum, a mean, clusters) may be kept under the owner SERVER or in
         `server.arrays`. The method is called after `fuse` (for a bank that is collected: when its contributions have
@@ -96,8 +95,7 @@ class Bank(Part):
         raise NotImplementedError
 
     def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
-        """Bytes of this bank's record (to one client, from one client) in a round, or in total for a bank that comes
-        once.
+        """Bytes of this bank's record (to one client, from one client) in a round; in total for one that comes once.
 
         A value is None where the bytes depend on the data or on what clients have sent. `server.previous` is the
         initial model.

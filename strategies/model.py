@@ -12,8 +12,7 @@ from strategies.server_round import CPU, Place, no_net
 
 @dataclass(frozen=True)
 class ServerModel:
-    """Facts about a network, found by the types of its modules, and a function that builds it; see ServerRound's
-    fields.
+    """Facts about a network, by the types of its modules, and a function that builds it; see ServerRound's fields.
 
     nonnegative: the names of the tensors that count or are variances
     classes, feature_dim: the outputs and inputs of the head

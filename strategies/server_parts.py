@@ -92,8 +92,7 @@ class ServerParts:
         return {bank.name: self._bank_view(bank, self.server()) for bank in banks}
 
     def handed_out(self, names: Sequence[str] | None = None) -> Callable[[str], dict[str, Arrays]]:
-        """A function that gives a client's records of the banks (or of those named): that of a bank that comes once,
-        only to a client that lacks it."""
+        """A function that gives a client's records of all (or named) banks; one that comes once, while it lacks it."""
         server = self.server()
         banks = [bank for bank in self.recipe.banks if names is None or bank.name in names]
         views = {bank.name: self._bank_view(bank, server) for bank in banks}
@@ -173,8 +172,7 @@ class ServerParts:
         return server, fused
 
     def _visit(self, moment: str, model: ArrayDict, server: ServerRound) -> ArrayDict:
-        """Makes the visits of a moment and returns the model after them; `server` gets the answers and the banks they
-        fill."""
+        """Makes the visits of a moment; returns the model after them. `server` gets answers and the banks they fill."""
         visits = [visit for visit in self.recipe.visits if visit.moment == moment] if self.training else []
         for visit in visits:
             before = self.state.saved_parts(), server.answers, server.banks
@@ -276,8 +274,7 @@ def refine_key(index: int, part: Refine) -> str:
 
 
 def same_layout(part: Part, arrays: Arrays, like: Arrays) -> ArrayDict:
-    """The tensors that a part returned. ValueError names the part when they are not the model's, because it has a
-    bug."""
+    """The tensors that a part returned. ValueError names a part with a bug: they are not the model's."""
     reason = misfit(arrays, like)
     if reason:
         raise ValueError(f"{type(part).__name__} returned tensors that are not the model's: {reason}")

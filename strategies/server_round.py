@@ -47,8 +47,7 @@ class Reported(dict[str, V]):
 
 @dataclass
 class Update:
-    """One client's reply to a train message after the checks: names, shapes, types are as expected, and values are
-    finite.
+    """One client's reply to a train message after the checks: names, shapes and types fit, and values are finite.
 
     arrays: the tensors that it trained (places `shared` and `upload`)
     metrics: the numbers that it reported, with `train_loss` among them
@@ -142,8 +141,7 @@ class ServerRound:
         return numpy_rng(self.seed, "server", purpose, self.round)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The torch generator of (run's seed, purpose, round) on the CPU: the same at every call, also after a
-        resume."""
+        """The torch generator of (run's seed, purpose, round) on the CPU: the same at every call and after a resume."""
         return torch_generator(self.seed, "server", purpose, self.round)
 
     def detail(self, client: str, quantity: str, name: str, value: float) -> None:

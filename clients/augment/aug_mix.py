@@ -18,8 +18,7 @@ STRENGTHS = 10
 
 
 def magnitude_table(height: int, width: int, every: bool) -> dict[str, Tensor]:
-    """The ten magnitudes of each operation, in the units of `apply_operations`; `every` adds the four colour
-    operations."""
+    """The ten magnitudes of each operation, in the units of `apply_operations`; `every` adds the four of colours."""
     share = torch.linspace(0, 1, STRENGTHS, dtype=torch.float64)
     none = torch.zeros_like(share)
     table = {

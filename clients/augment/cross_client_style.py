@@ -49,8 +49,7 @@ class StylePlan:
 
 @dataclass(frozen=True)
 class CrossClientStyle(Augment, StylePart):
-    """n_k images become L n_k: each in the styles of L distinct clients of all K; the client's own style is the
-    original.
+    """n_k images become L n_k: each in the styles of L distinct clients of all K; the own style is the original.
 
         Before round 1:  (mu_k, sigma_k) = channel statistics of Phi over all positions of all training images
                          (overall) or of single images (single); they go to the bank

@@ -96,15 +96,13 @@ def _interleave(total: Tensor, difference: Tensor) -> Tensor:
 
 
 def statistics(bands: Bands, correction: int = 0) -> Statistics:
-    """Mean and variance of each image over all positions, both [B, C_s]; the divisor of the variance is N -
-    `correction`."""
+    """Mean and variance [B, C_s] of each image over all positions; the variance has the divisor N - `correction`."""
     pairs = [torch.var_mean(band, dim=(2, 3), correction=correction) for band in bands]
     return torch.cat([mean for _, mean in pairs], 1), torch.cat([variance for variance, _ in pairs], 1)
 
 
 def pool(means: Tensor, variances: Tensor, counts: Tensor | None = None) -> Statistics:
-    """Mean and variance over all positions of all images, from each image's own [n, C_s] and its number of positions
-    N_i [n].
+    """Mean and variance over all images, from each image's own [n, C_s] and its number of positions N_i [n].
 
         mu = sum_i N_i mu_i / N,  var = sum_i N_i (var_i + (mu_i - mu)^2) / N   (law of total variance), float64 [C_s]
 
@@ -156,8 +154,7 @@ def apply_affine(space: Space, images: Tensor, affine: Affine) -> Tensor:
 def restyle(
     space: Space, images: Tensor, style: tuple[Tensor, Tensor], alpha: float = 1.0, correction: int = 0
 ) -> Tensor:
-    """The images in one style (mean and standard deviation, [1, C_s]), encoded once: clamp(Psi(alpha A + (1 - alpha)
-    F), 0, 1)."""
+    """clamp(Psi(alpha A + (1 - alpha) F), 0, 1): images in one style (mean and deviation, [1, C_s]), encoded once."""
     bands = space.encode(images)
     return _decoded(space, bands, images, adain_affine(statistics(bands, correction), style, alpha, space.gain))
 

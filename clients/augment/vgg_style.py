@@ -35,8 +35,7 @@ def _convolutions(inputs: int, plan: tuple[int | str, ...]) -> list[nn.Module]:
 
 
 def encoder() -> nn.Sequential:
-    """Images [B, 3, H, W] in [0, 1] to relu4_1 [B, 512, ceil(H/8), ceil(W/8)]; the first layer is a 1x1 colour
-    transform."""
+    """Images [B, 3, H, W] in [0, 1] to relu4_1 [B, 512, ceil(H/8), ceil(W/8)], after a 1x1 colour transform."""
     return nn.Sequential(nn.Conv2d(3, 3, 1), *_convolutions(3, ENCODER))
 
 

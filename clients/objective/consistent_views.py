@@ -18,8 +18,7 @@ from fedsim.settings.tuned import DECADE, Tuned
 
 @dataclass(frozen=True)
 class ConsistentViews(Objective):
-    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms; p_0 is for the image, p_1 and p_2 for two AugMix versions of
-    it.
+    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms; p_0 is for the image, p_1 and p_2 for AugMix versions.
 
         JS = mean_v KL(p_v || M), where M is the mean of the three, clipped at 1e-7; mean over the batch
 

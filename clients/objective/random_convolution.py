@@ -16,8 +16,7 @@ from fedsim.settings.tuned import DECADE, Tuned
 
 @dataclass(frozen=True)
 class RandomConvolution(Objective):
-    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, where p_v are the network's predictions for three views of the
-    batch.
+    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, where p_v are the predictions for three views of the batch.
 
         RC(x) = k * x,  k of size s x s, s uniform over `sizes`, entries N(0, 1/(C s^2)), one for the whole batch
         "mix":    view = alpha RC(x) + (1 - alpha) x,  alpha ~ U(0, 1)

@@ -150,8 +150,7 @@ def true_class(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def most_changed(before: Tensor, after: Tensor, labels: Tensor, b: float) -> Tensor:
-    """The samples [B] whose probability fell at least by the (1 - b) percentile of the batch; a single sample always
-    counts."""
+    """The samples [B] whose probability fell at least by the batch's (1 - b) percentile; a single one always counts."""
     fall = true_class(before, labels) - true_class(after, labels)
     return fall >= percentile(fall, 1 - b, dim=0)
 
@@ -187,6 +186,5 @@ def batch_share(epochs: float) -> float:
 
 
 def epochs_done(round: LocalRound, steps: int) -> float:
-    """Local epochs since the run began, with the first `steps` steps of this round. Every round counts as equally
-    long."""
+    """Local epochs since the run began, with the first `steps` of this round. All rounds count as equally long."""
     return round.epochs * (max(round.round, 1) - 1 + steps / max(round.steps, 1))

@@ -1,5 +1,4 @@
-"""The client's half of generalization adjustment: how much better the client's own model fits its data than the
-global."""
+"""The client's half of generalization adjustment: by how much its own model fits its data better than the global."""
 
 import math
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""FedADG's client step: it aligns features with a reference distribution that all clients learn to generate
-together."""
+"""FedADG's client step: features are aligned with a reference that all clients learn to generate together."""
 
 import itertools
 import logging
@@ -51,8 +50,7 @@ class Players:
 
 @dataclass(frozen=True)
 class AdversarialReference(Step):
-    """The first E0 of every E0 + E1 steps of a round are label-smoothed cross-entropy alone; each later step has three
-    parts.
+    """The first E0 of every E0 + E1 steps are label-smoothed cross-entropy alone; each later step has three parts.
 
     With features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch, in this order:
 

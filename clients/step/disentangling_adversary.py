@@ -1,5 +1,4 @@
-"""The step of FADA's source clients: classification, domain identifier, generator, confusion, mutual information,
-reconstruction."""
+"""The step of FADA's source clients: classification, domain identifier, generator, confusion, information, rebuild."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

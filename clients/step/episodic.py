@@ -176,8 +176,7 @@ class EpisodicStep(Step):
         return round.apply_gradients(loss + outer(stepped))
 
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
-        """A function of raw images [B, C, H, W] that returns m_test versions of them with amplitudes of other
-        clients."""
+        """A function of raw images [B, C, H, W] to m_test versions of them with amplitudes of other clients."""
         record = round.record(self.bank, "episodic_step")
         banks = [record[client] for client in sorted(record) if client != round.client]
         if not banks:

@@ -44,14 +44,12 @@ def feature_loss(extracted: Tensor) -> Tensor:
 
 
 def generator_loss(generated: Tensor, kind: str = "pull") -> Tensor:
-    """L_g: "pull" is mean D(h')^2, which moves h' towards the features; "paper" is mean (1 - D(h'))^2, away from
-    them."""
+    """L_g: "pull" is mean D(h')^2, towards the features; "paper" is mean (1 - D(h'))^2, away from them."""
     return generated.square().mean() if kind == "pull" else (1 - generated).square().mean()
 
 
 class Generator(nn.Module):
-    """h' = G([z, e(y)]): Linear(d_noise + C, width) - LeakyReLU - Linear(width, d), and a ReLU where features end in
-    one.
+    """h' = G([z, e(y)]): Linear(d_noise + C, width) - LeakyReLU - Linear(width, d), and a ReLU where features have one.
 
     Weights are Xavier-uniform with gain 0.5.
     """

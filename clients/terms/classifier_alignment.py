@@ -46,8 +46,7 @@ class ClassifierAlignment(Term):
 
     @property
     def discloses(self) -> str:
-        """The gradient of a linear classifier shows how often each class occurs, and the mean features of the
-        classes."""
+        """The gradient of a linear classifier shows class shares and the mean features of the classes."""
         return "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
 
     def check(self, experiment: Experiment) -> None:

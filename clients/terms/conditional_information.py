@@ -44,8 +44,7 @@ class ClassReference(nn.Module):
             self.kappa = nn.Parameter(torch.tensor(FIRST_KAPPA[kappa]))
 
     def cmi(self, mean: Tensor, std: Tensor, labels: Tensor) -> Tensor:
-        """(1/B) sum_i sum_j KL(N(kappa mu_ij, kappa^2 sigma_ij^2) || r(z_j|y_i)); mean and std have the shape [B,
-        d]."""
+        """(1/B) sum_i sum_j KL(N(kappa mu_ij, kappa^2 sigma_ij^2) || r(z_j|y_i)) of mean and std [B, d]."""
         if self.kind != "none":
             kappa = F.softplus(self.kappa) if self.kind == "softplus" else self.kappa
             mean, std = kappa * mean, kappa * std

@@ -1,5 +1,4 @@
-"""FPL's client term: features are contrasted with prototypes of all classes and drawn to the mean prototype of their
-own."""
+"""FPL's client term: features are contrasted with prototypes of all classes and drawn to their own class's mean."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -19,8 +18,7 @@ SEEN = "prototypes"  # the scratch entry for the class means while they are summ
 
 
 def cpcl(features: Tensor, labels: Tensor, protos: Tensor, classes: Tensor, tau: float) -> Tensor:
-    """Per sample [B]: -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ), and 0 where P^y is
-    empty.
+    """Per sample [B]: -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ); 0 where P^y is empty.
 
     features [B, d], labels [B], protos [N, d], and the classes [N] of the prototypes. Gradients reach the features
     alone.

@@ -12,8 +12,7 @@ from fedsim.settings.tuned import Tuned
 
 
 def l2r(z: Tensor, kind: str = "squared") -> Tensor:
-    """(1/B) sum_i ||z_i||^2 ("squared") or (1/B) sum_i ||z_i|| ("norm"), for z [B, d]. The gradient of a zero row is
-    0."""
+    """(1/B) sum_i ||z_i||^2 ("squared") or (1/B) sum_i ||z_i|| ("norm"), z [B, d]. A zero row has the gradient 0."""
     z = z.float()
     return z.square().sum(dim=1).mean() if kind == "squared" else torch.linalg.vector_norm(z, dim=1).mean()
 

@@ -1,5 +1,4 @@
-"""FISC's client term: features stay close to those of the same image in the style of all clients, and apart from those
-of other classes."""
+"""FISC's client term: features stay near those of the image in the style of all, and apart from other classes."""
 
 import logging
 from dataclasses import dataclass
@@ -47,8 +46,7 @@ def triplet(features: Tensor, styled: Tensor, labels: Tensor, draws: Tensor, mar
 
 
 def negatives(labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """(for each sample [B] the position of one with another label, whether there is one [B]), chosen by `draws` as in
-    `triplet`."""
+    """(for each sample [B] the place of one with another label, whether there is one [B]); `draws` as in `triplet`."""
     different = labels[:, None] != labels
     count = different.sum(1)
     rank = (draws * count).long()  # among those with another label, in the order of the batch
@@ -67,8 +65,7 @@ def mean_squares(features: Tensor, styled: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StyleContrast(Term, StylePart):
-    """triplet_weight * T + norm_weight * R, where f and f' are the features of a batch x and of x', which is x in the
-    style of all clients:
+    """triplet_weight * T + norm_weight * R; f and f' are the features of a batch x and of x', x in the style of all:
 
         T = mean_i max(0, D(f_i, f'_i) - D(f_i, f'_n(i)) + margin),   D of normalized features,   y_n(i) != y_i
         R = mean of f^2 + f'^2 over batch and dimensions

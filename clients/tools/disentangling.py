@@ -1,5 +1,4 @@
-"""Networks and losses of adversarial adaptation with disentangled features (FADA), independent of clients and
-rounds."""
+"""Networks and losses of adversarial adaptation with disentangled features (FADA), without clients and rounds."""
 
 import copy
 
@@ -75,8 +74,7 @@ def source_loss(logits: Tensor) -> Tensor:
 
 
 def confusion_loss(logits: Tensor) -> Tensor:
-    """-(1 / (n C)) sum log CI_c: cross-entropy from the uniform distribution; its minimum, log C, is at equal
-    probabilities."""
+    """-(1 / (n C)) sum log CI_c: cross-entropy from the uniform distribution; log C for equal probabilities."""
     return -logits.log_softmax(dim=1).mean()
 
 
@@ -122,8 +120,7 @@ Group = tuple[torch.optim.Optimizer, list[nn.Module]]
 
 
 def advance(optimizer: torch.optim.Optimizer, loss: Tensor, modules: list[nn.Module]) -> Tensor:
-    """One step of the optimizer on a loss, for the parameters of these modules alone; returns the loss without its
-    graph."""
+    """One step of the optimizer on a loss, for these modules' parameters alone; the loss without its graph."""
     return both_advance((optimizer, modules), (optimizer, []), loss)
 
 

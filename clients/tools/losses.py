@@ -137,8 +137,7 @@ def squared_distances(z: Tensor) -> Tensor:
 
 
 def bandwidth(s: Tensor, z: Tensor) -> Tensor:
-    """s, or 0 where s is only the rounding error of the mean squared norm of the rows of z, so that distances carry
-    nothing."""
+    """s, or 0 where s is only the rounding error of the rows' mean squared norm, so that distances carry nothing."""
     noise = 1e-12 if z.dtype == torch.float32 else 1e-24
     return torch.where(s > noise * z.detach().square().sum(1).mean(), s, 0.0)
 

@@ -136,8 +136,7 @@ class StylePass:
         return shared_styles(x, self.foreign, first, on(gumbel, x), on(normal, x), self.part.official)
 
     def _enlarged(self, stage: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Contents and styles of the batch, of second samples of classes with one, and of the samples drawn from all of
-        these."""
+        """Contents and styles of the batch, of second samples of lone classes, and of samples drawn from all these."""
         self.enlarged = True
         total = self.part.additions or len(x)
         balanced = self.balanced

@@ -50,8 +50,7 @@ class Perturbed(LocalUpdate):
 
 @dataclass(frozen=True)
 class SharpnessAware(Perturbed):
-    """e = rho g(w) / (||g(w)|| + 1e-7), and the optimizer gets g(w + e) at w; g is the gradient of the local loss with
-    terms.
+    """e = rho g(w) / (||g(w)|| + 1e-7); the optimizer gets g(w + e) at w, g the gradient of the local loss with terms.
 
     Source: FedSAM (Qu et al., ICML 2022). Both gradients are of the same batch, with the same draws of the objective
     and the terms; layers that draw (dropout, MixStyle) draw anew, as in the released code. The norm is over all

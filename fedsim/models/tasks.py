@@ -48,8 +48,23 @@ class TaskRules:
         """Labels as numbers that can be mixed, which `loss` takes too; those of masks are the masks."""
         return truth.float()
 
+    @torch.inference_mode()
     def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
-        """(primary metric, mean loss, examples) of labelled batches; NaN without any."""
+        """(primary metric, mean loss, examples) of labelled batches; NaN without any.
+
+        Both are means over single images, so that they do not depend on how the images are put into batches. Sums stay
+        on the device until the end.
+        """
+        score: Tensor | int = 0
+        loss: Tensor | int = 0
+        count = 0
+        for images, truth in batches:
+            own_score, own_loss = self.sums(predict(images).float(), truth)
+            score, loss, count = score + own_score, loss + own_loss, count + len(truth)
+        return (float(score) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)
+
+    def sums(self, logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums over a batch of the primary metric and of the loss of each image, exact numbers or float64."""
         raise NotImplementedError
 
     def keep(self, logits: Tensor) -> Tensor:
@@ -75,9 +90,9 @@ class Classification(TaskRules):
         """One-hot labels [B, M]."""
         return F.one_hot(truth, outputs).float()
 
-    def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
-        """(accuracy, mean cross-entropy, examples)."""
-        return accuracy_and_loss(predict, batches)
+    def sums(self, logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """Correct predictions and cross-entropy."""
+        return (logits.argmax(dim=1) == truth).sum(), F.cross_entropy(logits, truth, reduction="sum").double()
 
     def keep(self, logits: Tensor) -> Tensor:
         """Probabilities [B, M]. For log-probabilities, which some inference rules give, the softmax is the same."""
@@ -120,34 +135,10 @@ class Segmentation(TaskRules):
         predicted = logits.float().sigmoid() > self.threshold
         return largest_components(predicted) if self.largest_component else predicted.to(torch.uint8)
 
-    @torch.inference_mode()
-    def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
-        """(Dice of the predicted masks, mean soft Dice loss of the single images, examples); means over structures.
-
-        Both are means over single images, so that they do not depend on how the images are put into batches.
-        """
-        dice, loss, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
-        for images, masks in batches:
-            logits = predict(images)
-            dice = dice.to(logits.device) + dice_of(self.keep(logits), masks).mean(1).sum()
-            each = 1 - soft_dice(logits.float().sigmoid(), masks, dims=(2, 3))
-            loss = loss.to(logits.device) + each.mean(1).sum().double()
-            count += len(masks)
-        return (float(dice) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)
-
-
-@torch.inference_mode()
-def accuracy_and_loss(predict: Predict, batches: Labelled) -> tuple[float, float, int]:
-    """(accuracy, mean cross-entropy, examples) of labelled batches; sums stay on the device until the end."""
-    correct: Tensor | int = 0
-    loss: Tensor | float = 0.0
-    count = 0
-    for images, labels in batches:
-        logits = predict(images).float()
-        correct = correct + (logits.argmax(dim=1) == labels).sum()
-        loss = loss + F.cross_entropy(logits, labels, reduction="sum").double()
-        count += len(labels)
-    return (float(correct) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)
+    def sums(self, logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """Dice of the predicted masks and soft Dice loss, each a mean over the structures of an image."""
+        each = 1 - soft_dice(logits.sigmoid(), truth, dims=(2, 3))
+        return dice_of(self.keep(logits), truth).mean(1).sum(), each.mean(1).sum().double()
 
 
 def rules_of(task: str, data: DataSettings) -> TaskRules:

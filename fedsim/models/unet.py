@@ -32,8 +32,7 @@ class Up(nn.Module):
 
 
 class UNet(nn.Module):
-    """An encoder of `depth` halvings with widths n, 2n, 4n, ..., and a decoder with 2n channels in its last
-    activations.
+    """An encoder of `depth` halvings with widths n, 2n, 4n, ..., and a decoder with 2n channels at its end.
 
     Source: Ronneberger et al., MICCAI 2015, with padded convolutions, bilinear enlargement and batch norm. ELCFS has n
     = 16, four halvings, and instance norm without affine parameters and statistics. Here it is batch norm, so that

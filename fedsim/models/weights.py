@@ -17,8 +17,7 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names
 
 
 def read_weight_file(file: str, setting: str = "model.weights") -> StateDict:
-    """The state dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled); a setting names
-    it."""
+    """The state dict of a .safetensors or torch file (tensors only, nothing is unpickled); a setting names it."""
     path = of_home(file)
     if not path.is_file():
         known = "none, imagenet, hub, package, or " if setting == "model.weights" else ""

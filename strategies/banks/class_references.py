@@ -14,8 +14,7 @@ FIRST = {"r_mu": 0.0, "r_rho": 1.0}
 
 @dataclass(frozen=True)
 class ClassReferences(OneForAll):
-    """r_y <- sum_k n_ky r_ky / sum_k n_ky over the clients that replied and have class y; without such clients r_y
-    stays.
+    """r_y <- sum_k n_ky r_ky / sum_k n_ky over the clients that replied and have class y; without any r_y stays.
 
     Source: FedSR (Nguyen et al., NeurIPS 2022). A contribution has `counts` int64 [C] and the rows `r_mu`, `r_rho`
     float32 [P, d] of the P classes with a positive count, in their order. Clients receive all 2 C d numbers. In the

@@ -16,8 +16,7 @@ COUNT = "batches"  # the entry with the number of batches in a client's sum
 
 @dataclass(frozen=True)
 class ClassifierGradients(OneForAll):
-    """g <- ema g + (1 - ema) sum_k s_k / sum_k b_k, where s_k is the sum of client k's b_k batch gradients of the
-    classifier.
+    """g <- ema g + (1 - ema) sum_k s_k / sum_k b_k; s_k is the sum of client k's b_k batch gradients of the classifier.
 
     Source: FedIIR (Guo et al., ICML 2023), phase 1. g starts at 0 and has no bias correction. The gradients are of the
     model that the round starts from. They therefore cost an exchange before the training of every round, in which the

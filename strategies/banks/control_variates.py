@@ -13,8 +13,7 @@ from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
 
 @dataclass(frozen=True)
 class ControlVariates(OneForAll):
-    """c <- c + (1/N) sum_{k in S} delta c_k over the shared parameters, for all N clients and the set S of those that
-    replied.
+    """c <- c + (1/N) sum_{k in S} delta c_k over the shared parameters, for N clients, S of which replied.
 
     Source: SCAFFOLD (Karimireddy et al., ICML 2020), where c changes by |S|/N times the mean over S. c starts at 0,
     which is sent as an empty record. The bank sends the size of the parameters once more in both directions.

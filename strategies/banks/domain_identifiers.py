@@ -12,8 +12,7 @@ LAYOUT = {"0.weight": 2, "0.bias": 1, "2.weight": 2, "2.bias": 1}
 
 @dataclass(frozen=True)
 class DomainIdentifiers(Bank):
-    """{DI_i}: the newest of each source. A source that is not drawn keeps the one that it sent last. Sources receive
-    none.
+    """{DI_i}: the newest of each source, also of one that is not drawn. Sources receive none.
 
     Identifiers that come before there are features of the target are not kept, because they are not trained yet.
     """

@@ -41,8 +41,7 @@ class InterpolationStyle(OneForAll):
         return reason or ("" if len(arrays["mean"]) == 1 else f"it holds {len(arrays['mean'])} styles, expected one")
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The interpolation style; nothing without contributions. Sums are made in the order of the domains, in
-        float64."""
+        """The style; nothing without contributions. Sums are made in the order of the domains, in float64."""
         if not entries:
             return {}
         styles = np.concatenate([np.concatenate([own["mean"], own["std"]], axis=1) for own in entries.values()])

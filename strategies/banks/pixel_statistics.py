@@ -14,8 +14,7 @@ ROUNDING = 1e-3  # by so much the mean of an image in [0, 1] may be outside
 
 @dataclass(frozen=True)
 class PixelStatistics(Bank):
-    """B = {k: (mean, std)}: channel means and standard deviations of m_k images of client k in [0, 1], float32
-    [m_k, C].
+    """B = {k: (mean, std)}: channel means and deviations of m_k images of client k in [0, 1], float32 [m_k, C].
 
     Source: FedCCRL (Wang et al., 2024). A client gets the rows of all other clients, joined in the order of the domains
     (8 C bytes a row), and never its own. A client may have no rows (m_k = 0). The rows of a client that fails, or is
@@ -48,8 +47,7 @@ class PixelStatistics(Bank):
         return f"each round, to all clients: {what}, drawn anew and so in the end of nearly all ({shown})"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses other names and shapes, values that no image in [0, 1] has, and more rows than the client has
-        images."""
+        """Refuses other names and shapes, values that no image in [0, 1] has, and more rows than images."""
         reason = fault(arrays, {"mean": 2, "std": 2}, filled=False)
         if reason:
             return reason

@@ -18,8 +18,7 @@ ALONE = (
 
 @dataclass(frozen=True)
 class Prototypes(OneForAll):
-    """P^c = the means of the clusters that FINCH finds among this round's prototypes of class c, in the order of the
-    domains.
+    """P^c = the means of FINCH's clusters of this round's prototypes of class c, in the order of the domains.
 
     Source: FPL (Huang et al., CVPR 2023). A contribution has `protos` float32 [n, d] and their `classes` int64 [n],
     ascending. Clients receive the cluster means in the same form, as `cluster_protos` and `classes`, and nothing in the

@@ -13,8 +13,7 @@ from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 @dataclass(frozen=True)
 class StyleBank(Bank):
-    """B = {k: (mu_k, sigma_k)}: channel means and standard deviations, float32 [J_k, C_s], with J_k = 1 for overall
-    styles.
+    """B = {k: (mu_k, sigma_k)}: channel means and deviations, float32 [J_k, C_s]; J_k = 1 for overall styles.
 
     Source: CCST (WACV 2023). The whole bank goes to every client, 2 * C_s floats per style; a client leaves out its own
     style where needed. A client that failed when the bank was filled stays missing, because the bank never changes, and

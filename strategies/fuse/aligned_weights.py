@@ -36,8 +36,7 @@ def alignment_weights(vectors: np.ndarray, n_it: int, gamma: float) -> np.ndarra
 
 @dataclass(frozen=True)
 class AlignedWeights(Fuse):
-    """theta = sum_k w_k theta_k per parameter tensor, with w = alignment_weights(p_k delta_k) and delta_k = theta_k -
-    theta.
+    """theta = sum_k w_k theta_k per parameter tensor, w = alignment_weights(p_k delta_k), delta_k = theta_k - theta.
 
     Source: FedGaLA (Pourpanah et al., AAAI 2025). p_k enters only the directions, as in the released code. All other
     tensors take their weighted mean; the released code also aligns statistics and counters, and in the first round the
@@ -51,8 +50,7 @@ class AlignedWeights(Fuse):
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
-        """The fused model. details.csv gets every w, and the weight column of a client the mean of its w over the
-        tensors."""
+        """The fused model. details.csv gets every w, a client's weight column the mean of its w over the tensors."""
         shares = np.array([weights[update.client] for update in updates])
         deltas = moves(updates, server)
         found = {

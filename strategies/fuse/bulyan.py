@@ -20,8 +20,7 @@ from strategies.wire import flower_strategies as flower
 
 @dataclass(frozen=True)
 class Bulyan(Fuse):
-    """S = the K - 2f models with the lowest Krum score; theta[i] = mean of the K - 4f values of S[i] nearest to its
-    median.
+    """S = the K - 2f models with the lowest Krum score; theta[i] = mean of the K - 4f values of S[i] near its median.
 
     Source: El Mhamdi et al., ICML 2018, by Flower's Bulyan, on the shared parameters. All other tensors take the
     coordinate-wise median of all clients. Weights are not used. The rule needs K >= 4 f + 3 clients: a round with fewer

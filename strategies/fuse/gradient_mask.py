@@ -20,8 +20,7 @@ def agreement(deltas: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GradientMask(Fuse):
-    """theta <- theta + m sum_k p_k delta_k per coordinate; m = 1 where A >= tau, else A, with A = |mean_k
-    sign(delta_k)|.
+    """theta <- theta + m sum_k p_k delta_k per coordinate; A = |mean_k sign(delta_k)|, m = 1 where A >= tau, else A.
 
     Source: FedGMA (Tenison et al., TMLR 2023). delta_k = theta_k - theta on the shared parameters; all other tensors
     take their weighted mean. The paper's server rate eta_g is the part `server_step`. With three clients and no zeros A

@@ -1,5 +1,4 @@
-"""FedNova: the move of every client is divided by its number of gradients, so that more local steps give no more
-weight."""
+"""FedNova: each client's move is divided by its number of gradients, so that more steps give no more weight."""
 
 import math
 from collections.abc import Mapping, Sequence

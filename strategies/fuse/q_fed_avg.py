@@ -1,5 +1,4 @@
-"""q-FedAvg: clients with a high loss move the model further, so that the accuracies of the clients become more
-alike."""
+"""q-FedAvg: clients with a high loss move the model further, so that their accuracies become more alike."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

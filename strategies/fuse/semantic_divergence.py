@@ -29,8 +29,7 @@ class SemanticDivergence(Fuse):
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
-        """The fused model. details.csv gets every c, and the weight column of a client the mean of its c over the
-        tensors."""
+        """The fused model. details.csv gets every c, a client's weight column the mean of its c over the tensors."""
         states = [update.arrays for update in updates]
         groups = {name: name.rpartition(".")[0] for name in states[0]} if self.granularity == "module" else None
         coefficients = divergence_coefficients(states, self.metric, self.strategy, groups)

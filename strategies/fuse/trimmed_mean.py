@@ -1,5 +1,4 @@
-"""The coordinate-wise trimmed mean, which a few broken or malicious clients cannot move far. Clients are not
-weighted."""
+"""The coordinate-wise trimmed mean, without weights, which a few broken or malicious clients cannot move far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,7 @@ from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 @dataclass(frozen=True)
 class WeightedMean(Fuse):
-    """theta = sum_k p_k theta_k in float64, cast back; integer buffers take the maximum (FedAvg, McMahan et al.
-    2017)."""
+    """theta = sum_k p_k theta_k in float64, cast back; the maximum of integer buffers (FedAvg, McMahan et al. 2017)."""
 
     assumes = breaks = ()
 

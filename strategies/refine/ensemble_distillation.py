@@ -37,8 +37,7 @@ def distillation_loss(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Ten
 
 @dataclass(frozen=True)
 class EnsembleDistillation(Refine):
-    """From the fused model w, `steps` steps of Adam on the mean of KL(softmax(a(x)/tau) || softmax(b(x)/tau)) over
-    images x.
+    """From the fused w, `steps` steps of Adam on the mean of KL(softmax(a(x)/tau) || softmax(b(x)/tau)) over images x.
 
         a(x) = 1/K sum_k f(theta_k; x)   the mean of the logits of this round's client models, b(x) = f(w; x)
 
@@ -154,8 +153,7 @@ class EnsembleDistillation(Refine):
 
 
 def keep_statistics(net: nn.Module, trained: Collection[str], all_of_them: bool) -> None:
-    """Puts batch norm into eval mode: all layers, or those with parameters that are not trained (a frozen
-    backbone's)."""
+    """Puts batch norm into eval mode: all layers, or those without trained parameters (a frozen backbone's)."""
     for path, module in net.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             names = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
@@ -176,8 +174,7 @@ def batch_positions(count: int, size: int, steps: int, rng: np.random.Generator)
 def mean_logits(
     net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared, train: bool = False
 ) -> Tensor:
-    """The mean over the models of their logits, [images, classes]; each model is in eval mode (or in training mode)
-    with its own tensors in `net`."""
+    """The mean over the models of their logits, [images, classes], in eval or training mode, with each in `net`."""
     net.train(train)
     total = torch.zeros(())
     for state in states:

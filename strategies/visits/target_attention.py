@@ -73,8 +73,7 @@ class TargetAttention(Visit, Weights):
         return {"arrays": server.previous, **candidates}
 
     def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
-        """Refuses records other than one number of at least 0 for the model before the round and for that of every
-        source."""
+        """Refuses all but one number of at least 0 for the model before the round and for that of every source."""
         found = records["tightness"].get("tightness")
         if found is None or found.shape != (len(server.updates) + 1,) or found.dtype != np.float64 or (found < 0).any():
             return f"it is not {len(server.updates) + 1} numbers of at least 0"

@@ -46,8 +46,7 @@ class PatientGrid(WrappedGrid):
         self._sender, self._patience = sender, patience
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Send messages and pass on the replies as they come; a lost one is asked for again when all others are there,
-        within `run.patience`."""
+        """Send messages, pass on replies as they come, and ask once more for lost ones, within `run.patience`."""
         broken = yield from self._sent(messages, timeout)
         deadline, attempts = time.monotonic() + self._patience, 1
         while broken and attempts < MOST_ATTEMPTS and time.monotonic() < deadline:

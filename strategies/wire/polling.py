@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.wire.packing import packed_message
@@ -30,12 +30,6 @@ class QuickGrid(WrappedGrid):
         self.largest_reply = largest_reply
         self._puller = Puller(grid) if is_flowers_own(grid) else None
         self._sent: dict[str, Message] = {}  # not answered yet
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends messages; returns their ids."""

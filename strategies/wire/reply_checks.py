@@ -154,8 +154,7 @@ def check_records(content: RecordDict, arrays: set[str], metrics: set[str], conf
 
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
-    """Raises unless the reply repeats what it answers (the run's token, client, round and phase), and the site's data
-    are those of the handshake."""
+    """Raises unless the reply repeats token, client, round and phase, and the site's data are as in the handshake."""
     echo = config_of(content, "echo")
     for key in ECHOED:
         said, want = echo.get(key), getattr(expected, key)
@@ -166,8 +165,7 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
 
 
 def stored_entries(content: RecordDict) -> int:
-    """The number of entries of client state that were stored with this reply, as the client reports it; 0 when it has
-    none."""
+    """The number of entries of client state that were stored with this reply, as the client says; 0 for none."""
     entries = configs_of(content).get("state", {"entries": 0}).get("entries")
     if type(entries) is not int or not 0 <= entries <= MOST_EXAMPLES:
         raise RejectedReplyError(f"state entries are {reprlib.repr(entries)}, not a count")
@@ -212,8 +210,7 @@ def check_ranges(metrics: Mapping[str, float]) -> None:
 
 
 def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
-    """Removes 'num-examples' from the metrics; it must be a count, and equal to that of the handshake when one is
-    expected."""
+    """Removes the count 'num-examples' from the metrics; it must be that of the handshake when one is expected."""
     examples = metrics.pop("num-examples", None)
     if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
         expectation = f", the handshake said {expected}" if expected else ""

@@ -1,5 +1,4 @@
-"""The exchange with the unseen domain's client in methods that adapt to it: one message and its answer within a
-round."""
+"""The exchange with the unseen domain's client in methods that adapt to it: one message and its answer."""
 
 from collections.abc import Mapping
 from functools import partial

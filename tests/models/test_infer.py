@@ -19,12 +19,12 @@ from fedsim.models.infer import (
     RandomAlpha,
     Recompute,
     TsmoBN,
-    accuracy_and_loss,
 )
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.infer.recompute import groups
 from fedsim.models.infer.statistics import RuledNorm
 from fedsim.models.norms import BIN, DSON, XAN, MixIG
+from fedsim.models.tasks import CLASSIFIES
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind, tensor_kinds
 from strategies.banks.own_batch_norm import OwnBatchNorm
@@ -162,10 +162,10 @@ def test_ensemble_of_sets_that_others_see(net, digits):
 def test_accuracy_and_loss():
     logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
     batches = [(logits[:2], torch.tensor([0, 0])), (logits[2:], torch.tensor([0]))]
-    accuracy, loss, count = accuracy_and_loss(lambda images: images, batches)
+    accuracy, loss, count = CLASSIFIES.measure(lambda images: images, batches)
     assert (accuracy, count) == (pytest.approx(2 / 3), 3)
     assert loss == pytest.approx((2 * math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3)
-    assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])
+    assert all(math.isnan(value) for value in CLASSIFIES.measure(lambda images: images, [])[:2])
 
 
 def begun(net, images, size=None, batch=64):

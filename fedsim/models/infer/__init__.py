@@ -8,7 +8,6 @@ from fedsim.models.infer.mixnorm import MixNorm
 from fedsim.models.infer.recompute import Recompute
 from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.infer.tsmobn import TsmoBN
-from fedsim.models.tasks import accuracy_and_loss
 
 __all__ = [
     "IABN",
@@ -24,5 +23,4 @@ __all__ = [
     "SampledRepresentation",
     "TsmoBN",
     "ZeroShotAdapter",
-    "accuracy_and_loss",
 ]

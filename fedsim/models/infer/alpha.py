@@ -1,5 +1,4 @@
-"""Mixtures of instance and global statistics by one number: a fixed or random alpha, or that of the zero-shot
-adapter."""
+"""Mixtures of instance and global statistics by one number: fixed, random, or from the zero-shot adapter."""
 
 import logging
 from dataclasses import dataclass
@@ -136,8 +135,7 @@ class ZeroShotAdapter(Infer):
         return predict
 
     def details(self, net: Net) -> list[tuple[str, str, float]]:
-        """Alpha of each layer over the images predicted since `begin`: mean, standard deviation, minimum and
-        maximum."""
+        """Mean, standard deviation, minimum and maximum of each layer's alpha over the images since `begin`."""
         found: list[tuple[str, str, float]] = []
         stuck = []
         for path, layer in mixig_layers(net).items():

@@ -46,8 +46,7 @@ class Infer(Part):
         return alone and not (self.transductive or self.random or self.bank)
 
     def pass_size(self, wanted: int) -> int:
-        """The number of images in a call of the function of `begin`: as wanted, rounded down to a multiple of
-        `batch`."""
+        """The number of images in a call of `begin`'s function: as wanted, rounded down to a multiple of `batch`."""
         return max(wanted // self.batch, 1) * self.batch if self.batch else wanted
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:

@@ -20,8 +20,7 @@ from fedsim.tensors.kinds import Kind, tensor_kinds
 
 @dataclass(frozen=True)
 class Recompute(Infer):
-    """The statistics of all normalization layers are computed again on the unseen domain's unlabelled images, in one
-    pass.
+    """All normalization layers get statistics of the unseen domain's unlabelled images, in one pass.
 
         mu <- 1/N sum_b n_b mu_b,   sigma^2 <- 1/N sum_b n_b (sigma_b^2 + mu_b^2) - mu^2
 

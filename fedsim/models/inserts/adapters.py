@@ -86,8 +86,7 @@ class Adapters(Insert):
     assumes = (Fact.PLAIN_LAYERS,)
 
     def apply(self, net: Net) -> None:
-        """Adds the adapters and declares what is frozen. Raises UserError for a backbone without batch norm in
-        blocks."""
+        """Adds the adapters and declares what is frozen. UserError for a backbone without batch norm in blocks."""
         places = [place for block in blocks(net.backbone) for place in adapter_places(block)]
         if not places:
             raise UserError("insert Adapters: the backbone has no blocks with batch norm; use a ResNet, densenet121 or "

@@ -15,8 +15,7 @@ from fedsim.parts.facts import Fact
 
 @dataclass(frozen=True)
 class KeptScale(Insert):
-    """In training, the outputs of fully connected hidden layers are multiplied by 1 / (1 - rate); in eval mode they are
-    not.
+    """In training, the outputs of fully connected hidden layers are multiplied by 1 / (1 - rate).
 
     This is dropout's scale for a subnet in which the other units are 0. It has no parameters and no state. `rate = 0`
     gives the network without it.

@@ -67,8 +67,7 @@ class MixStyleLayer(nn.Module):
         return mix_styles(x, order, lam.to(x.device, non_blocking=True), self.eps)
 
     def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-        """A forward hook of a stage. It is a bound method, so that a copy of the network calls its own copy of the
-        layer."""
+        """A forward hook of a stage. A bound method: a copy of the network calls its own copy of the layer."""
         return self(output)
 
 
@@ -96,8 +95,7 @@ class MixStyle(Insert):
     second_view: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
-        """Adds the layers as hooks, without a change of state names. Raises UserError when the backbone has none of the
-        stages."""
+        """Adds the layers as hooks, without new state names. UserError when the backbone has none of the stages."""
         paths = [net.stages[stage][-1] for stage in self.stages if stage in net.stages]
         if not paths:
             raise UserError(f"insert MixStyle: the backbone has none of the stages {list(self.stages)}; use a ResNet, "

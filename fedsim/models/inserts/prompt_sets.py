@@ -106,8 +106,7 @@ class PromptsOfClients(nn.Module):
             self._now["text"] = None
 
     def attach(self, side: Side, transformer: nn.Module) -> None:
-        """Puts the prompts of a layer in front of every block. Bound methods, so that a copy of the network calls its
-        own copy of the prompts."""
+        """Puts a layer's prompts before every block. Bound methods: a copy of the network calls its own prompts."""
         for layer, block in enumerate(blocks_of(transformer)):
             block.register_forward_pre_hook(partial(getattr(self, f"_into_{side}"), layer))
         if side == "vision":

@@ -43,8 +43,7 @@ def gaussian_of(features: Tensor, wanted_by: str) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Representation(Insert):
-    """Linear(d, 2 width) after the backbone: the halves are mean and spread of a Gaussian, and z drawn from it is
-    classified.
+    """Linear(d, 2 width) after the backbone: mean and spread of a Gaussian, and z drawn from it is classified.
 
     Source: FedSR (Nguyen et al., NeurIPS 2022), FedCMI. With `stochastic = False` it is Linear(d, width) and z is its
     output (FedL2R). There is no ReLU after it, so that z may have either sign. A bottleneck of the network remains

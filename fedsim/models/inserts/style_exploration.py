@@ -39,8 +39,7 @@ def style_of(mean: Tensor, std: Tensor) -> Tensor:
 
 
 def in_style(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """std (x - m)/s + mean, where m and s are x's own moments without a gradient; x's own mean and std change
-    nothing."""
+    """std (x - m)/s + mean, with x's own moments m and s without a gradient, which as std and mean change nothing."""
     own_mean, own_std = moments(x.detach())
     slope = std / own_std
     return torch.addcmul(mean - own_mean * slope, x, slope)

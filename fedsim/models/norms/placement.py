@@ -79,8 +79,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "
 
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """The hooks of the old module stand around the new one, and no longer around the old one, which the new one may
-    call. PyTorch's tables themselves change places, since the handles that remove a hook refer to them."""
+    """The hooks of the old module stand around the new one, and no longer around the old, which the new may call.
+
+    PyTorch's tables themselves change places, since the handles that remove a hook refer to them."""
     for name in HOOKS:
         tables = getattr(new, name), getattr(old, name)
         setattr(old, name, tables[0])
