@@ -4,7 +4,6 @@
 """
 
 import csv
-import io
 from pathlib import Path
 
 FILE = Path(__file__).with_name("groups.csv")
@@ -13,7 +12,7 @@ FILE = Path(__file__).with_name("groups.csv")
 def groups() -> dict[str, list[str]]:
     """{group: its methods}, in the order of the list."""
     found: dict[str, list[str]] = {}
-    for row in csv.DictReader(io.StringIO(FILE.read_text())):
+    for row in csv.DictReader(FILE.read_text().splitlines()):
         found.setdefault(row["group"], []).append(row["method"])
     return found
 

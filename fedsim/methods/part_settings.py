@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pydantic
 
@@ -25,7 +25,6 @@ def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
     """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
     if slot in LIST_SLOTS:
         names = [] if value == "none" else _names(f"method.{slot}", value)
-        _refuse_twice(f"method.{slot}", names)
         return _with(recipe, {slot: tuple(_made(name, slot, recipe) for name in names)})
     if isinstance(value, dict | list):
         hint = f"it takes one part, method.{slot}='NAME'"
@@ -35,9 +34,8 @@ def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
                 f"; a part's field is set by the part's name, e.g. method.{present}.{next(iter(value), 'FIELD')}=..."
             )
         raise UserError(f"method.{slot} is a slot: {hint}")
-    if value == "none" and getattr(Recipe(), slot) is None:
-        return _with(recipe, {slot: None})
-    return _with(recipe, {slot: _made(value, slot, recipe)})
+    empty = value == "none" and getattr(Recipe(), slot) is None
+    return _with(recipe, {slot: None if empty else _made(value, slot, recipe)})
 
 
 def add(recipe: Recipe, value: Json, given: Mapping[str, Json]) -> Recipe:
@@ -46,7 +44,6 @@ def add(recipe: Recipe, value: Json, given: Mapping[str, Json]) -> Recipe:
     Raises UserError for a part that the recipe already has, and for a second one in a slot that `given` fills.
     """
     names = _names("method.add", value)
-    _refuse_twice("method.add", names)
     filled = {slot: name for slot, name in given.items() if slot in SLOTS and slot not in LIST_SLOTS and name != "none"}
     for name in names:
         kind = find_part(name)
@@ -92,12 +89,14 @@ def set_fields(recipe: Recipe, key: str, fields: Json, method: str) -> Recipe:
         raise UserError(
             f"method {method!r} has no part {key!r}{_hint(key)}; {nearest(key, present)}it has: {', '.join(present)}"
         )
-    if not isinstance(fields, dict):
-        raise UserError(f"method.{key} is a part; set its fields, e.g. method.{key}.FIELD={toml_value(fields)}")
     part = present[key]
     check_field_names(f"method.{key}", type(part), fields)
     changed = validated(part, fields, f"method.{key}")
-    return replace_parts(recipe, lambda member: changed if type(member) is type(part) else member)
+    changes: Filled = {}
+    for slot in (slot for slot, member in parts_of(recipe) if type(member) is type(part)):
+        members = tuple(changed if type(member) is type(part) else member for member in parts_in(recipe, slot))
+        changes[slot] = members if slot in LIST_SLOTS else changed
+    return _with(recipe, changes)
 
 
 def values_for(recipe: Recipe, values: Mapping[str, Json]) -> dict[str, JsonTable]:
@@ -244,15 +243,6 @@ def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:
     return value if slot in LIST_SLOTS else () if value is None else (value,)
 
 
-def replace_parts(recipe: Recipe, change: Callable[[Part], Part]) -> Recipe:
-    """Recipe with every part replaced by the result of `change`."""
-    changes: Filled = {}
-    for slot in SLOTS:
-        members = tuple(change(part) for part in parts_in(recipe, slot))
-        changes[slot] = members if slot in LIST_SLOTS else (members[0] if members else None)
-    return _with(recipe, changes)
-
-
 def _with(recipe: Recipe, changes: Filled) -> Recipe:
     return dataclasses.replace(recipe, **changes)
 
@@ -265,16 +255,14 @@ def _made(name: Json, slot: str, recipe: Recipe) -> Part:
 
 
 def _names(where: str, value: Json) -> list[str]:
+    """The names of different parts that a setting gives."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{where} takes names of parts, e.g. {where}=['guiding_head'] (got {value!r})")
-    return names
-
-
-def _refuse_twice(where: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{where}: {name} is named twice; once is enough")
+    return names
 
 
 def _hint(key: str) -> str:

@@ -236,7 +236,11 @@ def variant(
 
 
 def variant_text(by: Sequence[str], values: Sequence[str]) -> str:
-    """`weight=0.25, lr=0.01`: short names where they are unambiguous."""
-    short = [key.rsplit(".", 1)[-1] for key in by]
-    names = [key if short.count(name) > 1 else name for key, name in zip(by, short)]
-    return ", ".join(f"{name}={value}" for name, value in zip(names, values) if value)
+    """`weight=0.25, lr=0.01`"""
+    return ", ".join(f"{name}={value}" for name, value in zip(short_names(by), values) if value)
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """`method.proximal.mu` -> `mu`, unless another key ends alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [key if last.count(name) > 1 else name for key, name in zip(keys, last)]

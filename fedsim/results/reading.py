@@ -126,7 +126,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
     """The part of `runs` that belongs to the experiment of that name."""
-    part = _part(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
+    part = part_of(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
     part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
     return part
 
@@ -162,7 +162,7 @@ def choose_runs(
     ]
     if not kept:
         raise UserError("no finished run has one of these methods, targets and seeds together")
-    part = _part(runs, kept)
+    part = part_of(runs, kept)
     wanted = {"methods": methods, "targets": targets, "seeds": seeds}
     chosen = [f"{what} {', '.join(map(str, names))}" for what, names in wanted.items() if names]
     part.only = "; ".join(filter(None, [runs.only, *chosen]))
@@ -195,7 +195,8 @@ def _is_wanted(run: str, methods: Sequence[str], targets: Sequence[str], seeds: 
     )
 
 
-def _part(runs: Runs, kept: Sequence[str]) -> Runs:
+def part_of(runs: Runs, kept: Sequence[str]) -> Runs:
+    """The records of these runs alone."""
     names = set(kept)
     frames = {name: getattr(runs, name) for name in TABLES}
     frames = {name: frame[frame["run"].isin(names)].reset_index(drop=True) for name, frame in frames.items()}

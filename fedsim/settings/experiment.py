@@ -181,7 +181,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
             )
         table = _merge(table, presets[preset])
     for key, value in changes:
-        _assign(table, _path(key), value, key)
+        assign(table, key, value)
     experiment = from_table(table, where, overrides)
     parts = presets[preset].get("method", {}) if preset else {}
     if parts.get("name") != experiment.method_name:
@@ -234,18 +234,16 @@ def with_options(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
     return [*overrides, *options]
 
 
-def _path(key: str) -> list[str]:
-    """The sections and the name of an override's key. `parts.package.module:Class.weight` has the dots of a module."""
+def assign(table: dict, key: str, value: Any) -> None:
+    """Set the value of an override's key in a nested table. `parts.package.module:Class.weight` has a module's dots."""
     part, _, field = key.removeprefix("parts.").rpartition(".")
-    return ["parts", part.strip("\"'"), field] if key.startswith("parts.") and ":" in part else key.split(".")
-
-
-def _assign(table: dict, path: list[str], value: Any, key: str) -> None:
-    for name in path[:-1]:
+    of_module = key.startswith("parts.") and ":" in part
+    *path, last = ["parts", part.strip("\"'"), field] if of_module else key.split(".")
+    for name in path:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise UserError(f"override {key!r}: {name!r} is a value, not a section")
-    table[path[-1]] = value
+    table[last] = value
 
 
 def _merge(base: dict, changes: dict) -> dict:

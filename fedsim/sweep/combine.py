@@ -19,9 +19,9 @@ from fedsim.methods.recipe import Recipe, parts_of
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import Part, part_name
-from fedsim.results.statistics import comparable
 from fedsim.settings.effect import conditions
 from fedsim.settings.experiment import Experiment
+from fedsim.sweep.search import ranking
 
 A = TypeVar("A")
 
@@ -174,18 +174,12 @@ def stages(folds: int) -> list[int]:
     return sorted({1, math.ceil(folds / 2), folds})
 
 
-def by_score(scores: Mapping[int, float | None]) -> list[int]:
-    """The candidates that have a score, the best first; of equal ones the first."""
-    known = {number: float(comparable(value)) for number, value in scores.items() if value is not None}
-    return sorted(known, key=lambda number: (-known[number], number))
-
-
 def halve(scores: Mapping[int, float | None]) -> list[int]:
     """The candidates of the next rung: the best third of all but the base, and the base, with which they are compared.
 
     A candidate without a score is never kept.
     """
-    ordered = by_score(scores)
+    ordered = list(ranking(scores))
     others = [number for number in ordered if number]
     kept = others[: math.ceil(len(scores.keys() - {0}) / 3)]
     return [number for number in ordered if number in kept or number == 0]

@@ -13,12 +13,11 @@ from fedsim.methods.recipe import parts_of, slots_of
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.run.plan import resolve, results_folder
-from fedsim.run.work import planned_work
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.sweep.axes import Axes, sweep_command
 from fedsim.sweep.combine import Option, words_of
 from fedsim.sweep.combine_plan import PlannedCombination
-from fedsim.sweep.estimate import STEP_SLOTS, training_counts
+from fedsim.sweep.estimate import STEP_SLOTS, planned_steps
 from fedsim.sweep.plan import Cell, plan_cells
 
 
@@ -97,13 +96,10 @@ def arms(plan: PlannedCombination, target: str, winner: Sequence[Option], single
 def _work(
     plan: PlannedCombination, target: str, options: Sequence[Option]
 ) -> tuple[list[str], tuple[float, float] | None]:
-    """(the overrides, the steps before the first round and in each; None where they are not known)."""
+    """(the overrides, their `planned_steps`)."""
     words = words_of(options, plan.base)
     start = [*plan.overrides, f"method.name={plan.search.method}", f"run.target={json.dumps(target)}"]
-    run = resolve(read_experiment(plan.config, [*start, *words], plan.preset))
-    counts = training_counts(run)
-    work = None if counts is None or run.recipe.batches.whole else planned_work(run, counts)
-    return words, work and (float(work[0].steps), float(work[1].steps))
+    return words, planned_steps(resolve(read_experiment(plan.config, [*start, *words], plan.preset)))
 
 
 def sweep_of(plan: PlannedCombination, target: str, arm: Arm, seeds: Sequence[int]) -> tuple[Axes, list[str]]:

@@ -20,8 +20,9 @@ from fedsim.results.record_files import read_record
 from fedsim.run.plan import resolve
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes
-from fedsim.sweep.combine import Option, by_score, draw_all, halve, options_in, stages, words_of
+from fedsim.sweep.combine import Option, draw_all, halve, options_in, stages, words_of
 from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
+from fedsim.sweep.search import ranking
 from fedsim.sweep.search_plan import validation_of
 
 
@@ -72,10 +73,9 @@ class Unseen:
     def last(self) -> dict[int, Outcome]:
         """{candidate: its outcome in the last rung that it reached}, the winner first and the first to drop last."""
         found = {outcome.candidate.number: outcome for outcome in self.outcomes}
-        rungs = sorted({outcome.rung for outcome in found.values()}, reverse=True)
-        by_rung = [{n: one for n, one in found.items() if one.rung == rung} for rung in rungs]
-        ordered = [(own, by_score({n: one.score for n, one in own.items()})) for own in by_rung]
-        return {n: own[n] for own, known in ordered for n in [*known, *(n for n in own if n not in known)]}
+        places = list(ranking({number: one.score for number, one in found.items()}))
+        last = sorted(set(found) - set(places))  # without a score
+        return {n: found[n] for n in sorted([*places, *last], key=lambda n: -found[n].rung)}
 
 
 @dataclass
@@ -143,7 +143,7 @@ class PlannedCombination:
             found = {number: self._score(number, unseen.target, folds) for number in unseen.left}
             found |= self._repeats(found, unseen.target, folds)
             scores = {number: None if isinstance(own, str) else own for number, own in found.items()}
-            ordered = by_score(scores)
+            ordered = list(ranking(scores))
             last = rung == len(self.rungs) - 1
             kept = ordered[:1] if last else halve(scores)
             for number, own in found.items():

@@ -126,11 +126,15 @@ def steps_left(cell: Cell) -> float | None:
 @cache
 def _steps(settings: str) -> tuple[float, float] | None:
     """(steps over all clients before the first round, steps in one round) of an experiment given as TOML text."""
-    plan = resolve(parse_experiment(settings))
+    return planned_steps(resolve(parse_experiment(settings)))
+
+
+def planned_steps(plan: Plan) -> tuple[float, float] | None:
+    """(steps over all clients before the first round, steps in one round); None where they are not known before."""
     counts = training_counts(plan)
     # Whole batches are of another number of images than the steps that were measured.
     work = None if counts is None or plan.recipe.batches.whole else planned_work(plan, counts)
-    return work and (float(work[0].steps), work[1].steps)
+    return work and (float(work[0].steps), float(work[1].steps))
 
 
 def training_counts(plan: Plan) -> list[int] | None:

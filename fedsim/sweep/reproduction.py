@@ -25,7 +25,7 @@ from fedsim.results.notes import (
 )
 from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
-from fedsim.results.reading import Runs, of_experiment
+from fedsim.results.reading import Runs, of_experiment, part_of
 from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.sweep.tables import (
@@ -250,8 +250,6 @@ def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[
     notes += split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
-    again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}
-    notes += failed_notes({run: count for run, count in runs.failed.items() if run in set(cells["run"])})
-    notes += unmade_notes({run: text for run, text in runs.unmade.items() if run in set(cells["run"])})
-    thin = {run: text for run, text in runs.thin.items() if run in set(cells["run"])}
-    return notes + (thin_notes(thin) + again_notes(again) if select == "best_validation" else [])
+    shown = part_of(runs, list(cells["run"]))
+    notes += failed_notes(shown.failed) + unmade_notes(shown.unmade)
+    return notes + (thin_notes(shown.thin) + again_notes(shown.reselected) if select == "best_validation" else [])

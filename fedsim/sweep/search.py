@@ -18,7 +18,7 @@ import pandas as pd
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.results.statistics import ranks
-from fedsim.settings.experiment import overlap, parse_override
+from fedsim.settings.experiment import assign, overlap, parse_override
 from fedsim.sweep.axes import split_values
 
 FORMS = "KEY=log:LOW:HIGH, KEY=uniform:LOW:HIGH, KEY=int:LOW:HIGH or KEY=VALUE,VALUE,..."
@@ -166,9 +166,5 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """`{"train.lr": 0.1}` -> `{"train": {"lr": 0.1}}`, as in an experiment file."""
     table: dict[str, Any] = {}
     for key, value in values.items():
-        *path, last = key.split(".")
-        section = table
-        for name in path:
-            section = section.setdefault(name, {})
-        section[last] = value
+        assign(table, key, value)
     return table

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedsim.common.console import console, say
 from fedsim.common.files import atomic_write
-from fedsim.results.differences import value_text
+from fedsim.results.differences import short_names, value_text
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import validation_column
 from fedsim.settings.experiment import parse_override
@@ -38,12 +38,6 @@ def trial_table(plan: PlannedSearch) -> Table:
         finished = f"{trial.count('finished')}/{len(trial.cells)}"
         table.add_row(str(ranks.get(trial.number, "")), name, *values, scored, finished)
     return table
-
-
-def short_names(keys: Sequence[str]) -> list[str]:
-    """`method.proximal.mu` -> `mu`, unless another key ends alike."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return [key if last.count(name) > 1 else name for key, name in zip(keys, last)]
 
 
 def values_of(plan: PlannedSearch, trial: Trial) -> dict[str, str]:
