@@ -1,6 +1,6 @@
 """Auxiliary images without labels that a server may use: any folder of pictures that belong to no client or target."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +8,9 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.data.benchmarks import benchmark
-from fedsim.data.cache import DIGEST_BYTES, cached_images, content_of, digest
+from fedsim.data.cache import Entry, content_of, digests_of
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing, images_of
 from fedsim.data.names import subfolders
-from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import Reader, reader
 from fedsim.settings import DataSettings, cache_root, start_folder
 
@@ -24,11 +23,9 @@ def auxiliary_images(folder: str, data: DataSettings, channels: int) -> np.ndarr
     They are decoded once, into the cache. Raises UserError for a folder that does not exist or has no image.
     """
     listing = auxiliary_listing(folder)
-    images, _ = cached_images(listing, "auxiliary", listing.folder.name, data.image_size, cache_root(data))
-    return images if channels == 3 else _grey(images)
-
-
-def _grey(images: np.ndarray) -> np.ndarray:
+    images = Entry(listing, "auxiliary", listing.folder.name, data.image_size, cache_root(data)).arrays()[0]
+    if channels == 3:
+        return images
     return np.round(np.einsum("nchw,c->nhw", images, LUMA)).astype(np.uint8)[:, None]
 
 
@@ -53,7 +50,7 @@ def _is_image(path: Path) -> bool:
 def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
     """The number of images of a folder, and a hash of their names below it and their bytes."""
     listing = auxiliary_listing(folder)
-    digests = [digest(read_bytes(listing.folder / name)) for name in listing.files]
+    digests = digests_of(listing)
     return {"images": len(digests), "content": content_of(listing, digests)}
 
 
@@ -65,7 +62,7 @@ def refuse_own_images(folder: str, data: DataSettings, known: Mapping[str, Mappi
     """
     listing = auxiliary_listing(folder)
     root = listing.folder.resolve()
-    digests = [digest(read_bytes(listing.folder / name)) for name in listing.files]
+    digests = digests_of(listing)
     content = content_of(listing, digests)
     for client, own in known.items():
         if own["content"] == content:
@@ -85,10 +82,10 @@ def _refused(root: Path, reason: str) -> UserError:
     )
 
 
-def _digests_here(read: Reader, domain: str) -> np.ndarray:
-    """Digests uint8 [N,16] of a domain's images; none where it has no files, or where another machine has them."""
+def _digests_here(read: Reader, domain: str) -> Iterable[np.ndarray]:
+    """Digests uint8 [16] of a domain's images; none where it has no files, or where another machine has them."""
     try:
         found = read.digests(domain)
     except UserError:
-        found = None
-    return np.zeros((0, DIGEST_BYTES), np.uint8) if found is None else found
+        return ()
+    return () if found is None else found

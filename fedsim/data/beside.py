@@ -3,49 +3,40 @@
 import contextlib
 import io
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from fedsim.common.files import atomic_write
-from fedsim.data.cache import DIGEST_BYTES, DIGESTS, THREADS, cached_images, digest, manifest_of, rows_of
-from fedsim.data.folders import Listing
-from fedsim.data.pixels import read_bytes
+from fedsim.data.cache import DIGEST_BYTES, DIGESTS, Entry, digests_of, rows_of
 
 LOOK_SIDE = 8
 
 
-def file_digests(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> np.ndarray:
+def file_digests(entry: Entry) -> np.ndarray:
     """Digests uint8 [N,16] of the bytes of a domain's files, from the cache where it has them, else read once."""
-
-    def read() -> np.ndarray:
-        with ThreadPoolExecutor(THREADS) as pool:
-            return rows_of(list(pool.map(lambda name: digest(read_bytes(listing.folder / name)), listing.files)))
-
-    entry = cache / dataset / f"{domain}-{manifest_of(listing, dataset, domain, image_size)['hash']}"
-    return kept(entry / DIGESTS, (len(listing.files), DIGEST_BYTES), read)
+    shape = (len(entry.listing.files), DIGEST_BYTES)
+    return kept(entry, DIGESTS, shape, lambda: rows_of(digests_of(entry.listing)))
 
 
-def image_looks(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> np.ndarray:
+def image_looks(entry: Entry) -> np.ndarray:
     """Means uint8 [N,192] of 8 x 8 parts of a domain's images, which another encoding of a picture hardly changes."""
-    images = cached_images(listing, dataset, domain, image_size, cache)[0]
-    entry = cache / dataset / f"{domain}-{manifest_of(listing, dataset, domain, image_size)['hash']}"
-    edges = np.arange(LOOK_SIDE) * image_size // LOOK_SIDE
+    images = entry.arrays()[0]
+    edges = np.arange(LOOK_SIDE) * entry.side // LOOK_SIDE
 
     def means() -> np.ndarray:
         sums = [
             np.add.reduceat(np.add.reduceat(images[start : start + 256], edges, 3, np.uint32), edges, 2)
             for start in range(0, len(images), 256)
         ]
-        widths = np.diff([*edges, image_size])
+        widths = np.diff([*edges, entry.side])
         return (np.concatenate(sums) // np.multiply.outer(widths, widths)).astype(np.uint8).reshape(len(images), -1)
 
-    return kept(entry / "looks.npy", (len(images), 3 * LOOK_SIDE**2), means)
+    return kept(entry, "looks.npy", (len(images), 3 * LOOK_SIDE**2), means)
 
 
-def kept(file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
+def kept(entry: Entry, name: str, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
     """The uint8 array of a file beside a domain's decoded images, made where it is not there."""
+    file = entry.folder / name
     with contextlib.suppress(OSError, ValueError, EOFError):
         found = np.load(file, allow_pickle=False)
         if found.shape == shape and found.dtype == np.uint8:

@@ -22,14 +22,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 
+from fedsim.common.console import errors
 from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
@@ -41,7 +41,6 @@ DIGEST_BYTES = 16
 THREADS = min(8, max(2, os.cpu_count() or 2))  # that read files
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
-Report = Callable[[int, int], None]  # (images decoded, images in all)
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 
 
@@ -61,49 +60,64 @@ class Planes:
 COLOURS = Planes()
 
 
-def cached_images(
-    listing: Listing, dataset: str, domain: str, image_size: int, cache: Path, report: Report | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Images (read-only memory map, uint8 [N,3,s,s]) and labels int64 [N] of a domain; see `cached_domain`."""
-    return cached_domain(listing, dataset, domain, image_size, cache, report)[:2]
+@dataclass(frozen=True)
+class Entry:
+    """The decoded images of a domain in the cache; `side` is their height and width."""
 
+    listing: Listing
+    dataset: str
+    domain: str
+    side: int
+    cache: Path
+    planes: Planes = COLOURS
 
-def cached_domain(
-    listing: Listing,
-    dataset: str,
-    domain: str,
-    image_size: int,
-    cache: Path,
-    report: Report | None = None,
-    planes: Planes = COLOURS,
-) -> Arrays:
-    """Images (read-only memory map, uint8 [N,3,s,s] or other planes), labels int64 [N] and sizes int32 [N,2] of a
-    domain.
+    @cached_property
+    def manifest(self) -> dict:
+        """Everything the decoded array depends on, and its hash."""
+        shape = [len(self.listing.files), self.planes.count, self.side, self.side]
+        content = {"format": FORMAT, "dataset": self.dataset, "domain": self.domain, "shape": shape}
+        content |= {"planes": self.planes.key} if self.planes.key else {}
+        whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+        whole.update(os.fsencode(self.listing.folder.resolve()))
+        for name, path, label in zip(self.listing.files, self.listing.paths, self.listing.labels):
+            try:
+                status = path.stat()
+            except (OSError, ValueError) as error:
+                raise unreadable(path, error) from None
+            facts = f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
+            whole.update(facts.encode(errors="surrogateescape"))
+        return {**content, "hash": whole.hexdigest()[:16]}
 
-    Sizes are the files' own heights and widths. Images are decoded on first use. `report(done, total)` replaces the
-    progress bar on stderr. Several processes may build the same entry: each writes a folder of its own, the first
-    rename wins, and the others discard theirs. Raises UserError for an unreadable image (by name) or a cache folder
-    that cannot be written.
-    """
-    manifest = manifest_of(listing, dataset, domain, image_size, planes)
-    entry = cache / dataset / f"{domain}-{manifest['hash']}"
-    opened = _open(entry, manifest)
-    if opened is None:
-        _build(listing, manifest, entry, report, planes)
-        opened = _open(entry, manifest)
-    if opened is None:
-        raise UserError(f"the image cache {entry} cannot be read back; delete it or set data.cache or $FEDSIM_CACHE")
-    return opened
+    @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+        return self.cache / self.dataset / f"{self.domain}-{self.manifest['hash']}"
 
+    def arrays(self) -> Arrays:
+        """Images (read-only memory map, uint8 [N,3,s,s] or other planes), labels int64 [N] and sizes int32 [N,2].
 
-def stored_hashes(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> dict[str, str]:
-    """The hashes of a domain's files as the cache has them, see `hashes_of`; empty where they were not decoded yet.
+        Sizes are the files' own heights and widths. Images are decoded on first use. Several processes may build the
+        same entry: each writes a folder of its own, the first rename wins, and the others discard theirs. Raises
+        UserError for an unreadable image (by name) or a cache folder that cannot be written.
+        """
+        opened = _open(self)
+        if opened is None:
+            _build(self)
+            opened = _open(self)
+        if opened is None:
+            raise UserError(
+                f"the image cache {self.folder} cannot be read back; delete it or set data.cache or $FEDSIM_CACHE"
+            )
+        return opened
 
-    Entries of earlier versions have no hash without names.
-    """
-    manifest = manifest_of(listing, dataset, domain, image_size)
-    stored = _stored(cache / dataset / f"{domain}-{manifest['hash']}")
-    return {key: stored[key] for key in ("content", "nameless") if key in stored}
+    def hashes(self) -> dict[str, str]:
+        """The hashes of the files, see `hashes_of`: from the cache, else by reading the files.
+
+        Entries of earlier versions have no hash without names.
+        """
+        stored = _stored(self.folder)
+        known = {key: stored[key] for key in ("content", "nameless") if key in stored}
+        return known or hashes_of(self.listing, digests_of(self.listing))
 
 
 def rows_of(digests: list[bytes]) -> np.ndarray:
@@ -113,6 +127,12 @@ def rows_of(digests: list[bytes]) -> np.ndarray:
 def digest(content: bytes) -> bytes:
     """Hash of one file's bytes."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def digests_of(listing: Listing) -> list[bytes]:
+    """The hash of every file's bytes; a few threads read them."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(lambda path: digest(read_bytes(path)), listing.paths))
 
 
 def content_of(listing: Listing, digests: list[bytes]) -> str:
@@ -126,36 +146,19 @@ def hashes_of(listing: Listing, digests: list[bytes]) -> dict[str, str]:
     return {"content": content_of(listing, digests), "nameless": nameless_hash(listing.labels, digests)}
 
 
-def manifest_of(listing: Listing, dataset: str, domain: str, image_size: int, planes: Planes = COLOURS) -> dict:
-    """Everything the decoded array depends on, and its hash."""
-    shape = [len(listing.files), planes.count, image_size, image_size]
-    content = {"format": FORMAT, "dataset": dataset, "domain": domain, "shape": shape}
-    content |= {"planes": planes.key} if planes.key else {}
-    whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    whole.update(os.fsencode(listing.folder.resolve()))
-    for name, label in zip(listing.files, listing.labels):
-        try:
-            status = (listing.folder / name).stat()
-        except (OSError, ValueError) as error:
-            raise unreadable(listing.folder / name, error) from None
-        facts = f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
-        whole.update(facts.encode(errors="surrogateescape"))
-    return {**content, "hash": whole.hexdigest()[:16]}
-
-
-def _open(entry: Path, manifest: dict) -> Arrays | None:
+def _open(entry: Entry) -> Arrays | None:
     """The cached arrays, or None when there are none or they are damaged (e.g. after a power cut)."""
-    stored = _stored(entry)
+    folder, stored = entry.folder, _stored(entry.folder)
     try:
-        images = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
-        labels = np.load(entry / "labels.npy", allow_pickle=False)
-        sizes = np.load(entry / "sizes.npy", allow_pickle=False)
+        images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
+        labels = np.load(folder / "labels.npy", allow_pickle=False)
+        sizes = np.load(folder / "sizes.npy", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    shape = tuple(manifest["shape"])
+    shape = tuple(entry.manifest["shape"])
     sound = (
         "content" in stored
-        and stored | manifest == stored
+        and stored | entry.manifest == stored
         and images.shape == shape
         and images.dtype == np.uint8
         and labels.shape == shape[:1]
@@ -164,32 +167,33 @@ def _open(entry: Path, manifest: dict) -> Arrays | None:
     return (images, labels, sizes) if sound else None
 
 
-def _stored(entry: Path) -> dict:
+def _stored(folder: Path) -> dict:
     """The manifest of an entry; empty when there is none."""
     try:
-        return json.loads((entry / "manifest.json").read_text())
+        return json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError):
         return {}
 
 
-def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None, planes: Planes) -> None:
-    """Decode into a temporary folder, then rename it to `entry`."""
+def _build(entry: Entry) -> None:
+    """Decode into a temporary folder, then rename it to the entry's."""
+    parent = entry.folder.parent
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(entry.parent)
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=entry.parent))
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(parent)
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=parent))
     except OSError as error:
-        raise _unwritable(entry.parent, error) from None
+        raise _unwritable(parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        digests, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
+        digests, sizes = _write_images(entry, temporary / "images.npy")
         np.save(temporary / DIGESTS, rows_of(digests), allow_pickle=False)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
-        np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
-        (temporary / "manifest.json").write_text(json.dumps({**manifest, **hashes_of(listing, digests)}))
-        _publish(temporary, entry, manifest)
+        np.save(temporary / "labels.npy", entry.listing.labels, allow_pickle=False)
+        (temporary / "manifest.json").write_text(json.dumps({**entry.manifest, **hashes_of(entry.listing, digests)}))
+        _publish(temporary, entry)
     except OSError as error:
-        raise _unwritable(entry, error) from None
+        raise _unwritable(entry.folder, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -200,41 +204,36 @@ def _unwritable(path: Path, error: OSError) -> UserError:
     )
 
 
-def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
+def _publish(temporary: Path, entry: Entry) -> None:
     """Renames the finished folder. An entry that another process has finished in the meantime is kept; a damaged one is
     replaced."""
-    if entry.exists() and _open(entry, manifest) is None:
+    if entry.folder.exists() and _open(entry) is None:
         damaged = temporary.with_name(temporary.name + "-damaged")
-        entry.rename(damaged)
+        entry.folder.rename(damaged)
         shutil.rmtree(damaged, ignore_errors=True)
     try:
-        temporary.rename(entry)
+        temporary.rename(entry.folder)
     except OSError:
-        if _open(entry, manifest) is None:
+        if _open(entry) is None:
             raise
 
 
-def _write_images(
-    listing: Listing, manifest: dict, path: Path, report: Report | None, planes: Planes
-) -> tuple[list[bytes], np.ndarray]:
+def _write_images(entry: Entry, path: Path) -> tuple[list[bytes], np.ndarray]:
     """Decodes all files with a few threads (PIL releases the GIL) directly into the memory-mapped file.
 
     Returns the digests of the files, and the heights and widths of the images.
     """
-    shape = tuple(manifest["shape"])
-    images = reserved(path, shape)
+    files = entry.listing.paths
+    images, sizes = reserved(path, tuple(entry.manifest["shape"])), np.empty((len(files), 2), np.int32)
 
     def fill(index: int) -> bytes:
-        path = listing.folder / listing.files[index]
-        content = read_bytes(path)
-        images[index], sizes[index] = planes.decode(path, shape[-1], content)
+        content = read_bytes(files[index])
+        images[index], sizes[index] = entry.planes.decode(files[index], entry.side, content)
         return digest(content)
 
-    digests, sizes = [], np.empty((len(listing.files), 2), np.int32)
-    with ThreadPoolExecutor(THREADS) as pool, _progress(manifest, report) as show:
-        for one in pool.map(fill, range(len(listing.files))):
-            digests.append(one)
-            show(len(digests), len(listing.files))
+    with ThreadPoolExecutor(THREADS) as pool:
+        words = f"decoding {entry.dataset} {entry.domain}"
+        digests = list(_with_bar(pool.map(fill, range(len(files))), len(files), words))
     images.flush()
     return digests, sizes
 
@@ -261,25 +260,16 @@ def remove_leftovers(folder: Path) -> None:
             continue  # another process was faster
 
 
-@contextmanager
-def _progress(manifest: dict, report: Report | None) -> Iterator[Report]:
-    """`report` itself, or a transient bar on stderr that appears once decoding takes longer than PATIENCE."""
-    if report is not None:
-        yield report
-        return
-    console = Console(stderr=True)
-    bar = Progress(console=console, transient=True)
-    task = bar.add_task(f"decoding {manifest['dataset']} {manifest['domain']}", total=None)
-    start = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        if console.is_terminal and not bar.live.is_started and time.monotonic() - start > PATIENCE:
-            bar.start()
-        if bar.live.is_started:
-            bar.update(task, completed=done, total=total)
-
+def _with_bar(items: Iterator[bytes], total: int, words: str) -> Iterator[bytes]:
+    """The items, and a transient bar on stderr that appears once they take longer than PATIENCE."""
+    bar, start = Progress(console=errors, transient=True), time.monotonic()
+    task = bar.add_task(words, total=total)
     try:
-        yield show
+        for done, item in enumerate(items, start=1):
+            if errors.is_terminal and not bar.live.is_started and time.monotonic() - start > PATIENCE:
+                bar.start()
+            bar.update(task, completed=done)
+            yield item
     finally:
         if bar.live.is_started:
             bar.stop()

@@ -50,6 +50,11 @@ class Listing:
     files: tuple[str, ...]  # relative to `folder`
     labels: np.ndarray
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files, to be opened."""
+        return [self.folder / name for name in self.files]
+
 
 def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
     """Folder that holds the domain folders: the data root itself, or e.g. PACS/ below it.

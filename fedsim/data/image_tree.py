@@ -3,10 +3,9 @@
 import numpy as np
 
 from fedsim.data.beside import file_digests, image_looks
-from fedsim.data.cache import Arrays, cached_domain, digest, hashes_of, stored_hashes
+from fedsim.data.cache import Arrays, Entry
 from fedsim.data.folders import Listing, dataset_folder, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
-from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root
@@ -41,9 +40,12 @@ class ImageTree(Reader):
     def _cached(self, domain: str) -> Arrays:
         """Images, labels and sizes, looked up once."""
         if domain not in self._open:
-            listing, cache = self.listing(domain), cache_root(self.data)
-            self._open[domain] = cached_domain(listing, self.found.name, domain, self.data.image_size, cache)
+            self._open[domain] = self._entry(domain).arrays()
         return self._open[domain]
+
+    def _entry(self, domain: str) -> Entry:
+        """A domain's place in the cache."""
+        return Entry(self.listing(domain), self.found.name, domain, self.data.image_size, cache_root(self.data))
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
         """The labels of the existing files; no file is opened."""
@@ -57,13 +59,11 @@ class ImageTree(Reader):
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the files' bytes, from the cache or by reading the files."""
-        data = self.data
-        return file_digests(self.listing(domain), self.found.name, domain, data.image_size, cache_root(data))
+        return file_digests(self._entry(domain))
 
     def looks(self, domain: str) -> np.ndarray:
         """Small means of the decoded images, from the cache or by computing them."""
-        data = self.data
-        return image_looks(self.listing(domain), self.found.name, domain, data.image_size, cache_root(data))
+        return image_looks(self._entry(domain))
 
     def nameless(self, domain: str) -> str:
         """Hash of the files' labels and bytes; empty for what an earlier version has decoded."""
@@ -72,11 +72,7 @@ class ImageTree(Reader):
     def _hashes(self, domain: str) -> dict[str, str]:
         """The hashes of a domain's files, looked up or computed once."""
         if domain not in self._known:
-            listing = self.listing(domain)
-            stored = stored_hashes(listing, self.found.name, domain, self.data.image_size, cache_root(self.data))
-            self._known[domain] = stored or hashes_of(
-                listing, [digest(read_bytes(listing.folder / name)) for name in listing.files]
-            )
+            self._known[domain] = self._entry(domain).hashes()
         return self._known[domain]
 
     def _lists(self, domain: str) -> list[bytes]:

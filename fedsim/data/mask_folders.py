@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from fedsim.common.errors import UserError
 from fedsim.data.beside import kept
-from fedsim.data.cache import Planes, cached_domain, manifest_of
+from fedsim.data.cache import Entry, Planes
 from fedsim.data.folders import Listing, images_of
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
@@ -71,18 +71,20 @@ class MaskFolders(ImageTree):
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray:
         """Masks uint8 [N,Q,s,s] of 0 and 1, decoded on first use (read-only memory map)."""
-        listing, side = self._mask_listing(domain), self.data.image_size
-        masks, _, sizes = cached_domain(
-            listing, self.found.name, f"{domain}-masks", side, cache_root(self.data), planes=self._planes()
-        )
-        _check_sizes(listing, self.sizes(domain), sizes)
-        _check_structures(listing, domain, masks, self.data.structures)
+        entry = self._mask_entry(domain)
+        masks, _, sizes = entry.arrays()
+        _check_sizes(entry.listing, self.sizes(domain), sizes)
+        _check_structures(entry.listing, domain, masks, self.data.structures)
         return masks
 
-    def _planes(self) -> Planes:
-        values = self.data.structures
+    def _mask_entry(self, domain: str) -> Entry:
+        """The place of a domain's masks in the cache."""
+        pairs, values = self._pairs(domain), self.data.structures
+        listing = Listing(self._folder(domain), tuple(mask for _, mask in pairs), np.zeros(len(pairs), np.int64))
         key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16] + ",".join(values)
-        return Planes(len(values), key, functools.partial(decode_mask, structures=values))
+        planes = Planes(len(values), key, functools.partial(decode_mask, structures=values))
+        name, side = f"{domain}-masks", self.data.image_size
+        return Entry(listing, self.found.name, name, side, cache_root(self.data), planes)
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the images, the masks and what their values mean."""
@@ -96,11 +98,8 @@ class MaskFolders(ImageTree):
 
     def _mask_hashes(self, domain: str) -> list[bytes]:
         if domain not in self._masks:
-            listing = self._mask_listing(domain)
-            name, side = f"{domain}-masks", self.data.image_size
-            manifest = manifest_of(listing, self.found.name, name, side, self._planes())
-            entry = cache_root(self.data) / self.found.name / f"{name}-{manifest['hash']}"
-            hashes = kept(entry / "sha256.npy", (len(listing.files), 32), lambda: _hashes(listing))
+            entry = self._mask_entry(domain)
+            hashes = kept(entry, "sha256.npy", (len(entry.listing.files), 32), lambda: _hashes(entry.listing))
             self._masks[domain] = [row.tobytes() for row in hashes]
         return self._masks[domain]
 
@@ -128,13 +127,9 @@ class MaskFolders(ImageTree):
                 raise UserError(f"{file}: {path!r} lies in the folder of another domain, whose image it is; remove it")
         return pairs
 
-    def _mask_listing(self, domain: str) -> Listing:
-        pairs = self._pairs(domain)
-        return Listing(self._folder(domain), tuple(mask for _, mask in pairs), np.zeros(len(pairs), np.int64))
-
 
 def _hashes(listing: Listing) -> np.ndarray:
-    found = (hashlib.sha256(read_bytes(listing.folder / name)).digest() for name in listing.files)
+    found = (hashlib.sha256(read_bytes(path)).digest() for path in listing.paths)
     return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 32)
 
 
@@ -152,8 +147,7 @@ def _check_structures(listing: Listing, domain: str, masks: np.ndarray, structur
     for number, (name, wanted) in enumerate(structures.items()):
         if any(mask[number].any() for mask in masks):
             continue
-        files = [listing.folder / file for file in listing.files]
-        values = sorted({int(value) for file in files for value in np.unique(_values(file, read_bytes(file)))})
+        values = sorted({int(value) for file in listing.paths for value in np.unique(_values(file, read_bytes(file)))})
         found = ", ".join(map(str, values[:SHOWN_VALUES])) + (", ..." if len(values) > SHOWN_VALUES else "")
         if set(wanted) & set(values):
             raise UserError(f"{domain}: no pixel of the structure {name!r} is left at data.image_size = "

@@ -15,7 +15,7 @@ from fedsim.data import cache as cache_module
 from fedsim.data import load_client, load_pooled
 from fedsim.data.augment import AUGMENTATIONS, Transforms, make_transforms
 from fedsim.data.benchmarks import benchmark
-from fedsim.data.cache import cached_images
+from fedsim.data.cache import Entry
 from fedsim.data.fingerprint import fingerprints
 from fedsim.data.folders import list_domain
 
@@ -24,10 +24,10 @@ from fedsim.data.folders import list_domain
 def load(tree_settings, tmp_path):
     """Function (settings) -> the cached images and labels of `photo`."""
 
-    def read(data=None, cache=tmp_path / "cache", report=None):
+    def read(data=None, cache=tmp_path / "cache"):
         data = data or tree_settings()
         listing = list_domain(data, benchmark(data), "photo")
-        return cached_images(listing, "folder", "photo", data.image_size, cache, report)
+        return Entry(listing, "folder", "photo", data.image_size, cache).arrays()[:2]
 
     return read
 
@@ -79,10 +79,8 @@ def test_a_client_crops_with_its_images_aspect_ratios(tree_settings):
 
 
 def test_second_use_decodes_nothing(load, tmp_path, monkeypatch):
-    seen = []
-    first, _ = load(report=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (8, 8)
-    monkeypatch.setattr(cache_module, "decode_sized", None)
+    first, _ = load()
+    monkeypatch.setattr(cache_module, "_write_images", None)
     assert (first == load()[0]).all()
     assert len(entries(tmp_path)) == 1
     (tmp_path / "file").touch()

@@ -12,6 +12,7 @@ from PIL import Image
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, beside, load_client
 from fedsim.data.beside import image_looks
+from fedsim.data.cache import Entry
 from fedsim.data.fingerprint import difference, fingerprints, refuse_equal_domains
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.shared_images import MOST_SHARED, near_copies, shared_images
@@ -74,7 +75,7 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
         damage()
         assert shared_images(settings(tree), "photo").shared == 2
         assert sorted((tree.parent / "cache").rglob("digests.npy")) == kept
-    monkeypatch.setattr(beside, "digest", lambda content: pytest.fail("a file was read"))
+    monkeypatch.setattr(beside, "digests_of", lambda listing: pytest.fail("a file was read"))
     assert shared_images(settings(tree), "photo").shared == 2
 
 
@@ -140,7 +141,7 @@ def test_looks_by_hand(tmp_path):
     pixels[2:5, 2:5, 0] = np.arange(9).reshape(3, 3)
     tree = write_tree(tmp_path / "images", ["art"], ["cat", "dog"], 1)
     Image.fromarray(pixels).save(tree / "art" / "cat" / "000.png")
-    found = image_looks(listing_of(settings(tree, image_size=64), "art"), "folder", "art", 20, tmp_path / "cache")
+    found = image_looks(Entry(listing_of(settings(tree), "art"), "folder", "art", 20, tmp_path / "cache"))
     looks = found[0].reshape(3, 8, 8)
     assert looks[:, 0, 0].tolist() == [10, 20, 30]
     assert looks[0, 1, 1] == 4
