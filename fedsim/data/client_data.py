@@ -51,12 +51,41 @@ def domain_of(client: str) -> str:
     return client.partition("/")[0]
 
 
+def clients_of(domain: str, count: int) -> list[str]:
+    """Names of a domain's clients: that of the domain for one, else "photo/0", "photo/1", ..."""
+    return [domain] if count == 1 else [f"{domain}/{index}" for index in range(count)]
+
+
 def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
     """Heights and widths, or None when all images are square."""
     return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
 
 
-def joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
+def joined(
+    client: str, parts: Sequence[ClientData], clients: Sequence[ClientData], held: tuple[int, ...] = ()
+) -> ClientData:
+    """The images of several domains one after the other, of a part for each, with what the `clients` own of them."""
+    sizes = [len(part.labels) for part in parts]
+    domains = tuple(part.domains[0] for part in parts)
+    start = dict(zip(domains, np.cumsum([0, *sizes[:-1]])))
+    masks = [part.masks for part in parts if part.masks is not None]
+    return ClientData(
+        client,
+        np.concatenate([part.images for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([each.train + start[each.domains[0]] for each in clients]),
+        np.concatenate([each.validation + start[each.domains[0]] for each in clients]),
+        parts[0].classes,
+        domains,
+        np.repeat(np.arange(len(parts), dtype=np.int64), sizes),
+        _joined_sizes(parts),
+        np.concatenate(masks) if masks else None,
+        pooled=bool(held),
+        held=held,
+    )
+
+
+def _joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
     """The sizes of several domains. The images of a domain in which all are square get a square."""
     if all(part.sizes is None for part in parts):
         return None

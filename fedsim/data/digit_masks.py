@@ -4,8 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedsim.data.digits import _all_digits, digits_file, resize
-from fedsim.data.reader import Reader, content_hash
+from fedsim.data.digits import Digits, _all_digits, resize
 from fedsim.data.splits import seed_hash, shuffled
 
 PER_CLASS = 40  # images of each digit in every client domain
@@ -13,26 +12,22 @@ TESTED = 200  # images of the unseen domain
 FIGURE, CORE = 0.3, 0.7  # ink (0 to 1) from which a pixel belongs to a structure
 
 
-class DigitMasks(Reader):
-    """Reads digit masks."""
+class DigitMasks(Digits):
+    """Reads digit masks, drawn of the same file."""
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images uint8 [N,1,s,s] on the domain's ground, and the digits, which stratify splits."""
         pictures = _pictures(domain, self.data.image_size, self.data.seed_of_splits, apart)
-        return pictures, self.labels(domain, apart)
+        return pictures, self._ink(apart)[1]
 
-    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+    def labels(self, domain: str) -> np.ndarray:
         """The digits alone."""
-        return self._ink(apart)[1]
+        return self._ink(apart=False)[1]
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray:
         """Masks uint8 [N,2,s,s]: figure (ink of at least 0.3) and, within it, core (ink of at least 0.7)."""
         ink = self._ink(apart)[0]
         return np.concatenate([ink >= FIGURE, ink >= CORE], axis=1).astype(np.uint8)
-
-    def fingerprint(self, domain: str) -> str:
-        """Hash of the embedded file."""
-        return content_hash(digits_file().read_bytes())
 
     def _ink(self, apart: bool) -> tuple[np.ndarray, np.ndarray]:
         return _drawn(self.data.image_size, self.data.seed_of_splits, apart)

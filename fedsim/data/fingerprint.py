@@ -53,12 +53,8 @@ def fingerprint(data: DataSettings, domain: str, found: Benchmark | None = None)
     """The fingerprint of one domain, under any spelling of its name that the data set accepts."""
     found = found or benchmark(data)
     read, name = reader(data, found), resolve_domain(found, domain)
-    seeded = found.environment(name)
-    known: dict[str, int | str] = {
-        "images": len(read.labels(name)),
-        "content": read.fingerprint(name),
-        "environment": seeded,
-    }
+    images, seeded = len(read.labels(name)), found.environment(name)
+    known: dict[str, int | str] = {"images": images, "content": read.fingerprint(name), "environment": seeded}
     nameless = read.nameless(name)
     return known | ({"nameless": nameless} if nameless else {})
 

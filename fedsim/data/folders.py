@@ -1,5 +1,6 @@
 """Image trees `root/domain/class/image`: finds the folders, lists the files, checks them against the benchmark."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,33 +14,10 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
-SIDE_FILES = frozenset(
-    {
-        ".txt",
-        ".csv",
-        ".tsv",
-        ".json",
-        ".xml",
-        ".yaml",
-        ".yml",
-        ".toml",
-        ".md",
-        ".html",
-        ".pdf",
-        ".db",
-        ".ini",
-        ".log",
-        ".mat",
-        ".npy",
-        ".npz",
-        ".pkl",
-        ".zip",
-        ".tar",
-        ".gz",
-        ".sha256",
-        ".md5",
-    }
-)
+SIDE_FILES = frozenset({
+    ".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".toml", ".md", ".html", ".pdf", ".db", ".ini", ".log",
+    ".mat", ".npy", ".npz", ".pkl", ".zip", ".tar", ".gz", ".sha256", ".md5",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,6 +34,13 @@ class Listing:
         return [self.folder / name for name in self.files]
 
 
+def places(data: DataSettings, found: Benchmark) -> list[Path]:
+    """Where a data set may lie: the data root, and the folders below it that are called as the data set."""
+    root = data_root(data)
+    below = subfolders(root) if root.is_dir() else []
+    return [root, *(root / name for name in below if plain(name) in found.folder)]
+
+
 def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
     """Folder that holds the domain folders: the data root itself, or e.g. PACS/ below it.
 
@@ -67,13 +52,13 @@ def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
         raise UserError(f"{found.title}: no folder {where}; set data.root or $FEDSIM_DATA to where the images are")
     if found.name == "folder":
         return root
-    below = [root / name for name in subfolders(root) if plain(name) in found.folder]
-    for folder in (root, *below):
+    possible = places(data, found)
+    for folder in possible:
         if any(matching(domain, subfolders(folder)) for domain in found.all_domains or found.domains):
             return folder
     raise UserError(
         f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root} or in "
-        f"{below[0] if below else root / found.title}; put the images there as domain/class/image "
+        f"{(possible[1:] or [root / found.title])[0]}; put the images there as domain/class/image "
         "or set data.root or $FEDSIM_DATA"
     )
 
@@ -92,15 +77,11 @@ def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
     folder = root / name
     lenient = found.name == "folder" and bool(data.classes)  # named classes may be absent from a domain
     class_folders = _class_folders(found, domain, folder, lenient)
-    files: list[str] = []
-    counts = []
-    for class_folder in class_folders:
-        images = images_of(folder, class_folder) if class_folder else []
-        counts.append(len(images))
-        files.extend(images)
+    images = [images_of(folder, name) if name else [] for name in class_folders]
+    counts = list(map(len, images))
     _check_counts(found, domain, folder, counts, lenient)
     labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return Listing(folder, tuple(files), labels)
+    return Listing(folder, tuple(itertools.chain(*images)), labels)
 
 
 def _class_folders(found: Benchmark, domain: str, folder: Path, lenient: bool) -> list[str]:

@@ -25,15 +25,11 @@ class Opened(NamedTuple):
 
 
 ROW = Benchmark(
-    "partitions",
-    "Partitions of a FederatedDataset",
-    (),
-    (),
-    3,
+    "partitions", "Partitions of a FederatedDataset", (), (), 3,
     source="your own images",
     reader="fedsim.data.hugging_face:HuggingFaceReader",
     discover="fedsim.data.hugging_face:discover",
-)
+)  # fmt: skip
 
 
 def is_federated(found: object) -> bool:

@@ -5,7 +5,6 @@ They are on disk (`save_to_disk`), or they are the partitions of a `FederatedDat
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,14 @@ from fedsim.data.cache import DIGEST_BYTES, digest
 from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.made_once import content, decoded
-from fedsim.data.names import composed, refuse_alike, used_of
+from fedsim.data.names import composed
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
+from fedsim.data.tables import named
 from fedsim.settings import DataSettings, cache_root, data_root
 
-COLUMNS = {
-    "path": "image",
-    "label": "label",
-    "domain": "domain",
-}  # our name -> theirs, where data.columns says none
+COLUMNS = {"path": "image", "label": "label", "domain": "domain"}  # our name -> theirs, where data.columns says none
 Version = tuple[int, int, int]
 Saved = tuple[Path | str, tuple[Version, ...]]  # a folder and its files, or the module:name of partitions
 
@@ -39,25 +35,15 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     A label column with names (ClassLabel) also keeps the classes without images. Raises UserError for a folder that is
     not such a data set, a missing column, and fewer than two classes.
     """
-    labels_of = _labels_of(_saved(data), tuple(_column(data, each) for each in COLUMNS))
-    domains = tuple(sorted(labels_of))
-    own = [labels_of[name] for name in used_of(domains, data.domains)]
-    named = getattr(_rows(data).features[_column(data, "label")], "names", None) or set().union(*own)
-    classes = tuple(sorted({*map(composed, named), *map(composed, data.classes)}))
-    refuse_alike([*own, *([name] for name in classes)], "labels", _where(data))
-    if len(classes) < 2:
-        raise UserError(f"{_where(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
-    if not data.domains:
-        refuse_alike([[name] for name in domains], "domains", _where(data))
-    splits = {} if reads_lists(data) else _opened(data).splits
-    joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
-    return replace(row, domains=domains, classes=classes, joined=joined)
+    opened = _opened(data)
+    classes = getattr(opened.rows.features[_column(data, "label")], "names", None) or ()
+    return named(row, data, _pairs(*_source(data)), classes, opened.splits, _where(data))
 
 
 class HuggingFaceReader(Reader):
     """Reads the images of one domain in the data set's own order, of all splits that the data set has."""
 
-    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+    def labels(self, domain: str) -> np.ndarray:
         """Class indices of a domain's images."""
         index = {name: position for position, name in enumerate(self.found.classes)}
         texts = _texts(self.data, "label")
@@ -67,7 +53,7 @@ class HuggingFaceReader(Reader):
         """Images, decoded on first use, and labels."""
         return self._decoded(domain)[0], self.labels(domain)
 
-    def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
+    def sizes(self, domain: str) -> np.ndarray:
         """Heights and widths of the images."""
         return self._decoded(domain)[1]
 
@@ -178,7 +164,12 @@ def _rows(data: DataSettings) -> Any:
 
 
 def _opened(data: DataSettings) -> Opened:
-    return _open(_saved(data), tuple(_column(data, name) for name in COLUMNS))
+    return _open(*_source(data))
+
+
+def _source(data: DataSettings) -> tuple[Saved, tuple[str, ...]]:
+    """What is opened, and its columns of images, labels and domains."""
+    return _saved(data), tuple(_column(data, name) for name in COLUMNS)
 
 
 def _where(data: DataSettings) -> Path | str:
@@ -215,7 +206,7 @@ def _open(saved: Saved, wanted: tuple[str, ...]) -> Opened:
 
 def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
     """A column of names as text, in the order of the rows."""
-    return _text_column(_saved(data), tuple(_column(data, each) for each in COLUMNS), _column(data, name))
+    return _text_column(*_source(data), _column(data, name))
 
 
 @functools.lru_cache(maxsize=8)
@@ -239,13 +230,10 @@ def _text_column(saved: Saved, wanted: tuple[str, ...], column: str) -> tuple[st
 
 
 @functools.lru_cache(maxsize=4)
-def _labels_of(saved: Saved, wanted: tuple[str, ...]) -> dict[str, set[str]]:
-    """The labels that each domain has."""
+def _pairs(saved: Saved, wanted: tuple[str, ...]) -> set[tuple[str, str]]:
+    """Every (domain, label) that occurs."""
     labels, domains = (_text_column(saved, wanted, wanted[number]) for number in (1, 2))
-    found: dict[str, set[str]] = {}
-    for domain, label in set(zip(domains, labels)):
-        found.setdefault(domain, set()).add(label)
-    return found
+    return set(zip(domains, labels))
 
 
 def _row_error(folder: Path | str, row: int, reason: str) -> UserError:

@@ -33,7 +33,7 @@ class ImageTree(Reader):
         """Images and labels of a domain, decoded on first use."""
         return self._cached(domain)[:2]
 
-    def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
+    def sizes(self, domain: str) -> np.ndarray:
         """Heights and widths of the files' images."""
         return self._cached(domain)[2]
 
@@ -47,7 +47,7 @@ class ImageTree(Reader):
         """A domain's place in the cache."""
         return Entry(self.listing(domain), self.found.name, domain, self.data.image_size, cache_root(self.data))
 
-    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+    def labels(self, domain: str) -> np.ndarray:
         """The labels of the existing files; no file is opened."""
         return self.listing(domain).labels
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -74,11 +75,9 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         listing = read.listing(domain)
         counts.append(np.bincount(listing.labels, minlength=len(found.classes)))
         chosen = np.unique(np.linspace(0, len(listing.files) - 1, min(MOST, len(listing.files))).astype(int))
+        paths = [listing.folder / listing.files[index] for index in chosen]
         with ThreadPoolExecutor(4) as pool:
-            arguments = [
-                (listing.folder / listing.files[index], domain, int(listing.labels[index])) for index in chosen
-            ]
-            checked = list(pool.map(lambda each: _check(*each), arguments))
+            checked = list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
         rows.append(_summary(domain, len(listing.files), checked))
         problems += _listed([each.problem for each in checked if each.problem], f"in {domain}")
         absent = [name for name, count in zip(found.classes, counts[-1]) if not count]

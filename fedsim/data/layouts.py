@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing, walk
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing, places, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, matching, names_in, plain, read_from, subfolders
 from fedsim.data.row import Benchmark
@@ -29,11 +29,10 @@ class ImageRow(NamedTuple):
 
 def folder_of(data: DataSettings, found: Benchmark, *needed: str) -> Path:
     """The data set's folder, which holds `needed`: the data root, or a folder below it called as the data set."""
-    root = data_root(data)
-    below = [root / name for name in subfolders(root) if plain(name) in found.folder] if root.is_dir() else []
-    for folder in (root, *below):
+    for folder in places(data, found):
         if all((folder / name).exists() for name in needed):
             return folder
+    root = data_root(data)
     raise UserError(f"{found.title}: no {needed[0]!r} in {root} or in a folder {found.folder[0]!r} below it"
                     f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
 
@@ -44,13 +43,12 @@ def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
     DomainNet and its parts have many names, which are equal in every copy. Raises UserError for another number of
     classes.
     """
-    root = data_root(data)
-    below = [root / name for name in subfolders(root) if plain(name) in found.folder] if root.is_dir() else []
-    for folder in (root, *below):
+    for folder in places(data, found):
         present = [name for domain in found.domains if (name := matching(domain, subfolders(folder)))]
         if present:
             break
     else:
+        root = data_root(data)
         raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root}{read_from(root)}; "
                         "set data.root or $FEDSIM_DATA")  # fmt: skip
     classes = sorted({name for domain in present for name in names_in(folder / domain)})

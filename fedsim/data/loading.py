@@ -7,28 +7,19 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
-from fedsim.data.client_data import ClientData, domain_of, joined_sizes, unless_square
+from fedsim.data.client_data import ClientData, clients_of, domain_of, joined, unless_square
 from fedsim.data.holdout import listed_split, required, split_pool
 from fedsim.data.mixing import check_mix, load_mixed
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
-from fedsim.data.splits import (
-    dirichlet_partition,
-    fraction_subset,
-    iid_partition,
-    random_split,
-    seed_hash,
-    shuffled,
-)
+from fedsim.data.splits import dirichlet_partition, fraction_subset, iid_partition, random_split, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
 
 def client_names(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
     """Source clients in sorted-domain order: "photo", or "photo/0", "photo/1", ...; see `source_domains`."""
     sources = source_domains(data, target, found)
-    if data.clients_per_domain == 1:
-        return sources
-    return [f"{domain}/{index}" for domain in sources for index in range(data.clients_per_domain)]
+    return [client for domain in sources for client in clients_of(domain, data.clients_per_domain)]
 
 
 def unseen_domains(data: DataSettings) -> list[str]:
@@ -123,7 +114,7 @@ def split_of_domain(
     data: DataSettings, found: Benchmark, domain: str, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(train, validation) indices of all clients of a domain among its images with these labels."""
-    names = [f"{domain}/{index}" if data.clients_per_domain > 1 else domain for index in range(data.clients_per_domain)]
+    names = clients_of(domain, data.clients_per_domain)
     parts = [_own_split(data, found, name, domain, index, labels) for index, name in enumerate(names)]
     train, validation = map(np.concatenate, zip(*parts))
     return train, validation
@@ -200,10 +191,7 @@ def check_partitions(data: DataSettings, target: str, found: Benchmark | None = 
         return
     read = reader(data, found)
     for domain in source_domains(data, target, found):
-        labels = read.labels(domain)
-        for index in range(data.clients_per_domain):
-            client = domain if data.clients_per_domain == 1 else f"{domain}/{index}"
-            _own_split(data, found, client, domain, index, labels)
+        split_of_domain(data, found, domain, read.labels(domain))
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -227,25 +215,8 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     clients = [load_client(data, client, found=found) for client in client_names(data, target, found)]
     names = client_names(given, target, found) if given.mix else ()
     whose = [load_client(given, name, target, found) for name in names] or clients
-    domains = tuple(dict.fromkeys(client.domains[0] for client in clients))
-    first = {domain: next(client for client in clients if client.domains[0] == domain) for domain in domains}
-    sizes = [len(first[domain].labels) for domain in domains]
-    masks = [first[domain].masks for domain in domains]
-    offset = dict(zip(domains, np.cumsum([0, *sizes[:-1]])))
-    return ClientData(
-        "pooled",
-        np.concatenate([first[domain].images for domain in domains]),
-        np.concatenate([first[domain].labels for domain in domains]),
-        np.concatenate([client.train + offset[client.domains[0]] for client in clients]),
-        np.concatenate([client.validation + offset[client.domains[0]] for client in clients]),
-        found.classes,
-        domains,
-        np.repeat(np.arange(len(domains), dtype=np.int64), sizes),
-        joined_sizes([first[domain] for domain in domains]),
-        None if masks[0] is None else np.concatenate([mask for mask in masks if mask is not None]),
-        pooled=True,
-        held=tuple(client.examples for client in whose),
-    )
+    parts = {client.domains[0]: client for client in clients}  # all clients of a domain have its images
+    return joined("pooled", list(parts.values()), clients, held=tuple(client.examples for client in whose))
 
 
 def _client_index(data: DataSettings, client: str) -> int:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.common.errors import UserError
-from fedsim.data.client_data import ClientData, joined_sizes, unless_square
+from fedsim.data.client_data import ClientData, clients_of, joined, unless_square
 from fedsim.data.holdout import listed_split, split_pool
-from fedsim.data.reader import Reader, reader
+from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
 from fedsim.data.splits import deal, dirichlet_deal, fraction_subset, seed_hash, shuffled
 from fedsim.settings import DataSettings
@@ -35,22 +35,25 @@ def load_mixed(data: DataSettings, found: Benchmark, client: str, place: int, do
     for number, domain in enumerate(domains):
         images, labels = read.images(domain)
         train, validation = _shares(data, found, domain, number, len(domains), labels)[place]
-        parts.append(_own(client, read, found, domain, images, labels, train, validation))
+        own = np.concatenate([train, validation])
+        train, validation = np.split(np.arange(len(own), dtype=np.int64), [len(train)])
+        sizes, masks = read.sizes(domain), read.masks(domain)
+        parts.append(
+            ClientData(
+                client,
+                images[own],
+                labels[own],
+                train,
+                validation,
+                found.classes,
+                (domain,),
+                np.zeros(len(own), np.int64),
+                None if sizes is None else unless_square(sizes[own]),
+                None if masks is None else masks[own],
+            )
+        )
     _check(client, sum(len(part.train) for part in parts), sum(len(part.validation) for part in parts))
-    start = np.cumsum([0, *(len(part.labels) for part in parts)])
-    masks = [part.masks for part in parts]
-    return ClientData(
-        client,
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.train + offset for part, offset in zip(parts, start)]),
-        np.concatenate([part.validation + offset for part, offset in zip(parts, start)]),
-        found.classes,
-        tuple(domains),
-        np.repeat(np.arange(len(domains), dtype=np.int64), np.diff(start)),
-        joined_sizes(parts),
-        None if masks[0] is None else np.concatenate([mask for mask in masks if mask is not None]),
-    )
+    return joined(client, parts, parts)
 
 
 def check_mix(data: DataSettings, found: Benchmark, domains: Sequence[str]) -> None:
@@ -59,9 +62,8 @@ def check_mix(data: DataSettings, found: Benchmark, domains: Sequence[str]) -> N
     shares = [
         _shares(data, found, domain, number, len(domains), read.labels(domain)) for number, domain in enumerate(domains)
     ]
-    for place, own in enumerate(zip(*shares)):
-        domain, index = domains[place // data.clients_per_domain], place % data.clients_per_domain
-        client = domain if data.clients_per_domain == 1 else f"{domain}/{index}"
+    clients = [client for domain in domains for client in clients_of(domain, data.clients_per_domain)]
+    for client, own in zip(clients, zip(*shares), strict=True):
         _check(client, *(sum(map(len, part)) for part in zip(*own)))
 
 
@@ -71,34 +73,6 @@ def _check(client: str, train: int, validation: int) -> None:
             f"client {client!r} has {train} training and {validation} validation images, at least 2 and 1 are needed; "
             "change data.holdout, data.fraction, data.mix or data.clients_per_domain"
         )
-
-
-def _own(
-    client: str,
-    read: Reader,
-    found: Benchmark,
-    domain: str,
-    images: np.ndarray,
-    labels: np.ndarray,
-    train: np.ndarray,
-    validation: np.ndarray,
-) -> ClientData:
-    """A client's images of one domain, copied out of the domain's."""
-    own = np.concatenate([train, validation])
-    positions = np.arange(len(own), dtype=np.int64)
-    sizes, masks = read.sizes(domain), read.masks(domain)
-    return ClientData(
-        client,
-        images[own],
-        labels[own],
-        positions[: len(train)],
-        positions[len(train) :],
-        found.classes,
-        (domain,),
-        np.zeros(len(own), np.int64),
-        None if sizes is None else unless_square(sizes[own]),
-        None if masks is None else masks[own],
-    )
 
 
 def _shares(

@@ -30,11 +30,11 @@ class Reader:
         """
         raise NotImplementedError
 
-    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+    def labels(self, domain: str) -> np.ndarray:
         """Only the labels int64 [N]; image trees list their files and open none."""
-        return self.images(domain, apart)[1]
+        return self.images(domain)[1]
 
-    def sizes(self, domain: str, apart: bool = False) -> np.ndarray | None:
+    def sizes(self, domain: str) -> np.ndarray | None:
         """Height and width int [N,2] of the images before they were resized to a square, for the aspect ratio of crops.
 
         None means that they were square.

@@ -6,7 +6,7 @@ A table is read in pieces, so that opening one of a million rows takes seconds a
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -31,9 +31,8 @@ ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a sh
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a whole table: its sorted domains, and the number of images by (domain, class)."""
+    """The facts of a whole table: the number of images by (domain, class)."""
 
-    domains: tuple[str, ...]
     counts: Mapping[tuple[str, str], int]
     splits: Mapping[str, int] | None  # images by known word of the column `split`; None without it
 
@@ -44,16 +43,35 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     Raises UserError for a missing or unreadable file, a missing column, an empty cell and fewer than two classes.
     """
     found = facts(data)
-    own = [[c for d, c in found.counts if d == domain] for domain in used_of(found.domains, data.domains)]
-    classes = tuple(sorted(set(map(composed, data.classes)).union(*own)))
-    refuse_alike([*own, *([name] for name in classes)], "labels", table_file(data))
+    return named(row, data, found.counts, (), found.splits or {}, table_file(data))
+
+
+def named(
+    row: Benchmark,
+    data: DataSettings,
+    pairs: Iterable[tuple[str, str]],
+    classes: Iterable[str],
+    splits: Mapping[str, int],
+    where: object,
+) -> Benchmark:
+    """The row with the names of a column of domains and one of labels.
+
+    pairs: every (domain, label) that occurs; classes: those that are known without images; splits: the images of each
+    """
+    labels_of: dict[str, set[str]] = {}
+    for domain, label in pairs:
+        labels_of.setdefault(domain, set()).add(label)
+    domains = tuple(sorted(labels_of))
+    own = [labels_of[name] for name in used_of(domains, data.domains)]
+    known = tuple(sorted(set(map(composed, [*classes, *data.classes])).union(*own)))
+    refuse_alike([*own, *([name] for name in known)], "labels", where)
     if not data.domains:
-        refuse_alike([[name] for name in found.domains], "domains", table_file(data))
-    if len(classes) < 2:
-        raise UserError(f"{table_file(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
-    splits = {} if reads_lists(data) else found.splits or {}
+        refuse_alike([[name] for name in domains], "domains", where)
+    if len(known) < 2:
+        raise UserError(f"{where}: {len(known)} class(es) in the column of labels; at least 2 are needed")
+    splits = {} if reads_lists(data) else splits
     joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
-    return replace(row, domains=found.domains, classes=classes, joined=joined)
+    return replace(row, domains=domains, classes=known, joined=joined)
 
 
 class TableReader(ImageTree):
@@ -68,7 +86,7 @@ class TableReader(ImageTree):
         rows = self._rows(domain)
         return Listing(table_file(self.data).parent, tuple(rows["path"]), rows["label"].to_numpy(np.int64))
 
-    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+    def labels(self, domain: str) -> np.ndarray:
         """Only the labels, from the counts of the classes."""
         counts = facts(self.data).counts
         return np.repeat(np.arange(len(self.found.classes)), [counts.get((domain, c), 0) for c in self.found.classes])
@@ -102,8 +120,7 @@ class TableReader(ImageTree):
 
     def _rows(self, domain: str) -> pd.DataFrame:
         """Path, label (index of the class) and split of a domain's rows, sorted by label and path."""
-        file = table_file(self.data)
-        rows = _rows_of(file, _version(file), tuple(sorted(self.data.columns.items())), domain)
+        rows = _rows_of(*_source(self.data), domain)
         return rows.assign(label=rows["label"].map({name: index for index, name in enumerate(self.found.classes)}))
 
 
@@ -119,13 +136,14 @@ def table_file(data: DataSettings) -> Path:
 
 def facts(data: DataSettings) -> Facts:
     """Facts of the settings' table, read once per process and version of the file."""
+    return _facts(*_source(data))
+
+
+def _source(data: DataSettings) -> tuple[Path, tuple[int, int], tuple[tuple[str, str], ...]]:
+    """The table, the version of its file, and the names of its columns."""
     file = table_file(data)
-    return _facts(file, _version(file), tuple(sorted(data.columns.items())))
-
-
-def _version(file: Path) -> tuple[int, int]:
     status = file.stat()
-    return status.st_size, status.st_mtime_ns
+    return file, (status.st_size, status.st_mtime_ns), tuple(sorted(data.columns.items()))
 
 
 @functools.lru_cache(maxsize=8)
@@ -138,9 +156,8 @@ def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str],
         counts.update(piece.groupby(["domain", "label"], sort=False, observed=True).size().to_dict())
     if not counts:
         raise UserError(f"{file} has no rows")
-    domains = tuple(sorted({domain for domain, _ in counts}))
     known = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
-    return Facts(domains, dict(counts), known)
+    return Facts(dict(counts), known)
 
 
 @functools.lru_cache(maxsize=16)

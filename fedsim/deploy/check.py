@@ -17,10 +17,11 @@ from rich.table import Column, Table
 
 from fedsim.common.errors import UserError, printable
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
+from fedsim.data.client_data import clients_of
 from fedsim.data.names import matching
 from fedsim.deploy.apps import CHECK
 from fedsim.deploy.check_app import installed_versions
-from fedsim.deploy.contacts import Contact, read_contacts
+from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.status import clock_problem
@@ -78,7 +79,7 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
         experiment = with_names(experiment, federation)
     answers = ask_sites(control, experiment, wait) if any(online.values()) else []
     findings, missing = judge(federation, experiment, registered_nodes(federation), online, answers)
-    contacts = read_contacts(federation.kit("server") / "run" / "contacts.json")
+    contacts = read_contacts(federation.kit("server") / CONTACTS)
     for finding in findings:
         add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
     if refused and given and (unnamed := names_lacking(given, findings)):
@@ -131,9 +132,8 @@ def with_names(experiment: Experiment, federation: Federation) -> Experiment:
     if experiment.data.dataset == "folder" and not experiment.data.domains:
         domains = sorted({domain_of(site.domain) for site in federation.sites})
         experiment = experiment.replace(data={"domains": domains})
-    folder = experiment.data.dataset == "folder"
     target = experiment.run.target or (targets[0] if len(targets) == 1 else "")
-    if not folder:
+    if experiment.data.dataset != "folder":
         found = benchmark(experiment.data)
         target = resolve_domain(found, target) if target else found.domains[-1]
     return experiment.replace(run={"target": target or sorted(experiment.data.domains)[-1]})
@@ -276,8 +276,7 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
 def _folder_clients(experiment: Experiment) -> list[str]:
     held_out = (experiment.run.target, experiment.run.validation_domain)
     domains = [domain for domain in sorted(experiment.data.domains) if domain not in held_out]
-    count = experiment.data.clients_per_domain
-    return domains if count == 1 else [f"{domain}/{index}" for domain in domains for index in range(count)]
+    return [client for domain in domains for client in clients_of(domain, experiment.data.clients_per_domain)]
 
 
 def table(federation: Federation, findings: list[Finding], title: str) -> Table:

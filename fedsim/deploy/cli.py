@@ -17,12 +17,12 @@ def init(
     add: Annotated[bool, typer.Option("--add", help="write the kits of new sites only, with the same CA")] = False,
 ) -> None:
     """Write one kit per machine: certificates, keys, configuration, scripts."""
-    from fedsim.common.console import console
+    from fedsim.common.console import say
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.kits import init as write_kits
 
     for kit in write_kits(read_federation(federation), force, add):
-        console.print(str(kit), soft_wrap=True, markup=False, highlight=False)
+        say(str(kit))
 
 
 @app.command()
@@ -32,7 +32,7 @@ def register(
     key: Annotated[Path | None, typer.Option(help="the file with that site's public key")] = None,
 ) -> None:
     """Register exactly the keys in the server kit's sites/ (its start.sh calls this); --site adds the key of a site."""
-    from fedsim.common.console import console
+    from fedsim.common.console import say
     from fedsim.deploy.control import add_public_key
     from fedsim.deploy.control import register as register_keys
     from fedsim.deploy.federation import read_federation
@@ -41,7 +41,7 @@ def register(
     if site:
         add_public_key(description, site, key)
     nodes = register_keys(description)
-    console.print(f"registered: {', '.join(nodes) or 'no site'}", soft_wrap=True, highlight=False)
+    say(f"registered: {', '.join(nodes) or 'no site'}")
 
 
 @app.command(name="key", hidden=True)
@@ -60,7 +60,7 @@ def renew(
     """Replace the server's certificate. Keys and kits do not change, and running sites continue."""
     from datetime import UTC, datetime, timedelta
 
-    from fedsim.common.console import console
+    from fedsim.common.console import say
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.renewal import renew as renew_certificate
 
@@ -68,7 +68,7 @@ def renew(
     until = renew_certificate(description, days)
     wanted = datetime.now(UTC) + timedelta(days=(days or description.days) - 1)
     cut = " and no longer, because the CA's certificate ends then" if until < wanted else ""
-    console.print(f"the server's certificate is valid until {until:%Y-%m-%d}{cut}", highlight=False, soft_wrap=True)
+    say(f"the server's certificate is valid until {until:%Y-%m-%d}{cut}")
 
 
 @app.command()
@@ -77,16 +77,14 @@ def sign(
     federation: Annotated[Path, typer.Option(help="the federation's TOML file")] = Path("federation.toml"),
 ) -> None:
     """Sign an app bundle with the operator's key, for sites that pin what they run."""
-    from fedsim.common.console import console
+    from fedsim.common.console import say
     from fedsim.deploy.bundles import sign as sign_bundle
     from fedsim.deploy.federation import read_federation
 
     found, signature = sign_bundle(bundle, read_federation(federation).kit("operator") / "apps.key")
     file = Path(f"{found}.sig")
     file.write_text(f"{signature}\n")
-    console.print(
-        f"{file}: give it to the sites, which copy it to apps/ in their kits", soft_wrap=True, highlight=False
-    )
+    say(f"{file}: give it to the sites, which copy it to apps/ in their kits")
 
 
 @app.command()

@@ -35,30 +35,33 @@ def init(federation: Federation, force: bool = False, add: bool = False) -> list
         raise UserError("--force renews all kits, --add writes the missing ones only: choose one")
     names = [site.name for site in federation.sites]
     existing = [name for name in ("operator", "server", *names) if federation.kit(name).exists()]
-    if not existing:
-        return _write_all(federation)
-    if force:
-        return _replace_all(federation)
     missing = [name for name in names if name not in existing]
-    if not add:
+    if existing and not force and not add:
         raise UserError(
             f"{federation.kits} has kits already ({', '.join(existing)}); "
             f"--add writes what is missing ({', '.join(missing) or 'nothing'}), --force renews all keys"
         )
-    return _add(federation, missing)
+    written = ["operator", "server", *names]
+    if not existing:
+        _write_all(federation)
+    elif force:
+        _replace_all(federation)
+    else:
+        _add(federation, missing)
+        written = missing
+    return [federation.kit(name) for name in written]
 
 
-def _write_all(federation: Federation) -> list[Path]:
+def _write_all(federation: Federation) -> None:
     with _new_folder(federation) as folder:
         _build(federation, folder)
         try:
             folder.rename(federation.kits)  # over an empty folder, if there is one
         except OSError:
             raise UserError(f"{federation.kits} holds something else than kits; set another `kits` folder") from None
-    return _folders(federation, [site.name for site in federation.sites])
 
 
-def _replace_all(federation: Federation) -> list[Path]:
+def _replace_all(federation: Federation) -> None:
     replaced = federation.kits.with_name(f"{federation.kits.name}.replaced")
     if replaced.exists():
         raise UserError(f"{replaced} is left from an interrupted --force: move what you need out of it and remove it")
@@ -72,7 +75,6 @@ def _replace_all(federation: Federation) -> list[Path]:
     for old in replaced.iterdir():
         _move_missing(old, federation.kits / old.name)
     shutil.rmtree(replaced)
-    return _folders(federation, [site.name for site in federation.sites])
 
 
 def _move_missing(old: Path, new: Path) -> None:
@@ -85,7 +87,7 @@ def _move_missing(old: Path, new: Path) -> None:
                 path.rename(new / path.name)
 
 
-def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
+def _add(federation: Federation, missing: Sequence[str]) -> None:
     if not federation.kit("server").exists() or not federation.kit("operator").exists():
         raise UserError(f"{federation.kits} lacks the operator's or the server's kit; --force renews all")
     server = federation.kit("server")
@@ -106,7 +108,6 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
                 public.unlink()  # `register` then unregisters that site
         _write_federation(federation, renewed)
         renewed.rename(server / "federation.toml")
-    return [federation.kit(name) for name in missing]
 
 
 def _refuse_changes(old: Federation, new: Federation) -> None:
@@ -138,22 +139,17 @@ def _build(federation: Federation, folder: Path) -> None:
     _copy(
         "server",
         server,
-        {
-            "NAME": federation.name,
-            "PUBLIC": federation.public_address,
-            "CONTROL": federation.control_address,
-            "LISTEN": f"{_bracketed(federation.listen_host)}:{federation.port}",
-            "NGINX": " and nginx" if federation.proxy == "nginx" else "",
-            "KIT": str(federation.kit("server")),
-        },
+        NAME=federation.name,
+        PUBLIC=federation.public_address,
+        CONTROL=federation.control_address,
+        LISTEN=f"{_bracketed(federation.listen_host)}:{federation.port}",
+        NGINX=" and nginx" if federation.proxy == "nginx" else "",
+        KIT=str(federation.kit("server")),
     )
     if federation.proxy == "none":
         (server / "nginx.conf").unlink()
-    host, port = (
-        (federation.control_host, federation.control_port)
-        if federation.proxy == "nginx"
-        else (federation.listen_host, federation.port)
-    )
+    host = federation.control_host if federation.proxy == "nginx" else federation.listen_host
+    port = federation.control_port  # without a proxy it is that of the sites
     _write_env(server / "server.env", HOST=host, PORT=port, PROXY=federation.proxy, PUBLIC=federation.public_address)
     _write_federation(federation, server / "federation.toml")
     (server / "flwr").mkdir()
@@ -186,26 +182,19 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
         TRIES=federation.tries,
         TORCH_INDEX=federation.torch_index,
     )
-    role = "it trains" if site.role == "source" else "it evaluates the unseen domain and never trains"
+    folders = [f"{folder}:{folder}{mode}" for folder, mode in ((site.data_dir, ":ro"), (site.state_dir, "")) if folder]
+    needed = f" Runs also need `pip install {' '.join(federation.packages)}`."
     _copy(
         "site",
         kit,
-        {
-            "SITE": site.name,
-            "NAME": federation.name,
-            "DOMAIN": site.domain,
-            "ROLE": role,
-            "PUBLIC": federation.public_address,
-            "PACKAGES": f" Runs also need `pip install {' '.join(federation.packages)}`."
-            if federation.packages
-            else "",
-            "VOLUMES": "".join(
-                f"\n      - {json.dumps(f'{folder}:{folder}{mode}')}"
-                for folder, mode in ((site.data_dir, ":ro"), (site.state_dir, ""))
-                if folder
-            ),
-            "DATA": f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
-        },
+        SITE=site.name,
+        NAME=federation.name,
+        DOMAIN=site.domain,
+        ROLE="it trains" if site.role == "source" else "it evaluates the unseen domain and never trains",
+        PUBLIC=federation.public_address,
+        PACKAGES=needed if federation.packages else "",
+        VOLUMES="".join(f"\n      - {json.dumps(each)}" for each in folders),
+        DATA=f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
     )
 
 
@@ -232,15 +221,11 @@ def _wheel(federation: Federation) -> Path:
 
 def write_connection(federation: Federation) -> None:
     """Write the operator's `flwr` connection, whose certificate path must be absolute: again wherever the kit lies."""
-    table = {
-        "default": CONNECTION,
-        CONNECTION: {
-            "address": federation.control_address,
-            "root-certificates": str(federation.ca_certificate.resolve()),
-        },
-    }
+    certificate = str(federation.ca_certificate.resolve())
+    connection = {"address": federation.control_address, "root-certificates": certificate}
+    table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     federation.flwr_home.mkdir(mode=0o700, exist_ok=True)
-    (federation.flwr_home / "config.toml").write_text(tomli_w.dumps({"superlink": table}))
+    (federation.flwr_home / "config.toml").write_text(tomli_w.dumps(table))
 
 
 def is_locked(file: Path) -> bool:
@@ -262,7 +247,7 @@ def _write_env(file: Path, **values: str | int) -> None:
     file.write_text("".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items()))
 
 
-def _copy(kind: str, kit: Path, values: dict[str, str]) -> None:
+def _copy(kind: str, kit: Path, **values: str) -> None:
     """Copy a kit's fixed files; texts get their @NAME@ words filled in, scripts have none."""
     for template in sorted((TEMPLATES / kind).iterdir()):
         text = template.read_text()
@@ -284,10 +269,6 @@ def _new_folder(federation: Federation) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folders(federation: Federation, sites: Sequence[str]) -> list[Path]:
-    return [federation.kit(name) for name in ("operator", "server", *sites)]
 
 
 def _bracketed(host: str) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedsim.common.errors import UserError, printable
 from fedsim.common.values import JsonTable
-from fedsim.deploy.contacts import Contact, read_contacts
+from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.federation import Federation
 from fedsim.deploy.renewal import warnings
 
@@ -33,7 +33,7 @@ def clock_problem(offset: float) -> str:
 def status_table(federation: Federation, now: float | None = None) -> Group:
     """Two lines per site, from the files that the gate and the run have written, and below them what went wrong."""
     now, kit = now or time.time(), federation.kit("server")
-    contacts, progress = read_contacts(kit / "run" / "contacts.json"), read_progress(kit)
+    contacts, progress = read_contacts(kit / CONTACTS), read_progress(kit)
     title = f"{federation.name}: {describe(progress, now)}"
     names = ("site", "state, round", "contact, since", "machine, clock", "bytes")
     columns = [Column(name, no_wrap=True, overflow="fold") for name in names]
