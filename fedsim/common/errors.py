@@ -37,6 +37,11 @@ def printable(text: str) -> str:
     return "".join(c for c in plain if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp"))
 
 
+def first_line(error: Exception, most: int = 120) -> str:
+    """The first line of an error's text, or the name of its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 def nearest(name: str, known: Any) -> str:
     """A part of an error message: `"did you mean 'fedavg'? "` when a known name is similar, else an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

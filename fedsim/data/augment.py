@@ -145,7 +145,7 @@ AUGMENTATIONS = {
     "domainbed": Augmentation(crop=(0.7, 1.0), flip=0.5, jitter=(0.3, 0.3, 0.3, 0.3), grey=0.1),
     "csac": Augmentation(crop=(0.8, 1.0), flip=0.5, jitter=(0.4, 0.4, 0.4, 0.4), grey=0.1),
     "feddg-ga": Augmentation(crop=(0.7, 1.0), flip=0.5, jitter=(0.4, 0.4, 0.4, 0.4), grey=0.1),
-    "flip-jitter": Augmentation(flip=0.5, jitter=(0.2, 0.2, 0.2, 0.2), jitter_share=0.5),
+    "flip-jitter": Augmentation(flip=0.5, jitter=(0.2, 0.2, 0.2, 0.2), jitter_share=0.5),  # gPerXAN's
     "fedsb": Augmentation(centre=224 / 232, flip=0.5, jitter=(0.3, 0.3, 0.3, 0.3), grey=0.1),
     "ccst": Augmentation(crop=(0.8, 1.0), flip=0.5),
     "flip": Augmentation(flip=0.5),
@@ -228,9 +228,6 @@ def make_transforms(
 ) -> Transforms:
     """Transforms of `data.augment` and `data.normalize` for images with `channels` channels.
 
-    none; domainbed: crop 0.7-1, flip, jitter 0.3, greyscale 0.1; csac: crop 0.8-1, flip, jitter 0.4, greyscale 0.1;
-    feddg-ga: as domainbed with jitter 0.4; flip-jitter (gPerXAN): flip, jitter 0.2 for half of the images; fedsb:
-    centre 224/232, flip, jitter 0.3, greyscale 0.1; ccst: crop 0.8-1, flip; flip.
     `weights` are mean and std with which the backbone's weights were trained, for data.normalize = "weights".
     Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1), or where there are none.
     """

@@ -9,7 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import Entry, content_of, digests_of
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing, images_of
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing, images_of, is_image
 from fedsim.data.names import subfolders
 from fedsim.data.reader import Reader, reader
 from fedsim.settings import DataSettings, cache_root, start_folder
@@ -34,17 +34,13 @@ def auxiliary_listing(folder: str) -> Listing:
     root = start_folder() / of_home(folder)
     if not root.is_dir():
         raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled images")
-    loose = sorted(name.name for name in root.iterdir() if _is_image(name))
+    loose = sorted(path.name for path in root.iterdir() if is_image(path.name) and path.is_file())
     groups = [images_of(root, name) for name in subfolders(root)]
     files = [*loose, *(name for group in groups for name in group)]
     if not files:
         raise UserError(f"{root} holds no image; auxiliary images are {', '.join(sorted(IMAGE_SUFFIXES))} files")
     sizes = [len(loose), *map(len, groups)] if loose else [len(group) for group in groups]
     return Listing(root, tuple(files), np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:

@@ -105,15 +105,19 @@ def _class_folders(found: Benchmark, domain: str, folder: Path, lenient: bool) -
     return [by_class[name] or "" for name in found.classes]
 
 
+def is_image(name: str) -> bool:
+    """Whether a file of this name is read as an image."""
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
+
+
 def images_of(folder: Path, class_folder: str) -> list[str]:
     """Relative paths of a class's images, sorted like ImageFolder does (folder by folder, then by name)."""
     images = []
     for parent, names in sorted(walk(folder / class_folder)):
         for name in sorted(names):
-            suffix = Path(name).suffix.lower()
-            if suffix in IMAGE_SUFFIXES and not name.startswith("."):
+            if is_image(name):
                 images.append(os.path.relpath(Path(parent, name), folder))
-            elif not (name.startswith(".") or suffix in SIDE_FILES):
+            elif not (name.startswith(".") or Path(name).suffix.lower() in SIDE_FILES):
                 raise UserError(
                     f"{Path(parent, name)}: not an image file ({', '.join(sorted(IMAGE_SUFFIXES))}); remove it"
                 )

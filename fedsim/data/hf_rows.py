@@ -10,7 +10,7 @@ Each partition is a domain:
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, first_line
 from fedsim.data.names import composed
 from fedsim.data.row import Benchmark
 from fedsim.settings.plugins import load
@@ -44,15 +44,11 @@ def saved_rows(folder: Path) -> Opened:
     try:
         found = datasets.load_from_disk(str(folder))
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is no data set that `save_to_disk` wrote ({_first_line(error, 120)})") from None
+        raise UserError(f"{folder} is no data set that `save_to_disk` wrote ({first_line(error)})") from None
     if not isinstance(found, datasets.DatasetDict):
         return Opened(found, {})
     splits = {name: len(part) for name, part in found.items()}
     return Opened(datasets.concatenate_datasets(list(found.values())), splits)
-
-
-def _first_line(error: Exception, most: int) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
 
 
 def join_partitions(reference: str) -> Opened:
@@ -74,4 +70,4 @@ def join_partitions(reference: str) -> Opened:
             pieces += own
         return Opened(datasets.concatenate_datasets(pieces), splits, tuple(domains))
     except Exception as error:  # the data set's own code and partitioners of any kind
-        raise UserError(f"data.dataset {reference!r} cannot be partitioned ({_first_line(error, 160)})") from error
+        raise UserError(f"data.dataset {reference!r} cannot be partitioned ({first_line(error, 160)})") from error

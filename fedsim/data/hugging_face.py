@@ -104,11 +104,10 @@ class HuggingFaceReader(Reader):
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the images' bytes. They are read once; the cache keeps them."""
         name = content_hash(b"images", domain.encode(), self.fingerprint(domain).encode())
-        cells = self._cells
         joined = content(
             self._kept_in(f"{name}.digests"),
             DIGEST_BYTES * len(self._of(domain)),
-            lambda: b"".join(digest(whole or read_bytes(file)) for file, whole in cells(domain)),
+            lambda: b"".join(digest(whole or read_bytes(file)) for file, whole in self._cells(domain)),
         )
         return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
 

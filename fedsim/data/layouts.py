@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing, places, walk
+from fedsim.data.folders import Listing, is_image, places, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, matching, names_in, plain, read_from, subfolders
 from fedsim.data.row import Benchmark
@@ -107,7 +107,7 @@ class PublishedRows(ImageTree):
         root = self.folder()
         for parent, names in walk(folder):
             for name in names:
-                if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                if is_image(name):
                     yield ImageRow(os.path.relpath(Path(parent, name), root), label, part)
 
     def in_classes(self, folder: Path, part: str = "") -> Iterator[ImageRow]:

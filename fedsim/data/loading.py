@@ -67,18 +67,8 @@ def load_client(data: DataSettings, client: str, target: str = "", found: Benchm
     read = reader(data, found)
     images, labels = read.images(domain)
     train, validation = _own_split(data, found, client, domain, index, labels)
-    return ClientData(
-        client,
-        images,
-        labels,
-        train,
-        validation,
-        found.classes,
-        (domain,),
-        np.zeros(len(labels), dtype=np.int64),
-        unless_square(read.sizes(domain)),
-        read.masks(domain),
-    )
+    place, sizes, masks = np.zeros(len(labels), np.int64), unless_square(read.sizes(domain)), read.masks(domain)
+    return ClientData(client, images, labels, train, validation, found.classes, (domain,), place, sizes, masks)
 
 
 def _own_split(

@@ -37,21 +37,10 @@ def load_mixed(data: DataSettings, found: Benchmark, client: str, place: int, do
         train, validation = _shares(data, found, domain, number, len(domains), labels)[place]
         own = np.concatenate([train, validation])
         train, validation = np.split(np.arange(len(own), dtype=np.int64), [len(train)])
-        sizes, masks = read.sizes(domain), read.masks(domain)
-        parts.append(
-            ClientData(
-                client,
-                images[own],
-                labels[own],
-                train,
-                validation,
-                found.classes,
-                (domain,),
-                np.zeros(len(own), np.int64),
-                None if sizes is None else unless_square(sizes[own]),
-                None if masks is None else masks[own],
-            )
-        )
+        zeros = np.zeros(len(own), np.int64)
+        sizes, masks = (None if each is None else each[own] for each in (read.sizes(domain), read.masks(domain)))
+        part = images[own], labels[own], train, validation, found.classes, (domain,), zeros, unless_square(sizes), masks
+        parts.append(ClientData(client, *part))
     _check(client, sum(len(part.train) for part in parts), sum(len(part.validation) for part in parts))
     return joined(client, parts, parts)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.about import extra
-from fedsim.common.errors import UserError, nearest
+from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import PARTS, reads_lists
@@ -258,8 +258,9 @@ def _read(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
 
 
 def _unreadable(file: Path, error: Exception) -> UserError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-    return UserError(f"cannot read the table {file} ({reason}); it must be UTF-8 text with a header, or Parquet")
+    return UserError(
+        f"cannot read the table {file} ({first_line(error)}); it must be UTF-8 text with a header, or Parquet"
+    )
 
 
 def _separator(file: Path) -> str:

@@ -85,15 +85,10 @@ def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     known: tuple[int, ...] = ()  # loaded once at the first look: it may have been renewed before this thread began
     while True:
         time.sleep(LOOK_SECONDS)
-        now = changed_at(certificate, key)
+        now = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in (certificate, key))
         if now != known:
             try:
                 context.load_cert_chain(certificate, key)
                 known = now
             except (OSError, ssl.SSLError):  # between the two files: looked at again
                 continue
-
-
-def changed_at(*files: Path) -> tuple[int, ...]:
-    """The times at which the files were written."""
-    return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)

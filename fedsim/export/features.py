@@ -6,7 +6,6 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors.numpy import load_file
 from sklearn.manifold import TSNE
 
 from fedsim.common.errors import UserError
@@ -15,14 +14,12 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.data import benchmark
 from fedsim.data.augment import make_transforms
 from fedsim.data.reader import reader
-from fedsim.export.trained import recorded_plan
+from fedsim.export.trained import trained_net
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
 from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
-from fedsim.run.frozen import refuse_other_frozen
 from fedsim.settings.experiment import Experiment
-from fedsim.tensors.arrays import load_arrays
 
 # Ten classes are common, so there are four colours more. Black stays free for the unseen domain.
 HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#6B3D00", "#332288")
@@ -36,9 +33,7 @@ def domain_features(
 
     The features of a segmentation are maps, of which the mean over the image is taken.
     """
-    net = recorded_plan(weights.parent).build_net()
-    refuse_other_frozen(weights.parent, net, experiment.model.weights)
-    load_arrays(net, load_file(weights), net.state_dict().keys() - net.frozen)
+    _, net = trained_net(weights)
     net.eval()
     found = benchmark(experiment.data)
     transforms = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model))

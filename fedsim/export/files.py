@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.common.about import extra
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, first_line
 from fedsim.data import load_target
 from fedsim.data.cache import remove_leftovers
 from fedsim.export.trained import TrainedModel, describe
@@ -42,12 +42,11 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
         raise UserError(f"--format {format!r}: the known formats are {', '.join(WRITERS)}")
     if output.is_dir():
         raise UserError(f"--output {output} is a folder; name a file in it")
-    if model.plan.recipe.infer.transductive:
-        name = type(model.plan.recipe.infer).__name__
+    rule, name = model.plan.recipe.infer, type(model.plan.recipe.infer).__name__
+    if rule.transductive:
         raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "
                         "file holds the model; use fedsim.load")  # fmt: skip
-    if model.plan.recipe.infer.random:
-        name = type(model.plan.recipe.infer).__name__
+    if rule.random:
         raise UserError(f"the rule {name} draws numbers at every prediction, which no file holds; use fedsim.load")
     images, source = comparison_images(model)
     expected = _reference(model, images)
@@ -92,8 +91,7 @@ def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgra
             batch = torch.export.Dim("N", min=1)
             return torch.export.export(model.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # tracing may raise any class of error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise UserError(f"this model cannot be traced: {reason}") from None
+        raise UserError(f"this model cannot be traced: {first_line(error, 160)}") from None
 
 
 def _write_torch(model: TrainedModel, images: Tensor, file: Path) -> Runner:

@@ -10,7 +10,7 @@ import torch
 
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
-from fedsim.data.folders import IMAGE_SUFFIXES, images_of, walk
+from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.export.trained import TrainedModel
 
@@ -47,8 +47,7 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
 
 
 def _has_images(folder: Path) -> bool:
-    names = (name for _, files in walk(folder) for name in files if not name.startswith("."))
-    return any(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in names)
+    return any(is_image(name) for _, files in walk(folder) for name in files)
 
 
 def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:

@@ -153,18 +153,24 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
         found = sorted(path.stem for path in folder.glob(MODELS))
         hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else "name the folder of one run"
         raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
-    plan = recorded_plan(folder)
-    net = plan.build_net()
-    refuse_other_frozen(folder, net, plan.experiment.model.weights)
-    try:
-        load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
-    except ValueError as error:
-        raise UserError(f"{file} does not fit the run's settings: {error}") from None
+    plan, net = trained_net(file)
     own = kept_entries(folder, which)
     if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
         raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
                         "needs; the run is of an earlier version, make it again")  # fmt: skip
     return TrainedModel(plan, net, file, own)
+
+
+def trained_net(file: Path) -> tuple[Plan, Net]:
+    """The plan of the run in whose folder a model's file is, and its network with the tensors of the file."""
+    plan = recorded_plan(file.parent)
+    net = plan.build_net()
+    refuse_other_frozen(file.parent, net, plan.experiment.model.weights)
+    try:
+        load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
+    except ValueError as error:
+        raise UserError(f"{file} does not fit the run's settings: {error}") from None
+    return plan, net
 
 
 def refuse_other_classes(model: TrainedModel) -> None:
