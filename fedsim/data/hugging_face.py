@@ -112,13 +112,8 @@ class HuggingFaceReader(Reader):
         return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
 
     def nameless(self, domain: str) -> str:
-        """Hash of the labels and the images' bytes. They are read once; the cache keeps the hash."""
-        name = content_hash(b"nameless", domain.encode(), self.fingerprint(domain).encode())
-
-        def found() -> bytes:
-            return nameless_hash(self.labels(domain), [row.tobytes() for row in self.digests(domain)]).encode()
-
-        return content(self._kept_in(f"{name}.txt"), len(name), found).decode()
+        """Hash of the labels and the images' bytes."""
+        return nameless_hash(self.labels(domain), [row.tobytes() for row in self.digests(domain)])
 
     def _digests(self, files: Sequence[Path]) -> bytes:
         """The hashes of files, one after the other. They are read once, and again when a file has another size or time:

@@ -78,16 +78,16 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         paths = [listing.folder / listing.files[index] for index in chosen]
         with ThreadPoolExecutor(4) as pool:
             checked = list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
-        rows.append(_summary(domain, len(listing.files), checked))
+        fine = [each for each in checked if not each.problem]
+        rows.append(_summary(domain, len(listing.files), checked, fine))
         problems += _listed([each.problem for each in checked if each.problem], f"in {domain}")
         absent = [name for name, count in zip(found.classes, counts[-1]) if not count]
         if absent:
             hint = "" if path.is_file() else "; to train on it, name all classes in data.classes"
             problems.append(f"{domain} has no image of {', '.join(absent)}{hint}")
-        for each in checked:
-            if not each.problem:
-                examples.setdefault((domain, found.classes[each.label]), each.file)
-        files += [each for each in checked if not each.problem]
+        for each in fine:
+            examples.setdefault((domain, found.classes[each.label]), each.file)
+        files += fine
     table = pd.DataFrame(counts, index=pd.Index(found.domains, name="domain"), columns=list(found.classes))
     problems += _listed(_loose(path), "beside class folders") + _doubles(files, found.classes)
     return Inspection(table, pd.DataFrame(rows), problems, examples)
@@ -151,22 +151,23 @@ def treatment(image: Image.Image) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _summary(domain: str, images: int, checked: list[Found]) -> dict[str, str | int]:
-    sizes = np.array([each.size for each in checked if not each.problem]).reshape(-1, 2)
-    spans = [f"{low}-{high}" if low != high else f"{low}" for low, high in zip(sizes.min(0), sizes.max(0))] if len(
-        sizes
-    ) else ["-", "-"]  # fmt: skip
-    modes = Counter(each.mode for each in checked if not each.problem)
-    treated = Counter(word for each in checked for word in each.treated)
+def _summary(domain: str, images: int, checked: list[Found], fine: list[Found]) -> dict[str, str | int]:
+    widths, heights = zip(*(each.size for each in fine)) if fine else ((), ())
+    modes = Counter(each.mode for each in fine)
+    treated = Counter(word for each in fine for word in each.treated)
     return {
         "domain": domain,
         "images": images,
         "read": len(checked),
-        "width": spans[0],
-        "height": spans[1],
+        "width": _span(widths),
+        "height": _span(heights),
         "modes": ", ".join(f"{mode} {count}" for mode, count in modes.most_common()),
         "converted": ", ".join(f"{count} {word}" for word, count in treated.most_common()) or "-",
     }
+
+
+def _span(sides: Sequence[int]) -> str:
+    return "-".join(map(str, sorted({min(sides), max(sides)}))) if sides else "-"
 
 
 def _listed(problems: list[str], where: str) -> list[str]:

@@ -25,8 +25,13 @@ def client_names(data: DataSettings, target: str, found: Benchmark | None = None
 def unseen_domains(data: DataSettings) -> list[str]:
     """Every domain that can be the unseen one: all but `run.validation_domain`, which selects the round."""
     found = benchmark(data)
-    held_out = resolve_domain(found, data.validation_domain) if data.validation_domain else ""
-    return [domain for domain in found.domains if domain != held_out]
+    selecting = held_out(data, found)
+    return [domain for domain in found.domains if domain != selecting]
+
+
+def held_out(data: DataSettings, found: Benchmark) -> str:
+    """The domain of `run.validation_domain`, which selects the round; empty without one."""
+    return resolve_domain(found, data.validation_domain) if data.validation_domain else ""
 
 
 def source_domains(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
@@ -36,11 +41,10 @@ def source_domains(data: DataSettings, target: str, found: Benchmark | None = No
     not a domain, or when no domain is left.
     """
     found = found or benchmark(data)
-    unseen = resolve_domain(found, target)
-    held_out = resolve_domain(found, data.validation_domain) if data.validation_domain else ""
-    sources = [domain for domain in found.domains if domain not in (unseen, held_out)]
+    unseen, selecting = resolve_domain(found, target), held_out(data, found)
+    sources = [domain for domain in found.domains if domain not in (unseen, selecting)]
     if not sources:
-        without = f"without {held_out!r}, {unseen!r}" if held_out else repr(unseen)
+        without = f"without {selecting!r}, {unseen!r}" if selecting else repr(unseen)
         raise UserError(f"{without} is the only domain of {found.title}: nothing is left to train on")
     return sources
 
@@ -129,7 +133,7 @@ def load_target(
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     if data.test_split == "list":
         indices = required(data, found, domain, "test")
-    if not data.validation_domain or domain != resolve_domain(found, data.validation_domain):
+    if domain != held_out(data, found):
         indices = indices[~np.isin(indices, adaptation_indices(data, found, domain, len(images)))]
     if not len(indices):
         hint = " or name images in its test list" if data.test_split == "list" else ""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
-from fedsim.data.loading import source_domains, split_of_domain
+from fedsim.data.loading import held_out, source_domains, split_of_domain
 from fedsim.data.reader import Reader, reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
@@ -102,8 +102,8 @@ def shared_images(data: DataSettings, target: str, found: Benchmark | None = Non
     wanted = [row.tobytes() for row in own]
     torn = {unseen: _in_two_classes(wanted, read.labels(unseen))}
     files: dict[str, set[bytes]] = {}
-    sources, held_out = source_domains(data, unseen, found), data.validation_domain
-    for domain in [*sources, *([resolve_domain(found, held_out)] if held_out else [])]:
+    sources, selecting = source_domains(data, unseen, found), held_out(data, found)
+    for domain in [*sources, *([selecting] if selecting else [])]:
         own = read.digests(domain)
         rows = [row.tobytes() for row in own] if own is not None else []
         files[domain], torn[domain] = set(rows), _in_two_classes(rows, read.labels(domain))

@@ -259,13 +259,13 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
             finding.notes += finding.problems  # they do not keep this experiment from running
             finding.problems.clear()
             continue
-        found = finding.answer.classes if finding.answer else ()
+        answer = finding.answer or Answer(node=0)
+        found = answer.classes
         classes = classes or found
         if found and found != classes:
             different = sorted(set(found) ^ set(classes))
             finding.problems.append(f"its classes differ: {', '.join(different[:5]) or 'another order'}")
-        counts = finding.answer.counts if finding.answer else ()
-        absent = [name for name, count in zip(found, counts) if not count]
+        absent = [name for name, count in zip(found, answer.counts) if not count]
         if absent:
             finding.notes.append(f"holds no image of {', '.join(absent[:5])}{' ...' if len(absent) > 5 else ''}")
     provided = [finding.site.domain for finding in findings if finding.site.role == "source"]

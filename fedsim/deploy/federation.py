@@ -10,36 +10,54 @@ import ipaddress
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings import Settings
 
 CONNECTION = "federation"  # name of the SuperLink connection in the server kit's config.toml
 RESERVED = ("server", "operator")  # names of kits that belong to no site
-USER = re.compile(r"[a-z0-9_][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-DOMAIN = re.compile(r"[^'\"\\\n/]+(/[0-9]+)?")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+def _like(pattern: str, rule: str) -> AfterValidator:
+    """The check of a text that must be of this form as a whole."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(rule)
+        return text
+
+    return AfterValidator(check)
+
+
+Domain = Annotated[
+    str, _like(r"[^'\"\\\n/]+(/[0-9]+)?", "a domain is a name without quotes, or name/k for one of its clients")
+]
+User = Annotated[str, _like(r"([a-z0-9_][a-z0-9_-]{0,31})?", "a user's name is small letters, digits, '_' or '-'")]
+SitePath = Annotated[str, _like(r"(/[^'\"\\\n]*)?", "a path on a site is absolute and has no quotes or backslashes")]
 
 
 class Site(Settings):
     """[[sites]]: one machine with the data of one client."""
 
     name: str = Field(description="the site's own name: its kit's folder, its key's name")
-    domain: str = Field(description="the domain that it holds; with several clients per domain, e.g. photo/1")
+    domain: Domain = Field(description="the domain that it holds; with several clients per domain, e.g. photo/1")
     role: Literal["source", "target"] = Field(
         "source", description="source: trains; target: evaluates the unseen domain and never trains"
     )
-    data_dir: str = Field("", description="absolute path of the data set on the site; empty: embedded data")
-    state_dir: str = Field("", description="absolute path of the client's state; empty: `state` in the kit's folder")
+    data_dir: SitePath = Field("", description="absolute path of the data set on the site; empty: embedded data")
+    state_dir: SitePath = Field(
+        "", description="absolute path of the client's state; empty: `state` in the kit's folder"
+    )
     key: Literal["kit", "site"] = Field(
         "kit",
         description="who makes the site's key: kit: init; site: its start.sh, and the operator gets the public half",
     )
-    client_user: str = Field(
+    client_user: User = Field(
         "", description="user as whom the client process runs, without access to the key; start.sh is called by root"
     )
     port: int = Field(9094, ge=1, le=65535, description="loopback port of the SuperNode; differs for sites on one host")
@@ -51,32 +69,13 @@ class Site(Settings):
             raise ValueError(f"a site's name is letters, digits, '.', '_' or '-', and not {' or '.join(RESERVED)}")
         return name
 
-    @field_validator("client_user")
-    @classmethod
-    def _plain_user(cls, user: str) -> str:
-        if user and not USER.fullmatch(user):
-            raise ValueError("a user's name is small letters, digits, '_' or '-'")
-        return user
-
-    @field_validator("domain")
-    @classmethod
-    def _plain_domain(cls, domain: str) -> str:
-        if not DOMAIN.fullmatch(domain):
-            raise ValueError("a domain is a name without quotes, or name/k for one of its clients")
-        return domain
-
-    @field_validator("data_dir", "state_dir")
-    @classmethod
-    def _absolute_path(cls, path: str) -> str:
-        if path and (not path.startswith("/") or re.search(r"['\"\\\n]", path)):
-            raise ValueError("a path on a site is absolute and has no quotes or backslashes")
-        return path
-
 
 class Federation(Settings):
     """One server, its sites, and the operator who starts runs."""
 
-    name: str = Field("federation", description="the federation's name, in its certificates")
+    name: Annotated[str, _like(NAME.pattern, "a federation's name is letters, digits, '.', '_' or '-'")] = Field(
+        "federation", description="the federation's name, in its certificates"
+    )
     address: str = Field(description="host name or IP address by which the sites reach the server")
     port: int = Field(9092, ge=1, le=65535, description="the server's port that the sites reach")
     proxy: Literal["nginx", "none"] = Field(
@@ -113,13 +112,6 @@ class Federation(Settings):
     )
     tries: int = Field(0, ge=0, description="refused starts in a row after which a site gives up; 0: never")
     sites: list[Site] = Field(min_length=1)
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, name: str) -> str:
-        if not NAME.fullmatch(name):
-            raise ValueError("a federation's name is letters, digits, '.', '_' or '-'")
-        return name
 
     @field_validator("address", "names")
     @classmethod

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedsim.common.errors import UserError
 from fedsim.data.names import matching
-from fedsim.deploy.federation import Federation, Site, read_federation
+from fedsim.deploy.federation import Federation, read_federation
 
 LOOK_SECONDS = 1.0
 
@@ -48,18 +48,12 @@ def members(federation: Federation) -> list[Member]:
         try:
             record = json.loads(file.read_text())
             if site is not None:
-                found.append(member(site, int(record["node"]), str(record["key"])))
+                key = load_ssh_public_key(str(record["key"]).encode())
+                pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+                found.append(Member(site.name, int(record["node"]), site.domain, site.role, pem))
         except (ValueError, KeyError, OSError):  # the file is being replaced, or is damaged: that site is left out
             continue
     return found
-
-
-def member(site: Site, node: int, key: str) -> Member:
-    """A site with its node and its public key in OpenSSH's format."""
-    public = load_ssh_public_key(key.encode())
-    return Member(
-        site.name, node, site.domain, site.role, public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    )
 
 
 class Registry:
