@@ -121,7 +121,7 @@ class Entry:
 
 
 def rows_of(digests: list[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1)
 
 
 def digest(content: bytes) -> bytes:

@@ -14,7 +14,7 @@ import pandas as pd
 from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing, is_image, places, walk
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.names import composed, matching, names_in, plain, read_from, subfolders
+from fedsim.data.names import matching, names_in, plain, read_from, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
@@ -110,13 +110,6 @@ class PublishedRows(ImageTree):
                 if is_image(name):
                     yield ImageRow(os.path.relpath(Path(parent, name), root), label, part)
 
-    def in_classes(self, folder: Path, part: str = "") -> Iterator[ImageRow]:
-        """The images of a folder CLASS/IMAGE; folders of other names than the classes' are left out."""
-        for name in subfolders(folder):
-            known = matching(composed(name), self.found.classes)
-            if known is not None:
-                yield from self.below(folder / name, self.found.classes.index(known), part)
-
 
 class DigitsDG(PublishedRows):
     """Digits-DG's archive: DOMAIN/{train,val}/CLASS/IMAGE (Zhou et al., AAAI 2020); the parts are published."""
@@ -124,12 +117,15 @@ class DigitsDG(PublishedRows):
     root = "mnist"
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
-        """Training and validation images of a domain."""
+        """Training and validation images of a domain; folders of other names than the classes' are left out."""
         for name, part in (("train", "train"), ("val", "validation")):
             folder = self.folder() / domain / name
             if not folder.is_dir():
                 raise UserError(f"{self.found.title}: no folder {folder}; unpack the archive again")
-            yield from self.in_classes(folder, part)
+            for sub in subfolders(folder):
+                known = matching(sub, self.found.classes)
+                if known is not None:
+                    yield from self.below(folder / sub, self.found.classes.index(known), part)
 
 
 class OfficeCaltechHome(PublishedRows):

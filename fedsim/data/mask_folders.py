@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from fedsim.common.errors import UserError
 from fedsim.data.beside import kept
-from fedsim.data.cache import Entry, Planes
+from fedsim.data.cache import Entry, Planes, rows_of
 from fedsim.data.folders import Listing, images_of
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
@@ -99,7 +99,12 @@ class MaskFolders(ImageTree):
     def _mask_hashes(self, domain: str) -> list[bytes]:
         if domain not in self._masks:
             entry = self._mask_entry(domain)
-            hashes = kept(entry, "sha256.npy", (len(entry.listing.files), 32), lambda: _hashes(entry.listing))
+            paths = entry.listing.paths
+
+            def read() -> np.ndarray:
+                return rows_of([hashlib.sha256(read_bytes(path)).digest() for path in paths])
+
+            hashes = kept(entry, "sha256.npy", (len(paths), 32), read)
             self._masks[domain] = [row.tobytes() for row in hashes]
         return self._masks[domain]
 
@@ -126,11 +131,6 @@ class MaskFolders(ImageTree):
             if others & set(Path(os.path.normpath(own / path)).parents):
                 raise UserError(f"{file}: {path!r} lies in the folder of another domain, whose image it is; remove it")
         return pairs
-
-
-def _hashes(listing: Listing) -> np.ndarray:
-    found = (hashlib.sha256(read_bytes(path)).digest() for path in listing.paths)
-    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 32)
 
 
 def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarray) -> None:
