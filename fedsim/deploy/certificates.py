@@ -32,13 +32,7 @@ def write_ca(name: str, days: int, key_file: Path, certificate_file: Path) -> No
     """A new CA that may sign certificates but no further CAs; its key with mode 0600."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _subject(name, "CA")
-    certificate = (
-        _builder(subject, subject, key, max(days, CA_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
+    certificate = _builder(subject, subject, key, max(days, CA_DAYS), ca=True).sign(key, hashes.SHA384())
     write_private(key_file, _pem(key))
     certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
 
@@ -54,12 +48,9 @@ def write_server_certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
     certificate = (
-        _builder(_subject(name, "server"), issuer.subject, key, days, issuer.not_valid_after_utc)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        _builder(_subject(name, "server"), issuer.subject, key, days, ca=False, latest=issuer.not_valid_after_utc)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
@@ -94,7 +85,12 @@ def write_private(file: Path, content: bytes) -> None:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, latest: datetime | None = None
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    ca: bool,
+    latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     end = now + timedelta(days=days)
@@ -106,6 +102,9 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(min(end, latest) if latest else end)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(_key_usage(signs_certificates=ca), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 
 

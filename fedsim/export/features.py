@@ -1,6 +1,7 @@
 """t-SNE of a saved model's features by class and by domain (as gPerXAN's Figure 3 and CSAC's Figure 8)."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -92,18 +93,11 @@ def scatter(
     """
     for index in np.unique(groups):
         own = points[groups == index]
-        color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]
-        axes.scatter(
-            own[:, 0],
-            own[:, 1],
-            s=14 if index == unseen else 10,
-            alpha=0.8,
-            color="#000000" if index == unseen else color,
-            marker="X" if index == unseen else marker,
-            label=names[index],
-            linewidths=0,
-            zorder=3 if index == unseen else 2,
-        )
+        style: dict[str, Any] = {"s": 14, "color": "#000000", "marker": "X", "zorder": 3}
+        if index != unseen:
+            color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]
+            style = {"s": 10, "color": color, "marker": marker, "zorder": 2}
+        axes.scatter(own[:, 0], own[:, 1], alpha=0.8, label=names[index], linewidths=0, **style)
     axes.set(title=title, xticks=[], yticks=[])
     axes.grid(visible=False)
     if len(names) <= 20:

@@ -128,14 +128,11 @@ WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {"onnx": _w
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the output and the warnings of exporters."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
+        logging.disable(before)
