@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsim.common.values import Foreign
 
 Drawn = TypeVar("Drawn")
+Transfer = Callable[[Tensor, np.ndarray], Tensor]  # (images in [0, 1], their items) -> images in [0, 1]
 LATE: Foreign = None  # the value of what is there before any part sees it
 
 

@@ -1,12 +1,12 @@
 """A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.batch import Batch
+from clients.batch import Batch, Transfer
 from fedsim.common.values import Foreign
 from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms, to_float
@@ -52,9 +52,7 @@ class LocalData:
         """Images in [0, 1], float [B, C, H, W], without any change."""
         return to_float(fetched(self.images[on_device(positions, self.images.device)], self.device))
 
-    def batch(
-        self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None, late: bool = False
-    ) -> Batch:
+    def batch(self, items: np.ndarray, transfer: Transfer | None = None, late: bool = False) -> Batch:
         """A training batch after transfer (style, frequency), augmentation and normalization, in this order.
 
         `late` transfers act between the last two. Item `copy * n + position` is version `copy` of a training example,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.batch import Transfer
 from clients.parts import Batch, ClientPart, LocalRound, StepFunction
 from fedsim.common.values import Json
 from fedsim.models.net import Net
@@ -43,7 +44,7 @@ class LocalSteps:
     work: TrainSettings
     plan: Sequence[np.ndarray]
     step: StepFunction
-    transfer: Callable[[Tensor, np.ndarray], Tensor] | None
+    transfer: Transfer | None
     late: bool
     best: "BestIterate"
     after: Sequence[Callable[[], None]]

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
+from clients.batch import Transfer
 from clients.local_round import Batch, LocalRound, LossFunction, StepFunction, UpdateFunction
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
@@ -254,8 +254,8 @@ class Augment(ClientPart):
         """
         return 1
 
-    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """A function (images in [0, 1], their items) -> images in [0, 1]."""
+    def begin(self, round: LocalRound) -> Transfer:
+        """A function that changes a batch of raw images."""
         raise NotImplementedError
 
 

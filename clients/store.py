@@ -21,10 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.models.weights import StateDict
 from fedsim.tensors.arrays import moved
 
 OWNER = "owner.json"
+VERSIONED = re.compile(r"(.+)-(\d{6})\.safetensors")
 
 
 class ClientStore:
@@ -110,11 +112,7 @@ class ClientStore:
             path.unlink(missing_ok=True)
             return
         self._claim()
-        temporary = self._folder / f".{name}.{os.getpid()}.tmp"
-        temporary.unlink(missing_ok=True)
-        temporary.touch(0o600, exist_ok=False)
-        temporary.write_text(json.dumps({"round": round, "text": text}))
-        temporary.replace(path)
+        atomic_write(path, json.dumps({"round": round, "text": text}), mode=0o600)
 
     def passed_on(self, round: int, name: str) -> str:
         """The text of that name that an earlier message of the round kept; "" when there is none."""
@@ -157,7 +155,7 @@ class ClientStore:
             self._entries, self._stamps = {name: [] for name in self._entries}, {}
             return
         self._check_owner()
-        files = {(name, version): path for name, version, path in self._files()}
+        files = self._files()
         for name, versions in self._entries.items():
             self._entries[name] = [entry for entry in versions if (name, entry[0]) in files]
         for (name, version), path in files.items():
@@ -174,10 +172,10 @@ class ClientStore:
     def _path(self, name: str, version: int) -> Path:
         return self._at() / f"{name}-{version:06d}.safetensors"
 
-    def _files(self) -> list[tuple[str, int, Path]]:
-        pattern = re.compile(r"(.+)-(\d{6})\.safetensors")
-        found = [(match, path) for path in sorted(self._at().iterdir()) if (match := pattern.fullmatch(path.name))]
-        return [(match[1], int(match[2]), path) for match, path in found]
+    def _files(self) -> dict[tuple[str, int], Path]:
+        """The state files by entry and version."""
+        found = [(VERSIONED.fullmatch(path.name), path) for path in sorted(self._at().iterdir())]
+        return {(match[1], int(match[2])): path for match, path in found if match}
 
     def _write(self, name: str, tensors: StateDict) -> None:
         self._claim()
@@ -193,11 +191,8 @@ class ClientStore:
 
     def _claim(self) -> None:
         """Writes the owner of this folder into it, before anything else."""
-        self._at().mkdir(parents=True, exist_ok=True)
         if not (self._at() / OWNER).is_file():
-            temporary = self._at() / f".{OWNER}.{os.getpid()}.tmp"
-            temporary.write_text(json.dumps(self._owner))
-            temporary.replace(self._at() / OWNER)
+            atomic_write(self._at() / OWNER, json.dumps(self._owner))
 
     def _check_owner(self) -> None:
         try:

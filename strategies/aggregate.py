@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from strategies.stored import StoredArrays, heads_of
+from strategies.stored import Piece, StoredArrays, heads_of
 
 Arrays = Mapping[str, np.ndarray]  # tensors by name, to be read
 ArrayDict = dict[str, np.ndarray]  # the same, new
@@ -154,7 +154,7 @@ def _common_names(states: Sequence[Arrays]) -> list[str]:
     return sorted(first)
 
 
-def _combine(states: Sequence[Arrays], shares: Mapping[str, np.ndarray]) -> ArrayDict:
+def _combine(states: Sequence[Arrays], shares: Arrays) -> ArrayDict:
     """New arrays Σ_k shares[n]_k · state_k[n] (float) and max_k state_k[n] (integer, bool)."""
     if len(states) == 1:
         return {name: np.array(array) for name, array in states[0].items()}
@@ -177,9 +177,9 @@ def _combine(states: Sequence[Arrays], shares: Mapping[str, np.ndarray]) -> Arra
     return result
 
 
-def _blocks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[str, int, int]]]:
+def _blocks(sizes: Sequence[tuple[str, int]]) -> list[list[Piece]]:
     """The model cut into blocks of BLOCK elements; a block lists its pieces (name, start, stop)."""
-    blocks: list[list[tuple[str, int, int]]] = []
+    blocks: list[list[Piece]] = []
     room = 0
     for name, size in sizes:
         start = 0
@@ -200,16 +200,13 @@ class _Row:
     def __init__(self, state: Arrays, names: Sequence[str]) -> None:
         self._flat = {name: np.ravel(state[name]) for name in names}
 
-    def fill(self, pieces: Sequence[tuple[str, int, int]], out: np.ndarray) -> None:
+    def fill(self, pieces: Sequence[Piece], out: np.ndarray) -> None:
         """Write parts of tensors one after the other into `out`."""
         np.concatenate([self._flat[name][start:stop] for name, start, stop in pieces], out=out)
 
 
 def _combine_blocks(
-    blocks: Sequence[Sequence[tuple[str, int, int]]],
-    rows: "Sequence[StoredArrays | _Row]",
-    shares: Mapping[str, np.ndarray],
-    outputs: Mapping[str, np.ndarray],
+    blocks: Sequence[Sequence[Piece]], rows: "Sequence[StoredArrays | _Row]", shares: Arrays, outputs: Arrays
 ) -> None:
     """Fills `outputs` on the given blocks: casts GROUP client rows to float64, adds their weighted sum, and repeats."""
     group = min(GROUP, len(rows))
@@ -232,9 +229,7 @@ def _combine_blocks(
             lo += stop - start
 
 
-def _spans(
-    pieces: Sequence[tuple[str, int, int]], shares: Mapping[str, np.ndarray]
-) -> list[tuple[np.ndarray, int, int]]:
+def _spans(pieces: Sequence[Piece], shares: Arrays) -> list[tuple[np.ndarray, int, int]]:
     """Runs (shares, start, stop) of a block's pieces that have the same shares."""
     spans: list[tuple[np.ndarray, int, int]] = []
     position = 0

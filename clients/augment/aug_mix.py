@@ -1,15 +1,15 @@
 """AugMix: each image is mixed with versions of itself after chains of mild operations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.augment.operations import COLOUR, SIGNED, apply_operations
+from clients.batch import Transfer
 from clients.parts import Augment, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
@@ -118,7 +118,7 @@ class AugMix(Augment):
         if self.depth == 0:
             raise UserError("aug_mix.depth = 0: a chain has 1 operation or more, or -1 for a random number of them")
 
-    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
+    def begin(self, round: LocalRound) -> Transfer:
         """A function that returns the mixtures of a batch."""
         return lambda images, items: self.augmented(images)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -21,6 +21,7 @@ from clients.augment.spaces import (
     space_of,
     style_record,
 )
+from clients.batch import Transfer
 from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from fedsim.common.seeding import torch_generator
@@ -125,7 +126,7 @@ class CrossClientStyle(Augment, StylePart):
         """L, or the number of clients with a style (this one included) when that is less."""
         return self.plan(round).copies
 
-    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
+    def begin(self, round: LocalRound) -> Transfer:
         """A function that transfers a batch as planned."""
         plan, space = self.plan(round), space_of(self, round.device)
         if plan.copies == 1 and bool(plan.own.all()):

@@ -1,15 +1,14 @@
 """RandAugment: random operations with one common strength."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.augment.operations import SIGNED, apply_operations
+from clients.batch import Transfer
 from clients.parts import Augment, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.settings.effect import Above, Only
@@ -63,7 +62,7 @@ class RandAugment(Augment):
         if highest < self.M:
             raise UserError(f"rand_augment.M = {self.M}: strengths go from 0 to bins - 1 = {highest}")
 
-    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
+    def begin(self, round: LocalRound) -> Transfer:
         """A function that applies the operations to a batch."""
         return lambda images, items: self.augmented(images)
 

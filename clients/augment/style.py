@@ -151,9 +151,7 @@ def apply_affine(space: Space, images: Tensor, affine: Affine) -> Tensor:
     return _decoded(space, space.encode(images), images, affine)
 
 
-def restyle(
-    space: Space, images: Tensor, style: tuple[Tensor, Tensor], alpha: float = 1.0, correction: int = 0
-) -> Tensor:
+def restyle(space: Space, images: Tensor, style: tuple[Tensor, Tensor], alpha: float, correction: int) -> Tensor:
     """clamp(Psi(alpha A + (1 - alpha) F), 0, 1): images in one style (mean and deviation, [1, C_s]), encoded once."""
     bands = space.encode(images)
     return _decoded(space, bands, images, adain_affine(statistics(bands, correction), style, alpha, space.gain))

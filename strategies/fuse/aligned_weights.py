@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from strategies.aggregate import tensorwise_mean
+from strategies.fuse.enough_clients import note_coefficients
 from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import moves
 
@@ -60,10 +61,6 @@ class AlignedWeights(Fuse):
             )
             for name in deltas[0]
         }  # fmt: skip
-        for index, update in enumerate(updates):
-            for name, own in found.items():
-                server.detail(update.client, "alignment_weight", name, own[index])
-            mean = float(np.mean([own[index] for own in found.values()]))
-            server.client_columns[update.client] = {"weight": mean}
+        note_coefficients(updates, server, "alignment_weight", found)
         states = [update.arrays for update in updates]
         return tensorwise_mean(states, dict.fromkeys(states[0], shares) | found)

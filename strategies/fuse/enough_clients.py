@@ -1,11 +1,13 @@
-"""What several fusion rules share: the number of clients in a round, and equal weights in the records."""
+"""What several fusion rules share: the number of clients in a round, and weights in the records."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data import client_names
 from fedsim.settings.experiment import Experiment
-from strategies.parts import ServerRound, Update
+from strategies.parts import Arrays, ServerRound, Update
 
 
 def clients_in_a_round(experiment: Experiment) -> int:
@@ -29,3 +31,12 @@ def refuse_too_few(experiment: Experiment, part: str, factor: int, malicious: in
 def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:
     """Writes equal weights for all clients into clients.csv."""
     server.client_columns |= {update.client: {"weight": 1.0 / len(updates)} for update in updates}
+
+
+def note_coefficients(updates: Sequence[Update], server: ServerRound, quantity: str, found: Arrays) -> None:
+    """Writes each tensor's coefficients [K] into details.csv, and their means over the tensors into clients.csv."""
+    for index, update in enumerate(updates):
+        for name, own in found.items():
+            server.detail(update.client, quantity, name, own[index])
+        mean = float(np.mean([own[index] for own in found.values()]))
+        server.client_columns[update.client] = {"weight": mean}

@@ -9,13 +9,13 @@ from pydantic import Field
 
 from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
-from strategies.aggregate import weighted_mean
+from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse.enough_clients import refuse_too_few
 from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 from strategies.tools.moves import gram, moves
 
 
-def selected_by_krum(deltas: Sequence[Mapping[str, np.ndarray]], malicious: int, count: int) -> list[int]:
+def selected_by_krum(deltas: Sequence[Arrays], malicious: int, count: int) -> list[int]:
     """Places of the `count` moves with the lowest Krum scores, best first.
 
     Every distance comes from the two moves alone, so that a huge move of an attacker takes no digits from the others.

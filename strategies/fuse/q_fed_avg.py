@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
-from strategies.aggregate import weighted_mean
+from strategies.aggregate import Arrays, weighted_mean
 from strategies.parts import ArrayDict, Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
 from strategies.wire import flower_strategies as flower
@@ -42,9 +42,7 @@ class QFedAvg(Fuse):
         fused = weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])
         return fused | {name: moved(name, mean_move(deltas, coefficients, name), server) for name in deltas[0]}
 
-    def coefficients(
-        self, losses: Sequence[float], deltas: Sequence[Mapping[str, np.ndarray]], lipschitz: float
-    ) -> np.ndarray:
+    def coefficients(self, losses: Sequence[float], deltas: Sequence[Arrays], lipschitz: float) -> np.ndarray:
         """F_k^q L / sum_j (q F_j^(q-1) ||L delta_j||^2 + L F_j^q) for each client, with 1e-10 added to F as in Flower,
         which has all models in memory: its `aggregate_train` gives the same numbers."""
         norms = [sum(float(np.sum(np.square(lipschitz * delta[name]))) for name in delta) for delta in deltas]

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from fedsim.parts.facts import Fact
 from strategies.aggregate import divergence_coefficients, tensorwise_mean
+from strategies.fuse.enough_clients import note_coefficients
 from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
 
@@ -33,9 +32,5 @@ class SemanticDivergence(Fuse):
         states = [update.arrays for update in updates]
         groups = {name: name.rpartition(".")[0] for name in states[0]} if self.granularity == "module" else None
         coefficients = divergence_coefficients(states, self.metric, self.strategy, groups)
-        for index, update in enumerate(updates):
-            for name, shares in coefficients.items():
-                server.detail(update.client, "divergence_weight", name, shares[index])
-            mean = float(np.mean([shares[index] for shares in coefficients.values()]))
-            server.client_columns[update.client] = {"weight": mean}
+        note_coefficients(updates, server, "divergence_weight", coefficients)
         return tensorwise_mean(states, coefficients)

@@ -37,7 +37,7 @@ def moves(updates: Sequence[Update], server: ServerRound) -> list[Move]:
     return [Move(names, update.arrays, server.previous) for update in updates]
 
 
-def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+def gram(deltas: Sequence[Arrays]) -> np.ndarray:
     """The inner products [K, K] of the moves, over all tensors together, in float64."""
     total = np.zeros((len(deltas), len(deltas)))
     for name in deltas[0]:
@@ -48,7 +48,7 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
     return total
 
 
-def mean_move(deltas: Sequence[Mapping[str, np.ndarray]], coefficients: Shares, name: str) -> np.ndarray:
+def mean_move(deltas: Sequence[Arrays], coefficients: Shares, name: str) -> np.ndarray:
     """sum_k a_k delta_k of one tensor, in float64 and in the order of the clients; the a_k need not sum to 1."""
     total = coefficients[0] * deltas[0][name]
     for coefficient, delta in zip(coefficients[1:], deltas[1:], strict=True):
