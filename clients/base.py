@@ -264,7 +264,7 @@ class DomainClient(NumPyClient):
         step = recipe.client.begin(round)
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
         transfer = recipe.augment.begin(round) if recipe.augment else None
-        best = BestIterate(self, round.steps, work.local_checks)
+        best = BestIterate(net, self._score, round.steps, work.local_checks)
         late = recipe.augment is not None and recipe.augment.late
         return LocalSteps(round, work, plan, step, transfer, late, best, self._after_step)
 
@@ -280,6 +280,12 @@ class DomainClient(NumPyClient):
         self.net.train()
         for module in self.frozen:
             module.eval()
+
+    def _score(self) -> float:
+        """The primary metric of the model between two steps."""
+        score, _ = self.validate()
+        self.train_mode()
+        return score
 
     def validate(self, predict: Predict | None = None) -> tuple[float, float]:
         """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -80,19 +79,6 @@ class LocalSteps:
             part.end(self.round)
 
 
-class Trainee(Protocol):
-    """A client that can look at its model between two steps."""
-
-    net: Net
-    state: dict[str, Tensor]
-
-    def validate(self) -> tuple[float, float]:
-        """(primary metric, loss) on its validation split."""
-
-    def train_mode(self) -> None:
-        """Puts the network back into training mode."""
-
-
 class BestIterate:
     """Keeps the model of the step with the best local validation by the primary metric.
 
@@ -106,8 +92,8 @@ class BestIterate:
     Source: the client-level selection of FedIG-A.
     """
 
-    def __init__(self, client: Trainee, steps: int, checks: int) -> None:
-        self.client = client
+    def __init__(self, net: Net, validate: Callable[[], float], steps: int, checks: int) -> None:
+        self.net, self.validate = net, validate  # which gives the metric, and leaves the network in training mode
         self.due = {steps * check // checks for check in range(1, checks + 1)}
         self.score, self.step = -1.0, 0
         self.state: dict[str, Tensor] = {}
@@ -116,14 +102,13 @@ class BestIterate:
         """Validates after step `number` (counted from 1) when a check is due."""
         if number not in self.due:
             return
-        score, _ = self.client.validate()
-        self.client.train_mode()
+        score = self.validate()
         if score > self.score:
             self.score, self.step = score, number
-            self.state = {name: value.clone() for name, value in self.client.state.items()}
+            self.state = {name: value.clone() for name, value in self.net.state_dict().items()}
 
     def restore(self) -> int:
         """Restores the best model; returns its step, or 0 where there were no checks."""
         if self.state:
-            self.client.net.load_state_dict(self.state)
+            self.net.load_state_dict(self.state)
         return self.step

@@ -9,34 +9,17 @@ import logging
 import time
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from fedsim.common.errors import UserError
-from fedsim.data.names import matching
 from fedsim.deploy.federation import Federation, read_federation
+from strategies.wire.membership import Member
 
 LOOK_SECONDS = 1.0
 
 logger = logging.getLogger("fedsim")
-
-
-@dataclass(frozen=True)
-class Member:
-    """A registered site: name, node at the SuperLink, domain, role, and key as the SuperLink reads it."""
-
-    site: str
-    node: int
-    domain: str
-    role: str
-    key: bytes
-
-    def serves(self, client: str, role: str) -> bool:
-        """Whether this site may act as that client in that role. Upper and lower case are equal, as in all domain
-        names."""
-        return role == self.role and matching(self.domain, [client]) is not None
 
 
 def members(federation: Federation) -> list[Member]:

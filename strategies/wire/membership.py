@@ -1,30 +1,27 @@
 """Decides which node may act as which client, by the key of the node and by the number of examples it claims."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
+from fedsim.data.names import matching
 from strategies.wire.update_limit import either, upper_median_of_others
 
 LONGEST_NAME = 100  # characters of a name that a node claims, in messages
 
 
-class Member(Protocol):
-    """A registered site, as the server's kit knows it by its key."""
+@dataclass(frozen=True)
+class Member:
+    """A registered site: name, node at the SuperLink, domain, role, and key as the SuperLink reads it."""
 
-    @property
-    def site(self) -> str:
-        """Its name."""
-
-    @property
-    def domain(self) -> str:
-        """The domain whose images it holds."""
-
-    @property
-    def role(self) -> str:
-        """`source` or `target`."""
+    site: str
+    node: int
+    domain: str
+    role: str
+    key: bytes
 
     def serves(self, client: str, role: str) -> bool:
-        """Whether this site may act as that client in that role."""
+        """Whether this site may act as that client in that role; as in all domain names, case does not matter."""
+        return role == self.role and matching(self.domain, [client]) is not None
 
 
 Identify = Callable[[int], Member | None]  # the registered site to which the key of a node belongs

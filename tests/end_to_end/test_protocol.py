@@ -162,4 +162,4 @@ def test_best_iterate_is_whole(monkeypatch):
     (3, 10, [1, 2, 3]), (5, 0, []),
 ])  # fmt: skip
 def test_when_checks_are_due(steps, checks, due):
-    assert sorted(BestIterate(None, steps, checks).due - {0}) == due
+    assert sorted(BestIterate(None, None, steps, checks).due - {0}) == due
