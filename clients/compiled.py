@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, first_line
 from fedsim.models.net import Net
 
 
@@ -50,10 +50,9 @@ class Compiled:
         try:
             found = self.program(images)
         except Exception as error:  # whatever the compiler raises: it is a world of its own
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             raise UserError(
-                f"train.compile: PyTorch's compiler failed ({reason}); on a CPU it needs a C++ compiler (g++); "
-                "set train.compile = 'off' to go on without it"
+                f"train.compile: PyTorch's compiler failed ({first_line(error, 200)}); on a CPU it needs a C++ "
+                "compiler (g++); set train.compile = 'off' to go on without it"
             ) from error
         self.ready, self.seconds = True, time.perf_counter() - started
         return found

@@ -18,6 +18,7 @@ from clients.parts import Batch
 from clients.recipe import ClientRecipe
 from clients.stacked.net import Autocast, Pass, Rows, StackedNet
 from clients.stacked.optimizer import StackedOptimizer, rates_of
+from fedsim.common.errors import first_line
 from fedsim.common.seeding import seed_library
 from fedsim.common.values import Foreign
 from fedsim.models.net import Net
@@ -111,7 +112,7 @@ class SideBySide:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 self.stack.forward(rows, *batch, autocast).losses.sum().backward()
         except (RuntimeError, ValueError) as error:
-            return f"the network does not run as one program ({str(error).strip().splitlines()[0][:200]})"
+            return f"the network does not run as one program ({first_line(error, 200)})"
         return ""
 
     def fit(self, jobs: Sequence[Job]) -> list[tuple[DomainClient, Fitted] | Exception]:

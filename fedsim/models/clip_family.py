@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.about import extra
-from fedsim.common.errors import UserError, nearest
+from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.values import Foreign
 from fedsim.models.layout import Layout, Statistics, survey
 from fedsim.models.texts import TextEncoder, TextHead, Texts, refuse_equal
@@ -144,7 +144,7 @@ def _make(name: str, quick_gelu: bool, image_size: int, channels: int) -> ClipEn
         return ClipEncoder(open_clip.create_model(name, load_weights=False, **options), name)
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise UserError(f"model.backbone: open_clip cannot build {name!r} for images of {image_size} px "
-                        f"({_reason(error)})") from None  # fmt: skip
+                        f"({first_line(error)})") from None  # fmt: skip
 
 
 def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
@@ -157,9 +157,5 @@ def _from_hub(name: str, tag: str, backbone: nn.Module, image_size: int) -> Stat
     try:
         return open_clip.create_model(name, pretrained=tag, force_image_size=image_size).state_dict()
     except Exception as error:  # hub clients raise whatever their HTTP library does
-        raise UserError(f"model.weights: cannot fetch open_clip's weights {tag!r} of {name} ({_reason(error)}); fetch "
-                        "them on another machine and set model.weights to the file") from None  # fmt: skip
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model.weights: cannot fetch open_clip's weights {tag!r} of {name} ({first_line(error)}); "
+                        "fetch them on another machine and set model.weights to the file") from None  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, first_line
 
 STAGE_REDUCTIONS = {4: 1, 8: 2, 16: 3, 32: 4}  # image side / map side -> number of the stage, as in a ResNet
 LEVEL_STAGES = (2, 3, 4)  # the stages whose outputs are CSAC's feature maps
@@ -77,8 +77,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
         with evaluating(backbone), torch.inference_mode(), outputs_of(backbone, outputs) as found:
             features = backbone(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({reason}); "
+        raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({first_line(error)}); "
                         "change data.image_size") from None  # fmt: skip
     if features.dim() != 2:
         raise UserError(

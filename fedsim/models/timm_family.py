@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsim.common.about import extra
-from fedsim.common.errors import UserError, nearest
+from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.values import Foreign
 from fedsim.models.layout import Layout, Statistics, survey
 from fedsim.models.narrow import narrow
@@ -67,9 +67,8 @@ def _make(name: str, options: Mapping[str, Any], image_size: int, channels: int,
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
     except (TypeError, AssertionError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"model.backbone: timm cannot build {name!r} for images of {image_size} px"
-                        f"{f' with {dict(options)}' if options else ''} ({reason})") from None  # fmt: skip
+                        f"{f' with {dict(options)}' if options else ''} ({first_line(error)})") from None  # fmt: skip
     narrow(model)
     return model
 
@@ -88,9 +87,8 @@ def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_
     except UserError:
         raise
     except Exception as error:  # hub clients raise any error of their HTTP library
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"model.weights: cannot fetch timm's weights of {name} ({reason}); fetch them on another "
-                        "machine and set model.weights to the file") from None  # fmt: skip
+        raise UserError(f"model.weights: cannot fetch timm's weights of {name} ({first_line(error)}); fetch them on "
+                        "another machine and set model.weights to the file") from None  # fmt: skip
 
 
 def fit_position_embedding(backbone: Foreign, state: StateDict, image_size: int) -> StateDict:

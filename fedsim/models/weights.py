@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedsim.common.about import extra
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, first_line
 from fedsim.common.files import of_home
 
 StateDict = dict[str, torch.Tensor]
@@ -27,8 +27,7 @@ def read_weight_file(file: str, setting: str = "model.weights") -> StateDict:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what is no file of weights may raise any class of error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"{setting}: {file!r} is not a readable weights file: {reason}") from None
+        raise UserError(f"{setting}: {file!r} is not a readable weights file: {first_line(error)}") from None
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"{setting}: {file!r} holds no plain state dict (name -> tensor)")
     return dict(state)
@@ -42,9 +41,8 @@ def download_imagenet(enum_name: str, entry: str, backbone: nn.Module, image_siz
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (OSError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(
-            f"model.weights: cannot download {weights.url} ({reason}); "
+            f"model.weights: cannot download {weights.url} ({first_line(error)}); "
             "fetch it on another machine and set model.weights to the file"
         ) from None
 
