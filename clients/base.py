@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import InitVar, dataclass
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from clients.budget import Amount, local_plan
 from clients.compiled import Compiled
 from clients.local_data import LocalData
-from clients.local_round import LATE
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Measured, Order, Training
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, departing
@@ -29,6 +29,7 @@ from strategies.parts import Arrays, Cut, Place
 from strategies.wire.cuts import put_back, taken
 
 
+@dataclass(eq=False)
 class DomainClient(NumPyClient):
     """Flower NumPyClient of one client name; `parameters` are the tensors of `names(phase)`, in that order.
 
@@ -41,37 +42,29 @@ class DomainClient(NumPyClient):
     build_net: a function that makes the run's initial network
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        recipe: ClientRecipe,
-        view: NetView,
-        places: dict[str, Place],
-        initial: dict[str, Tensor],
-        data: LocalData,
-        store: ClientStore,
-        device: torch.device,
-        clients: Sequence[str] = (),
-        source_clients: int = 1,
-        build_net: Callable[[], Net] = LATE,
-        compiled: Compiled | None = None,
-    ) -> None:
-        self.experiment, self.recipe = experiment, recipe
+    experiment: Experiment
+    recipe: ClientRecipe
+    view: InitVar[NetView]
+    places: dict[str, Place]
+    initial: dict[str, Tensor]
+    data: LocalData
+    store: ClientStore
+    device: torch.device
+    clients: Sequence[str]
+    source_clients: int
+    build_net: Callable[[], Net]
+    compiled: Compiled | None
+
+    def __post_init__(self, view: NetView) -> None:
         self._see(view)
-        self.places = places
-        self.initial = initial
-        self.data, self.store = data, store
-        self.device, self.clients = device, tuple(clients)
-        self.source_clients = source_clients
-        self.build_net, self.compiled = build_net, compiled
-        self.counts: list[int] = [data.examples]  # training images of every client
+        self.counts: list[int] = [self.data.examples]  # training images of every client
         self.spent: list[Amount] = []  # work of the current round
         self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
         self.warm: dict[str, tuple[Hashable, Foreign]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
         self.stored = 0  # the number of store entries written with the last reply
-        self.personal = [part.personal for part in recipe.client_parts() if part.personal]
+        self.personal = [part.personal for part in self.recipe.client_parts() if part.personal]
 
     def _see(self, view: NetView) -> None:
         self.net, self.state, self.frozen, self._after_step = view.net, view.state, view.frozen, view.after_step
@@ -198,7 +191,7 @@ class DomainClient(NumPyClient):
             device=self.device,
             store=self.store,
             data=self.data,
-            clients=self.clients,
+            clients=tuple(self.clients),
             places=self.places,
             records=self.records,
             warm=self.warm,

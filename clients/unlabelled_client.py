@@ -1,6 +1,7 @@
 """The unseen domain's client in methods that adapt to it. It holds images without labels, and the server visits it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,21 +20,19 @@ from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Place
 
 
+@dataclass(eq=False)
 class UnlabelledClient:
     """Answers visits by the recipe's part `unlabelled`. It keeps nothing: every message brings a whole model."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        recipe: ClientRecipe,
-        net: Net,
-        places: Mapping[str, Place],
-        data: LocalData,
-        device: torch.device,
-    ) -> None:
-        self.experiment, self.recipe = experiment, recipe
-        self.net, self.places, self.data, self.device = net, places, data, device
-        self.frozen = freeze(net, dict(places))
+    experiment: Experiment
+    recipe: ClientRecipe
+    net: Net
+    places: Mapping[str, Place]
+    data: LocalData
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.frozen = freeze(self.net, self.places)
 
     def answer(
         self, records: Mapping[str, Mapping[str, np.ndarray]], config: Mapping[str, Json]

@@ -93,9 +93,8 @@ class ServerParts:
 
     def handed_out(self, names: Sequence[str] | None = None) -> Callable[[str], dict[str, Arrays]]:
         """A function that gives a client's records of all (or named) banks; one that comes once, while it lacks it."""
-        server = self.server()
         banks = [bank for bank in self.recipe.banks if names is None or bank.name in names]
-        views = {bank.name: self._bank_view(bank, server) for bank in banks}
+        views = self.views(banks)
         once = {bank.name: set(self.state.handed.setdefault(bank.name, [])) for bank in self.banks("once")}
 
         def records(client: str) -> dict[str, Arrays]:
@@ -227,7 +226,8 @@ class ServerParts:
 
     def _view(self, server: ServerRound, key: str) -> ServerRound:
         """The round that the part with this key gets."""
-        return server.of_part(*self.state.of_part(key))
+        state, arrays = self.state.of_part(key)
+        return replace(server, state=state, arrays=arrays)
 
     def _bank_view(self, bank: Bank, server: ServerRound) -> ServerRound:
         return self._view(server, f"banks.{bank.name}")

@@ -1,7 +1,7 @@
 """What a server part may see in one round: the accepted replies, and one `ServerRound`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -151,7 +151,3 @@ class ServerRound:
     def note(self, text: str) -> None:
         """Adds a line to the run's log and to the notes of this round."""
         self.notes.append(text)
-
-    def of_part(self, state: JsonTable, arrays: ArrayDict) -> "ServerRound":
-        """The same round as one part sees it, with the state that is its own."""
-        return replace(self, state=state, arrays=arrays)

@@ -4,8 +4,6 @@ AdaIN is written as one subtraction and one multiply-add per image and channel. 
 own statistics is then computed once, and a batch costs one pass over its values.
 """
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,29 +14,27 @@ Affine = tuple[Tensor, Tensor, Tensor]  # centre, scale and shift, [B, C]: F -> 
 Bands = list[Tensor]  # feature maps [B, c, h, w] whose channels together make up a style
 
 
-class Space(Protocol):
-    """A feature space Phi with its decoder Psi, between images [B, C, H, W] in [0, 1] and feature maps."""
+class Space:
+    """A feature space Phi with its decoder Psi, between images [B, C, H, W] in [0, 1] and feature maps.
 
-    @property
-    def gain(self) -> tuple[float, float] | None:
-        """Limits of sigma_s / sigma(F)."""
+    gain: limits of sigma_s / sigma(F)
+    slow: images are transferred once and kept, in place of batch by batch
+    """
 
-    @property
-    def slow(self) -> bool:
-        """Whether images are transferred once and kept, in place of batch by batch."""
+    gain: tuple[float, float] | None = (0.1, 10.0)
+    slow = False
 
     def encode(self, images: Tensor) -> Bands:
         """The feature maps in which styles are measured."""
+        raise NotImplementedError
 
     def decode(self, bands: Bands, images: Tensor) -> Tensor:
         """Psi, in the size of `images`."""
+        raise NotImplementedError
 
 
-class Pixel:
+class Pixel(Space):
     """Phi = Psi = identity on the colour channels, C_s = C: statistics transfer in colour space."""
-
-    gain = (0.1, 10.0)
-    slow = False
 
     def encode(self, images: Tensor) -> Bands:
         """The images themselves."""
@@ -49,15 +45,12 @@ class Pixel:
         return bands[0]
 
 
-class Haar:
+class Haar(Space):
     """Orthonormal Haar transform of J levels per colour channel and its exact inverse, C_s = C (3J + 1).
 
     A block [a b; c d] gives LL = (a+b+c+d)/2, LH = (a-b+c-d)/2, HL = (a+b-c-d)/2, HH = (a-b-c+d)/2; the next level
     transforms LL. Images are reflect-padded to multiples of 2^J at the right and bottom, and cropped afterwards.
     """
-
-    gain = (0.1, 10.0)
-    slow = False
 
     def __init__(self, levels: int = 3) -> None:
         self.levels = levels

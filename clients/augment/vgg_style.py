@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.augment.style import Bands
+from clients.augment.style import Bands, Space
 from fedsim.common.errors import UserError
 from fedsim.models.weights import read_weight_file
 
@@ -44,7 +44,7 @@ def decoder() -> nn.Sequential:
     return nn.Sequential(*_convolutions(512, DECODER)[:-1])
 
 
-class Vgg:
+class Vgg(Space):
     """Phi = VGG-19 up to relu4_1, Psi = its decoder, C_s = 512; frozen, in evaluation mode, without gradients."""
 
     gain = None

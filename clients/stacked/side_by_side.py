@@ -16,7 +16,7 @@ from clients.local_data import LocalData
 from clients.local_steps import Fitted, LocalSteps, Training
 from clients.parts import Batch
 from clients.recipe import ClientRecipe
-from clients.stacked.net import Autocast, Pass, Rows, StackedNet
+from clients.stacked.net import Autocast, Pass, StackedNet
 from clients.stacked.optimizer import StackedOptimizer, rates_of
 from fedsim.common.errors import first_line
 from fedsim.common.seeding import seed_library
@@ -204,15 +204,12 @@ class GroupTraining:
         self._change_gradients(members, passed.leaves)
         self.optimizer.step(rows, passed.leaves)
         self.stack.keep(rows, passed.leaves)
-        self._count(rows, losses.detach())
+        sums = rows.of(self.losses)
+        sums += losses.detach()
+        rows.put(self.losses, sums)
         for member in members:
             with member.alone():
                 member.steps.took()
-
-    def _count(self, rows: Rows, losses: Tensor) -> None:
-        sums = rows.of(self.losses)
-        sums += losses
-        rows.put(self.losses, sums)
 
     @staticmethod
     def _batch(member: Member) -> Batch | None:

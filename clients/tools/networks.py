@@ -97,15 +97,12 @@ def freeze(net: nn.Module, places: Mapping[str, str]) -> list[nn.Module]:
     frozen = []
     for path, module in net.named_modules():
         prefix = f"{path}." if path else ""
-        own = [
-            f"{prefix}{name}"
-            for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        ]
-        own = [name for name in own if name in places]
-        for name, parameter in module.named_parameters(recurse=False):
-            if places.get(f"{prefix}{name}") == "frozen":
-                parameter.requires_grad_(False)
-        if own and all(places[name] == "frozen" for name in own):
+        named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        own = [(places[prefix + name], tensor) for name, tensor in named if prefix + name in places]
+        fixed = [tensor for place, tensor in own if place == "frozen"]
+        for tensor in fixed:
+            tensor.requires_grad_(False)
+        if own and len(fixed) == len(own):
             frozen.append(module)
     return frozen
 

@@ -64,15 +64,12 @@ class Backbone:
     finish: Callable[[Foreign], None] | None = None
 
 
-def _resnet(name: str) -> Callable[[int, int], nn.Module]:
-    def make(image_size: int, channels: int) -> nn.Module:
-        import torchvision  # slow to import, and not needed for the digits CNN
+def _resnet(name: str, image_size: int, channels: int) -> nn.Module:
+    import torchvision  # slow to import, and not needed for the digits CNN
 
-        model = getattr(torchvision.models, name)(weights=None)
-        model.fc = nn.Identity()
-        return model
-
-    return make
+    model = getattr(torchvision.models, name)(weights=None)
+    model.fc = nn.Identity()
+    return model
 
 
 def _densenet121(image_size: int, channels: int) -> nn.Module:
@@ -97,29 +94,23 @@ def _alexnet(image_size: int, channels: int) -> nn.Module:
     return model
 
 
-def _vit(name: str, patch: int) -> Callable[[int, int], nn.Module]:
-    def make(image_size: int, channels: int) -> nn.Module:
-        if image_size % patch:
-            fitting = max(patch, round(image_size / patch) * patch)
-            raise UserError(f"model.backbone: {name} cuts images into patches of {patch} px, which do not fit "
-                            f"data.image_size = {image_size}; use {fitting}")  # fmt: skip
-        import torchvision
+def _vit(name: str, patch: int, image_size: int, channels: int) -> nn.Module:
+    if image_size % patch:
+        fitting = max(patch, round(image_size / patch) * patch)
+        raise UserError(f"model.backbone: {name} cuts images into patches of {patch} px, which do not fit "
+                        f"data.image_size = {image_size}; use {fitting}")  # fmt: skip
+    import torchvision
 
-        model = getattr(torchvision.models, name.replace("-", "_"))(weights=None, image_size=image_size)
-        model.heads = nn.Identity()
-        return model
-
-    return make
+    model = getattr(torchvision.models, name.replace("-", "_"))(weights=None, image_size=image_size)
+    model.heads = nn.Identity()
+    return model
 
 
-def _digits(batch_norm: bool) -> Callable[[int, int], nn.Module]:
-    def make(image_size: int, channels: int) -> nn.Module:
-        if image_size < SMALLEST_IMAGE:
-            raise UserError(f"model.backbone: the digits CNN needs images of at least {SMALLEST_IMAGE} px; "
-                            f"data.image_size is {image_size}")  # fmt: skip
-        return DigitsCNN(channels, batch_norm)
-
-    return make
+def _digits(batch_norm: bool, image_size: int, channels: int) -> nn.Module:
+    if image_size < SMALLEST_IMAGE:
+        raise UserError(f"model.backbone: the digits CNN needs images of at least {SMALLEST_IMAGE} px; "
+                        f"data.image_size is {image_size}")  # fmt: skip
+    return DigitsCNN(channels, batch_norm)
 
 
 def _torchvision_row(
@@ -146,11 +137,11 @@ def _torchvision_row(
 def _resnet_row(name: str, feature_dim: int, enum: str, entry: str) -> Backbone:
     stages = {number: (f"layer{number}",) for number in (1, 2, 3, 4)}
     layout = Layout(feature_dim, ("layer2", "layer3", "layer4"), stages)
-    return _torchvision_row(_resnet(name), layout, "fc.", enum, entry)
+    return _torchvision_row(partial(_resnet, name), layout, "fc.", enum, entry)
 
 
 def _vit_row(name: str, patch: int, enum: str) -> Backbone:
-    return _torchvision_row(_vit(name, patch), Layout(768), "heads.", enum, channels_last=False)
+    return _torchvision_row(partial(_vit, name, patch), Layout(768), "heads.", enum, channels_last=False)
 
 
 def _unet_row(width: int, depth: int) -> Backbone:
@@ -189,10 +180,10 @@ _DENSE_LEVELS = ("features.denseblock2", "features.denseblock3", "features.dense
 
 BACKBONES: dict[str, Backbone] = {
     "digits-cnn": Backbone(
-        _digits(False), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS), "head.", own_channels=True,
+        partial(_digits, False), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS), "head.", own_channels=True,
     ),
     "digits-cnn-bn": Backbone(
-        _digits(True), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS, {1: ("norm1", "norm2")}), "head.",
+        partial(_digits, True), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS, {1: ("norm1", "norm2")}), "head.",
         own_channels=True,
     ),
     "resnet18": _resnet_row("resnet18", 512, "ResNet18_Weights", "IMAGENET1K_V1"),

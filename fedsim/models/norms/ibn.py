@@ -39,21 +39,17 @@ class IBNLayer(nn.Module):
     def __init__(self, bn: nn.BatchNorm2d, instance_channels: int, instance_first: bool = True) -> None:
         super().__init__()
         total = bn.num_features
-        self.instance_first = instance_first
-        self.sizes = (instance_channels, total - instance_channels)
-        at_instance, at_batch = slice(0, instance_channels), slice(instance_channels, total)
-        if not instance_first:
-            self.sizes = self.sizes[::-1]
-            at_instance, at_batch = slice(self.sizes[0], total), slice(0, self.sizes[0])
+        first = instance_channels if instance_first else total - instance_channels
+        self.instance_first, self.sizes = instance_first, (first, total - first)
+        front, back = slice(first), slice(first, total)
+        at_instance, at_batch = (front, back) if instance_first else (back, front)
         self.inorm = _instance_norm_like(bn, at_instance)
         self.bn = _batch_norm_like(bn, at_batch)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, C, H, W] -> the same shape."""
-        first, second = x.split(self.sizes, dim=1)
-        if self.instance_first:
-            return torch.cat((self.inorm(first.contiguous()), self.bn(second.contiguous())), dim=1)
-        return torch.cat((self.bn(first.contiguous()), self.inorm(second.contiguous())), dim=1)
+        layers = (self.inorm, self.bn) if self.instance_first else (self.bn, self.inorm)
+        return torch.cat([layer(part.contiguous()) for layer, part in zip(layers, x.split(self.sizes, dim=1))], dim=1)
 
 
 class ResidualIBNBlock(nn.Module):
