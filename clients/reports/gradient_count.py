@@ -22,11 +22,7 @@ class GradientCount(Report):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-
-    @property
-    def discloses(self) -> str:
-        """The number of steps, which is nearly proportional to the number of examples."""
-        return "the number of local steps"
+    discloses: ClassVar[str] = "the number of local steps"
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError where the sum of the gradients cannot be computed from the move of the parameters."""

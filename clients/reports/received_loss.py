@@ -22,11 +22,7 @@ class ReceivedLoss(Report):
 
     assumes = (Fact.WHOLE_MODEL,)
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-
-    @property
-    def discloses(self) -> str:
-        """One number per round."""
-        return "each round the global model's mean loss on the client's training data"
+    discloses: ClassVar[str] = "each round the global model's mean loss on the client's training data"
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The loss of the network as it was received."""

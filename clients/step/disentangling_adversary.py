@@ -76,16 +76,14 @@ class DisentanglingAdversary(Step):
     requires: ClassVar[dict[str, str]] = {"banks": "domain_identifiers", "inserts": "disentangler"}
     needs_clients: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
+    discloses: ClassVar[str] = (
+        "to the server and the target's client: a network that tells the client's features from the target's"
+    )
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:
         """The target's client feeds the identifiers as the sources do."""
         return {"adversarial_target": {"di_input": self.di_input}}
-
-    @property
-    def discloses(self) -> str:
-        """The identifier separates domains."""
-        return "to the server and the target's client: a network that tells the client's features from the target's"
 
     def refuses(self, recipe: RecipeParts) -> str:
         """The bottleneck gets features several times in a step, also stored ones of the target."""

@@ -40,14 +40,10 @@ class ClassifierAlignment(Term):
     ] = 1e-3
     bank: ClassVar[str] = "classifier_gradient"
     requires: ClassVar[dict[str, str]] = {"banks": "classifier_gradients"}
-    assumes = (
-        Fact.OWN_IMAGES,
-    )  # steps that change images themselves are fine: phase 1 sees those of no client changed
-
-    @property
-    def discloses(self) -> str:
-        """The gradient of a linear classifier shows class shares and the mean features of the classes."""
-        return "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
+    discloses: ClassVar[str] = (
+        "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
+    )
+    assumes = (Fact.OWN_IMAGES,)  # a step that changes images itself is fine: phase 1 sees no client's changed
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a head whose gradient does not belong to a linear classifier."""

@@ -46,11 +46,7 @@ class DriftCorrection(Term):
     bank: ClassVar[str] = "control"
     assumes = (Fact.WHOLE_MODEL,)
     requires: ClassVar[dict[str, str]] = {"banks": "control_variates"}
-
-    @property
-    def discloses(self) -> str:
-        """The variate is a mean gradient."""
-        return "each round the mean local gradient (easier to invert than a difference of weights)"
+    discloses: ClassVar[str] = "each round the mean local gradient (easier to invert than a difference of weights)"
 
     def check(self, experiment: Experiment) -> None:
         """The formula of c_k+ holds for SGD that starts anew each round. Others are refused."""

@@ -34,12 +34,8 @@ class PromptStages(Term):
     c: Annotated[float, Field(ge=0)] = 1.0
     assumes = (Fact.SEVERAL_CLIENTS, Fact.BACKBONE_FEATURES)
     belongs_to: ClassVar[str] = "prompt_sets"
+    discloses: ClassVar[str] = "every client's own prompts, each round, to the server and to all clients"
     order: ClassVar[int] = -1  # other terms may copy the network when they begin, and the stage must be chosen then
-
-    @property
-    def discloses(self) -> str:
-        """Prompts are not averaged."""
-        return "every client's own prompts, each round, to the server and to all clients"
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses what is trained; the term, or None without a teacher."""
@@ -68,7 +64,7 @@ class PromptStages(Term):
 
         @torch.no_grad()
         def logits(images: Tensor) -> Tensor:
-            with sets.holding(vision), round.autocast():
+            with sets.holding("vision", vision), round.autocast():
                 return head.logits(net.features(images), texts).float()
 
         return logits

@@ -26,12 +26,8 @@ class QueryLoss(Term):
     weight: Annotated[float, Field(ge=0)] = 1.0
     assumes = (Fact.SEVERAL_CLIENTS,)
     belongs_to: ClassVar[str] = "keyed_prompts"
+    discloses: ClassVar[str] = "each round a linear classifier whose rows tell the clients' images apart"
     order: ClassVar[int] = -1  # other terms may copy the head when they begin, and the key must be chosen then
-
-    @property
-    def discloses(self) -> str:
-        """The query is one row per client."""
-        return "each round a linear classifier whose rows tell the clients' images apart"
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses the client's key; the term, or None when the weight is 0."""

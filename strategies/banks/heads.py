@@ -20,14 +20,10 @@ class Heads(Bank):
     name: ClassVar[str] = "heads"
     when: ClassVar[Literal["once", "round"]] = "round"
     contributed: ClassVar[bool] = False
-
-    @property
-    def discloses(self) -> str:
-        """The heads are those of single clients."""
-        return (
-            "each client's own classifier, every round, to all clients and to the unseen domain (it shows the "
-            "directions of the classes in a private domain)"
-        )
+    discloses: ClassVar[str] = (
+        "each client's own classifier, every round, to all clients and to the unseen domain (it shows the "
+        "directions of the classes in a private domain)"
+    )
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:
         """The head of this client after this round."""

@@ -50,17 +50,13 @@ class TargetAttention(Visit, Weights):
     moment: ClassVar[Literal["updates", "model"]] = "updates"
     records: ClassVar[tuple[str, ...]] = ("tightness",)
     requires: ClassVar[dict[str, str]] = {"visits": "target_attention"}
+    discloses: ClassVar[str] = "to the unseen domain's client: every single client's model"
     assumes = (*Visit.assumes, Fact.CLIENT_WEIGHTS)
 
     def refuses(self, recipe: RecipeParts) -> str:
         """The target's client would see every model for weights that nobody takes."""
         said = "target_attention visits for the weights of method.weights alone; name it there, or not in method.visits"
         return said if len(recipe.of(Weights)) > 1 else ""
-
-    @property
-    def discloses(self) -> str:
-        """The models that the target's client sees."""
-        return "to the unseen domain's client: every single client's model"
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
         """The model at the start of the round, and that of every source; both sides sort the names."""

@@ -132,7 +132,7 @@ def test_prompts_reach_all_layers_of_open_clip():
     with torch.no_grad():
         expected = net(IMAGES)
         PromptSets(n=2, heads=4).apply(net)
-        with net.prompts.holding(None):
+        with net.prompts.holding("vision", None):
             assert torch.allclose(net.head.logits(net.features(IMAGES), net.head.zero_shot), expected, atol=1e-5)
     net.prompts.train().client = 1
     loss = nn.functional.cross_entropy(net(IMAGES), torch.tensor([0, 1, 2, 0, 1]))

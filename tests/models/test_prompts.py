@@ -212,7 +212,7 @@ def test_the_loss_of_the_first_stage(tmp_path, number):
     start, (batch,), sent = fitted(space, "rot15", number)
     net, head = space.net.eval(), space.net.head
     net.load_state_dict(start, strict=False)
-    with torch.no_grad(), net.prompts.holding(None) if number == 1 else nullcontext():
+    with torch.no_grad(), net.prompts.holding("vision", None) if number == 1 else nullcontext():
         features = net.features(batch.images)  # in eval mode with the aggregated prompts, if any
         teacher = head.logits(features, head.zero_shot) if number == 1 else head(features)
     net.prompts.training, net.prompts.client = True, 1

@@ -67,7 +67,7 @@ class PromptsOfClients(nn.Module):
         self.through = through
         self.client: int | None = None
         self._held: dict[str, Tensor | None] = {}  # prompts that are used whatever the client is
-        self._now: dict[str, Tensor | None] = {}  # those of the pass that is being made
+        self._now: Tensor | None = None  # those of the image encoder in the pass that is being made
 
     def aggregated(self, side: Side) -> Tensor:
         """The global prompts of one encoder, [D, n, d]."""
@@ -88,22 +88,13 @@ class PromptsOfClients(nn.Module):
             parameter.requires_grad_(prompts if f"prompts.{name}" in ROWS else aggregators)
 
     @contextmanager
-    def holding(self, vision: Tensor | None) -> Iterator[None]:
-        """Inside the block the image encoder has these prompts, or none."""
-        self._held = {"vision": vision}
+    def holding(self, side: Side, prompts: Tensor | None) -> Iterator[None]:
+        """Inside the block one encoder has these prompts, or none."""
+        self._held[side] = prompts
         try:
             yield
         finally:
-            self._held = {}
-
-    @contextmanager
-    def reading(self, text: Tensor) -> Iterator[None]:
-        """Inside the block the layers of the text encoder have these prompts."""
-        self._now["text"] = text
-        try:
-            yield
-        finally:
-            self._now["text"] = None
+            del self._held[side]
 
     def attach(self, side: Side, transformer: nn.Module) -> None:
         """Puts a layer's prompts before every block. Bound methods: a copy of the network calls its own prompts."""
@@ -116,8 +107,8 @@ class PromptsOfClients(nn.Module):
         """The prompts of a layer follow the start; those of the first one are read as words."""
         if layer == 0:
             return None
-        x, held = inputs[0], self._now["text"]
-        assert held is not None  # the pass is inside `reading`
+        x, held = inputs[0], self._held["text"]
+        assert held is not None  # the pass is inside `holding`
         prompts = held[layer]
         kept = x[:, :1], prompts.expand(x.shape[0], -1, -1), x[:, 1 + len(prompts) :]
         return torch.cat(kept, 1), *inputs[1:]
@@ -125,15 +116,15 @@ class PromptsOfClients(nn.Module):
     def _into_vision(self, layer: int, block: nn.Module, inputs: tuple) -> tuple | None:
         """The prompts of a layer follow the patches, in the place of those of the layer before."""
         if layer == 0:
-            self._now["vision"] = self.chosen("vision")
-        if (prompts := self._now["vision"]) is None:
+            self._now = self.chosen("vision")
+        if (prompts := self._now) is None:
             return None
         x, own = inputs[0], prompts[layer]
         patches = x if layer == 0 else x[:, : -len(own)]
         return torch.cat([patches, own.expand(x.shape[0], -1, -1)], 1), *inputs[1:]
 
     def _without_prompts(self, transformer: nn.Module, inputs: tuple, x: Tensor) -> Tensor:
-        prompts = self._now.pop("vision")
+        prompts, self._now = self._now, None
         return x if prompts is None else x[:, : -prompts.shape[1]]
 
 
@@ -158,7 +149,7 @@ class PromptSetsHead(LearnedTextHead):
 
     def read_with(self, prompts: Tensor) -> Tensor:
         """Prompts [D, n, d] -> texts [M, e] of length 1."""
-        with self.sets.reading(prompts):
+        with self.sets.holding("text", prompts):
             return self.read(prompts[0])
 
     def logits(self, features: Tensor, texts: Tensor) -> Tensor:
