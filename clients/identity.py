@@ -56,9 +56,8 @@ class Identity:
         name = matching(client, list(self.peers))
         if name is None or len(signature) != SIGNATURE:
             return False
-        first, second = (
-            int.from_bytes(half, "big") for half in (signature[: SIGNATURE // 2], signature[SIGNATURE // 2 :])
-        )
+        half = SIGNATURE // 2
+        first, second = (int.from_bytes(number, "big") for number in (signature[:half], signature[half:]))
         try:
             self.peers[name].verify(encode_dss_signature(first, second), text, ECDSA(SHA384()))
         except InvalidSignature:

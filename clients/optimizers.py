@@ -138,8 +138,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     for key, value in {**tensors, **moved(buffers, parameters[0].device)}.items():
         index, name = key.split(".", 1)
         like = parameters[int(index)]
-        laid_out = (
-            value.clone() if value.shape != like.shape else torch.empty_like(like, dtype=value.dtype).copy_(value)
-        )
+        fits = value.shape == like.shape
+        laid_out = torch.empty_like(like, dtype=value.dtype).copy_(value) if fits else value.clone()
         state.setdefault(int(index), {})[name] = laid_out.detach()
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -86,9 +86,8 @@ class ClientStore:
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Stages an entry (copied to the CPU); `commit` stores it."""
-        self._pending[name] = {
-            key: tensor.clone().contiguous() for key, tensor in moved(tensors, torch.device("cpu")).items()
-        }
+        here = moved(tensors, torch.device("cpu"))
+        self._pending[name] = {key: tensor.clone().contiguous() for key, tensor in here.items()}
 
     def get_number(self, name: str) -> float | None:
         """A stored scalar, or None."""

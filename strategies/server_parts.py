@@ -252,9 +252,8 @@ class ServerParts:
     def require_places(self, state: ServerState) -> None:
         """UserError when a saved state belongs to refining parts in another order, which would begin without it."""
         known = {refine_key(index, part) for index, part in enumerate(self.recipe.refine)}
-        lost = sorted(
-            key for key in state.parts.keys() | state.tensors.keys() if key[:7] == "refine." and key not in known
-        )
+        saved = {key for key in state.parts.keys() | state.tensors.keys() if key.startswith("refine.")}
+        lost = sorted(saved - known)
         if lost:
             raise UserError(
                 f"the checkpoint has the state of {lost[0]}, which has another place in the recipe of this version; "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,9 +12,7 @@ from clients.parts import Batches, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from fedsim.settings.experiment import Experiment
+from fedsim.settings.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class BalancedBudget(Batches):
     budget: Annotated[int, Field(ge=0)] = 2880
     unit: Literal["examples", "batches"] = "examples"
 
-    def check(self, experiment: "Experiment") -> None:
+    def check(self, experiment: Experiment) -> None:
         """A budget without a batch cannot be continued to FedAvg's amount."""
         super().check(experiment)
         if self.budget == 1 and self.unit == "examples" and experiment.train.budget != "paper":

@@ -26,8 +26,6 @@ class ReceivedLoss(Report):
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The loss of the network as it was received."""
-        round.net.eval()
-        _, loss, _ = round.task.measure(
-            round.net, round.data.evaluation(round.data.training_positions(), EVALUATION_BATCH)
-        )
+        net, data = round.net.eval(), round.data
+        _, loss, _ = round.task.measure(net, data.evaluation(data.training_positions(), EVALUATION_BATCH))
         return {"received_loss": loss}

@@ -88,9 +88,8 @@ class StackedNet:
         leaves = {name: rows.of(self.stacks[name]).detach().requires_grad_() for name in self.learned}
         others = {name: rows.of(self.stacks[name]) for name in self.others}
         with plain_moments():  # the fused form is a function of its own, which vmap cannot look into
-            features, logits, losses = vmap(partial(self._one, autocast), randomness="different")(
-                leaves, others, images, labels
-            )
+            program = vmap(partial(self._one, autocast), randomness="different")
+            features, logits, losses = program(leaves, others, images, labels)
         for name, value in others.items():
             rows.put(self.stacks[name], value)
         return Pass(leaves, features, logits, losses)

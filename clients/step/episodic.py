@@ -170,9 +170,8 @@ class EpisodicStep(Step):
         loss = inner()
         gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True, allow_unused=True)
         used = {name: gradient for name, gradient in zip(named, gradients) if gradient is not None}
-        stepped = {
-            name: named[name] - self.beta * gradient.clamp(-self.clip, self.clip) for name, gradient in used.items()
-        }
+        c = self.clip
+        stepped = {name: named[name] - self.beta * gradient.clamp(-c, c) for name, gradient in used.items()}
         return round.apply_gradients(loss + outer(stepped))
 
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:

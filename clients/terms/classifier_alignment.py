@@ -69,9 +69,8 @@ class ClassifierAlignment(Term):
                 loss = F.cross_entropy(net.head(features).float(), batch.labels)
             for total, gradient in zip(sums.values(), torch.autograd.grad(loss, list(parameters.values()))):
                 total += gradient
-        return {name: total.cpu().numpy() for name, total in sums.items()} | {
-            "batches": np.array([len(starts)], np.float32)
-        }
+        counted = {"batches": np.array([len(starts)], np.float32)}
+        return {name: total.cpu().numpy() for name, total in sums.items()} | counted
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term with the g of this round, or None when gamma is 0."""

@@ -21,11 +21,8 @@ class Statistic(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.left, self.right, self.out = (
-            nn.Linear(width, STATISTIC),
-            nn.Linear(width, STATISTIC),
-            nn.Linear(STATISTIC, 1),
-        )
+        self.left, self.right = nn.Linear(width, STATISTIC), nn.Linear(width, STATISTIC)
+        self.out = nn.Linear(STATISTIC, 1)
 
     def forward(self, p: Tensor, q: Tensor) -> Tensor:
         """p and q [B, width] to [B]."""

@@ -80,9 +80,8 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
         raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({first_line(error)}); "
                         "change data.image_size") from None  # fmt: skip
     if features.dim() != 2:
-        raise UserError(
-            f"model.backbone: {name} gives features of shape {list(features.shape)} and not one vector per image"
-        )
+        shape = list(features.shape)
+        raise UserError(f"model.backbone: {name} gives features of shape {shape} and not one vector per image")
     ends = _ends(outputs) if _are_maps(outputs, found) else {}
     if not ends:
         return Layout(features.shape[1])

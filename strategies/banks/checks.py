@@ -25,9 +25,7 @@ def odd_shapes(layouts: Mapping[str, str], earlier: str = "") -> dict[str, str]:
     counted = Counter(layouts.values())
     usual = earlier or max(layouts.values(), key=lambda layout: counted[layout], default="")
     return {
-        client: f"its arrays are {layout}, the other clients' {usual}"
-        for client, layout in layouts.items()
-        if layout != usual
+        client: f"its arrays are {own}, the other clients' {usual}" for client, own in layouts.items() if own != usual
     }
 
 

@@ -32,9 +32,8 @@ class Heads(Bank):
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """The heads of all clients, the same record for each."""
         initial = {name: array for name, array in server.previous.items() if name.startswith(HEAD)}
-        return {
-            f"{owner}:{name}": array for owner in server.clients for name, array in bank.get(owner, initial).items()
-        }
+        heads = [(owner, bank.get(owner, initial)) for owner in server.clients]
+        return {f"{owner}:{name}": array for owner, head in heads for name, array in head.items()}
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
         """As many heads as there are clients, to each client."""

@@ -97,10 +97,9 @@ class GradientMatching(Fuse):
         gamma, a = self.solve(g)
         if self.variant == "official":
             a = 0.5 * a
-            buffers = [
-                name for name in fused.keys() - server.parameters if server.places.get(name, "shared") == "shared"
-            ]
-            fused |= {name: np.array(server.previous[name]) for name in buffers}
+            for name in fused.keys() - server.parameters:
+                if server.places.get(name, "shared") == "shared":
+                    fused[name] = np.array(server.previous[name])
         for name in deltas[0]:
             fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
         self._record(updates, server, products, np.array(scales), gamma, a)
@@ -179,12 +178,8 @@ class GradientMatching(Fuse):
 
     def _warn(self, server: ServerRound, move: float, length: float) -> None:
         """Says once that moves are short, by their mean length, with which g was made."""
-        if (
-            length < SHORT_MOVE
-            and not self.relative_eps
-            and self.solver == "descent"
-            and not server.state.get("warned")
-        ):
+        short = length < SHORT_MOVE and self.solver == "descent" and not self.relative_eps
+        if short and not server.state.get("warned"):
             server.state["warned"] = True
             scaled = ", and are multiplied by the clients' weights" if self.uses_weights else ""
             text = ("the clients' moves are %.3g long on average%s, so that the 1e-4 in gradient_matching's scaling "

@@ -100,11 +100,8 @@ class SecureMean(Fuse):
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The unmasked sum; LostRoundError when too few clients answered."""
-        total = {
-            name: np.array(array)
-            for name, array in updates[0].arrays.items()
-            if server.previous[name].dtype.kind == "f"
-        }
+        first = updates[0].arrays
+        total = {name: np.array(array) for name, array in first.items() if server.previous[name].dtype.kind == "f"}
         for update in updates[1:]:
             for name, array in total.items():
                 np.add(array, update.arrays[name], out=array)
@@ -118,10 +115,8 @@ class SecureMean(Fuse):
             [{name: update.arrays[name] for name in update.arrays.keys() - total.keys()} for update in updates],
             [1.0] * len(updates),  # integers: the largest
         )
-        for name in updates[0].arrays:
-            if name in total:
-                result[name] = self._moved(name, total[name], weight, server)
-        return {name: result[name] for name in updates[0].arrays}
+        result |= {name: self._moved(name, array, weight, server) for name, array in total.items()}
+        return {name: result[name] for name in first}
 
     def _moved(self, name: str, total: np.ndarray, weight: float, server: ServerRound) -> np.ndarray:
         """A tensor after the round; a variance does not fall below 0 by rounding."""
@@ -139,9 +134,7 @@ class SecureMean(Fuse):
         drawn = server.experiment.train.clients_per_round
         least = threshold_of(self.threshold, len(server.clients), drawn, len(lines))
         common = masking.transcript(server.round, least, lines)
-        shares = {
-            answer: {kind: bytes(share) for kind, share in own.items()} for answer, own in server.banks[OPENED].items()
-        }
+        shares = {who: {kind: bytes(share) for kind, share in own.items()} for who, own in server.banks[OPENED].items()}
         if len(shares) < least:
             raise LostRoundError(f"only {len(shares)} clients helped to unmask the sum, {least} are needed")
 

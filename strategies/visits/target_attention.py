@@ -62,10 +62,8 @@ class TargetAttention(Visit, Weights):
         """The model at the start of the round, and that of every source; both sides sort the names."""
         if len(server.updates) < 2:
             return None
-        candidates = {
-            f"candidate:{place:04d}": {**server.previous, **update.arrays}
-            for place, update in enumerate(server.updates)
-        }
+        models = [{**server.previous, **update.arrays} for update in server.updates]
+        candidates = {f"candidate:{place:04d}": trained for place, trained in enumerate(models)}
         return {"arrays": server.previous, **candidates}
 
     def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:

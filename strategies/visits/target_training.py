@@ -30,10 +30,8 @@ class TargetTraining(Visit):
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays]:
         """The fused model and the identifiers of all sources."""
         trained = server.banks.get("domain_identifier", {})
-        return {
-            "arrays": {**server.previous, **model},
-            **{f"identifier:{name}": trained[name] for name in sorted(trained)},
-        }
+        identifiers = {f"identifier:{name}": trained[name] for name in sorted(trained)}
+        return {"arrays": {**server.previous, **model}, **identifiers}
 
     def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
         """Refuses records other than the backbone of the model with a matrix of features."""

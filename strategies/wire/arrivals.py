@@ -44,13 +44,15 @@ class Arrivals:
             cut = parts.cut(update.client)
             if cut:
                 update.arrays = put_back(update.arrays, cut, start)
+            if not fuse.masked:
+                sizes[update.client] = update_size(update.arrays, start)
+            update.arrays = self.storage.put(update.arrays)
             for bank in banks:
                 record = update.records[bank.name]
                 layouts[bank.name][update.client] = layout_of(record)
                 norms[bank.name][update.client] = model_norm(bank.compared(record))
-            if not fuse.masked:
-                sizes[update.client] = update_size(update.arrays, start)
-            return self._stored(update, banks)
+                update.records[bank.name] = self.storage.put(record)
+            return update
 
         found = self.exchange.sift(
             check_update,
@@ -86,12 +88,6 @@ class Arrivals:
             self._refuse(updates, {client: f"{bank.name}: {reason}" for client, reason in odd.items()})
         reported = {client: update.metrics for client, update in updates.items()}
         self._refuse(updates, metrics_over_limit(reported, parts.needs(), settings.run, settings.train.momentum))
-
-    def _stored(self, update: Update, banks: Iterable[Bank]) -> Update:
-        update.arrays = self.storage.put(update.arrays)
-        for bank in banks:
-            update.records[bank.name] = self.storage.put(update.records[bank.name])
-        return update
 
     def _limit(self, updates: dict[str, Update], sizes: Mapping[str, float]) -> None:
         """Take out the updates that are too large."""

@@ -62,9 +62,7 @@ class Roster:
         self._asked: set[int] = set()
         self._waiting: dict[str, int] = {}  # node by id of the question that it has not answered yet
         self._since: dict[int, float] = {}  # when a node was asked
-        self._others: dict[
-            int, str
-        ] = {}  # by node id: why this run does not need the node, or which client it claims to be
+        self._others: dict[int, str] = {}  # by node id: why this run does not need it, or which client it claims to be
         self._away: dict[str, float] = {}  # the time at which a client disappeared, when the others continue without it
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:

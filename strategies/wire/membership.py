@@ -61,9 +61,8 @@ def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
         median = upper_median_of_others(ordered, count)
         if median and count > limit * median:
             times = f"{count / median:.3g} times the median of the others ({median})"
-            refused[client] = (
-                f"it reports {count} examples, {times}; run.examples_limit is {limit:g}{either(len(counts))}"
-            )
+            reason = f"it reports {count} examples, {times}; run.examples_limit is {limit:g}"
+            refused[client] = reason + either(len(counts))
     return refused
 
 

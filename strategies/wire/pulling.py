@@ -112,10 +112,8 @@ class Puller:
         if not keys:
             return []
         request = private("flwr.proto.runtime_pb2:PullAppMessagesRequest")(message_ids=keys)
-        found, parts_of = (
-            self._grid._runtime_client.PullMessages(request),
-            private(f"{OBJECTS}object:iterate_object_tree"),
-        )
+        found = self._grid._runtime_client.PullMessages(request)
+        parts_of = private(f"{OBJECTS}object:iterate_object_tree")
         new = []
         for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             parts = dict.fromkeys(part.object_id for part in parts_of(tree))
@@ -153,9 +151,8 @@ class Puller:
             if whole.has_content():
                 whole.content = unpack(whole.content)
         except Exception as error:  # a site may send anything as a reply
-            return Message(
-                Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message
-            )
+            reason = f"its reply cannot be read: {type(error).__name__}: {error}"
+            return Message(Error(UNKNOWN, reason), reply_to=message)
         stamp(whole, reply.message_id)
         return whole
 

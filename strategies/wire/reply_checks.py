@@ -237,9 +237,8 @@ def check_arrays(arrays: Arrays, shapes: Mapping[str, Head]) -> None:
     for name, (shape, dtype) in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != dtype:
-            raise RejectedReplyError(
-                f"tensor {name!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}"
-            )
+            found = f"{array.dtype}{list(array.shape)}"
+            raise RejectedReplyError(f"tensor {name!r} is {found}, expected {dtype}{list(shape)}")
     check_finite("arrays", arrays)
 
 

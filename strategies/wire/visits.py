@@ -62,9 +62,8 @@ class Visits:
 
     def refuse(self, visit: Visit, reason: str) -> None:
         """Records that the server's part refuses the answer, or ends the run."""
-        self.exchange.fail(
-            self.exchange.experiment.run.target, f"answer to {visit.phase!r} refused: {one_line(reason)}"
-        )
+        target = self.exchange.experiment.run.target
+        self.exchange.fail(target, f"answer to {visit.phase!r} refused: {one_line(reason)}")
 
     def _judge(self, visit: Visit, reply: Message | None, server: ServerRound) -> dict[str, Arrays] | None:
         exchange, client = self.exchange, self.exchange.experiment.run.target

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -16,9 +16,7 @@ from fedsim.models.net import Net
 from fedsim.models.norms.mixig import mixig_layers, switched
 from fedsim.models.norms.moments import running
 from fedsim.parts.facts import Fact
-
-if TYPE_CHECKING:
-    from fedsim.settings.experiment import Experiment
+from fedsim.settings.experiment import Experiment
 
 NO_ADAPTER = "infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true"
 
@@ -80,7 +78,7 @@ class RandomAlpha(Infer):
     assumes = (Fact.BATCH_NORM,)
     random: ClassVar[bool] = True
 
-    def check(self, experiment: "Experiment") -> None:
+    def check(self, experiment: Experiment) -> None:
         """The bounds in their order."""
         if self.low > self.high:
             raise UserError(f"random_alpha.low = {self.low:g} is greater than random_alpha.high = {self.high:g}")

@@ -72,10 +72,8 @@ class MixNorm(Infer):
         for area, ratio, top, left, flip in self.draws() if draws is None else draws:
             side = math.sqrt(self.scale + (1 - self.scale) * area)
             stretch = math.sqrt((3 / 4) ** (1 - 2 * ratio))
-            h, w = (
-                max(round(size * min(factor, 1.0)), 1)
-                for size, factor in ((height, side * stretch), (width, side / stretch))
-            )
+            sides = ((height, side * stretch), (width, side / stretch))
+            h, w = (max(round(size * min(factor, 1.0)), 1) for size, factor in sides)
             y, x = round(top * (height - h)), round(left * (width - w))
             view = F.interpolate(images[:, :, y : y + h, x : x + w], (height, width), mode="bilinear")
             views.append(view.flip(3) if flip < 0.5 else view)
