@@ -1,10 +1,9 @@
 """Batched augmentation on the tensor's own device: random crop, flip, colour jitter, greyscale.
 
 Every image draws its own parameters from torch's global CPU generator; seed it with `torch.manual_seed`. The draws do
-not depend on the device, and the code never waits for a CUDA result. The formulas are torchvision's (for
-floats), with two differences: the order of the four jitter operations is drawn once per batch, and the crop is one
-`grid_sample`. The code is our own because it takes about a third of the time of kornia (which also draws the order once
-per batch).
+not depend on the device, and the code never waits for a CUDA result. The formulas are torchvision's (for floats), but
+the order of the four jitter operations is drawn once per batch, and the crop is one `grid_sample`. The code is our own
+because it takes about a third of the time of kornia (which also draws the order once per batch).
 """
 
 from collections.abc import Callable
@@ -52,8 +51,7 @@ class Augmentation:
         return self.with_masks(x, x[:, :0], sizes)[0]
 
     def with_masks(self, x: Tensor, masks: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The images and their masks [B,Q,H,W] of 0 and 1: both get the same geometry, and the images alone get
-        colours.
+        """Images and their masks [B,Q,H,W] of 0 and 1: both get the same geometry, and the images alone get colours.
 
         The draws are the same as without masks. A cropped mask is interpolated like its image and rounded at 1/2.
         """

@@ -46,8 +46,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 
 @dataclass(frozen=True)
 class Planes:
-    """What one file is decoded to: `count` planes [C, s, s] of uint8 and the file's own size, by decode(path, side,
-    bytes).
+    """What a file is decoded to by decode(path, side, bytes): `count` planes [C, s, s] of uint8, and its own size.
 
     `key` names what the result depends on beside the file; it is empty for the colours of an image.
     """
@@ -205,8 +204,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 
 def _publish(temporary: Path, entry: Entry) -> None:
-    """Renames the finished folder. An entry that another process has finished in the meantime is kept; a damaged one is
-    replaced."""
+    """Renames the finished folder. An entry that another process has finished meanwhile is kept, unless damaged."""
     if entry.folder.exists() and _open(entry) is None:
         damaged = temporary.with_name(temporary.name + "-damaged")
         entry.folder.rename(damaged)

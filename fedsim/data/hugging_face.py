@@ -29,8 +29,7 @@ Saved = tuple[Path | str, tuple[Version, ...]]  # a folder and its files, or the
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
-    """The row with the data set's domains, and the classes of those that are used, sorted by name; `data.classes` may
-    add classes.
+    """The row with the data set's domains, and the sorted classes of the used ones; `data.classes` may add classes.
 
     A label column with names (ClassLabel) also keeps the classes without images. Raises UserError for a folder that is
     not such a data set, a missing column, and fewer than two classes.
@@ -116,8 +115,8 @@ class HuggingFaceReader(Reader):
         return nameless_hash(self.labels(domain), [row.tobytes() for row in self.digests(domain)])
 
     def _digests(self, files: Sequence[Path]) -> bytes:
-        """The hashes of files, one after the other. They are read once, and again when a file has another size or time:
-        a site may start a new process for every message."""
+        """The hashes of files, which are read once, and again when one has another size or time: a site may start a
+        new process for every message."""
         if not files:
             return b""
         facts = [f"{file.absolute()}\0{_version(file)}".encode(errors="surrogateescape") for file in files]

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 
 def resized_crop(x: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
-    """The boxes [B,4] of the images scaled to full size, bilinear without antialias; those in `flipped` [B] are
-    mirrored."""
+    """The boxes [B,4] scaled to full size, bilinear without antialias, and mirrored where `flipped` [B] says so."""
     top, left, height, width = boxes[:, :, None].unbind(1)
     rows = _sample_at(top, height, x.shape[-2])
     columns = _sample_at(left, width, x.shape[-1])

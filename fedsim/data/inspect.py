@@ -62,8 +62,7 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
 
     Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
     without images, images beside class folders, and files with equal bytes in two classes or two domains. It counts
-    other duplicates. Raises UserError when no domains and classes can be found, and for an override that has no
-    effect here.
+    other duplicates. Raises UserError where there are no domains and classes, and for an override without effect here.
     """
     data = _with(overrides, path, _settings(path))
     found = benchmark(data)

@@ -1,5 +1,4 @@
-"""Data sets that are not published as a plain tree domain/class/image: the positions of their files, labels and
-domains."""
+"""Data sets that are not published as a plain tree domain/class/image: where their files, labels and domains are."""
 
 import functools
 import os
@@ -38,10 +37,9 @@ def folder_of(data: DataSettings, found: Benchmark, *needed: str) -> Path:
 
 
 def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
-    """The row with its classes read from the class folders of its domains; their number is checked.
+    """The row with its classes read from the class folders of its domains; UserError for another number of them.
 
-    DomainNet and its parts have many names, which are equal in every copy. Raises UserError for another number of
-    classes.
+    DomainNet and its parts have many names, which are equal in every copy.
     """
     for folder in places(data, found):
         present = [name for domain in found.domains if (name := matching(domain, subfolders(folder)))]

@@ -59,9 +59,8 @@ def listed(
     """Sorted indices into the listing of the images that a list names; None when there is no list.
 
     A line is a path, with or without a label. The label is not used: the class is that of the image's folder. The last
-    parts of the path must name an image of the domain. UserError for a path that does not, and for an image named
-    twice. It is also one for a path with the folder of another one of all `domains`, whose images may have the same
-    names.
+    parts of the path must name an image of the domain. UserError for a path that does not, for an image named twice,
+    and for a path with the folder of another one of all `domains`, whose images may have the same names.
     """
     file = list_file(data, domain, part)
     if file is None:

@@ -1,5 +1,4 @@
-"""The data that a client, the server and a pooled baseline may load: each function loads its own domains and no
-other."""
+"""The data that a client, the server and a pooled baseline may load: each function loads its own domains alone."""
 
 from functools import lru_cache
 
@@ -121,8 +120,7 @@ def load_target(
 
     All images are tested (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the data
     set has images that no client holds, its domain consists of these. Images of `data.adapt_share` are not tested. The
-    domain that `run.validation_domain` holds out is loaded in the same way, but nothing adapts to it, so that all of
-    its images are used.
+    domain of `run.validation_domain` is loaded in the same way, but nothing adapts to it: all of its images are used.
     """
     found = found or benchmark(data)
     domain = resolve_domain(found, domain)
@@ -154,8 +152,7 @@ def adaptation_indices(data: DataSettings, found: Benchmark, domain: str, count:
 def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     """The images of the unseen domain for adaptation, as one client's training images; labels are -1.
 
-    With `data.fraction` below 1 it is that share of them, drawn without using labels. UserError when there are fewer
-    than two.
+    With `data.fraction` below 1 it is that share of them, drawn without using labels. UserError for fewer than two.
     """
     found = benchmark(data)
     domain = resolve_domain(found, target)
@@ -189,8 +186,7 @@ def check_partitions(data: DataSettings, target: str, found: Benchmark | None = 
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The classes, and the number of images of each, in the client's whole domain; image trees are listed, but not
-    read."""
+    """The classes, and the number of images of each, in the client's whole domain; image trees are only listed."""
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
     counts = np.bincount(reader(data, found).labels(domain), minlength=len(found.classes))

@@ -34,8 +34,7 @@ def same(name: str, known: Iterable[str]) -> str | None:
 
 
 def matching(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that equals `name`, exactly or else except for spelling; None when there is none or
-    several."""
+    """The one of `known` that equals `name`, exactly or else except for spelling; None for none or several."""
     known = list(known)
     exact = same(name, known)
     if exact is not None:
@@ -60,8 +59,7 @@ def used_of(known: Iterable[str], asked: Iterable[str]) -> list[str]:
 
 
 def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) -> None:
-    """UserError when two names differ in blanks, separators or case only: people have then spelled one name in two
-    ways.
+    """UserError when two names differ in blanks, separators or case only: then one name was spelled in two ways.
 
     Names that one of the groups (the classes of a domain) has side by side are meant to be two.
     """

@@ -25,7 +25,6 @@ class Benchmark:
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that a `data.variant` changes
     reader: str = "fedsim.data.image_tree:ImageTree"  # module:class of its Reader
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
-
     task: str = "classification"  # a row of fedsim.common.tasks
     structures: tuple[str, ...] = ()  # that masks mark, where there are masks; classes are then strata of the images
 
@@ -37,9 +36,8 @@ class Benchmark:
     def environment(self, domain: str) -> int:
         """The number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
 
-        Where domains share their images it is 0 for all of them, so that subset, partition and
-        hold-out are equal everywhere: an image that validates on one client is not trained on by
-        any.
+        Where domains share their images it is 0 for all of them, so that subset, partition and hold-out are equal
+        everywhere: an image that validates on one client is not trained on by any.
         """
         index = (self.all_domains or self.domains).index(domain)
         return 0 if self.same_images else index

@@ -73,8 +73,7 @@ class SharedImages:
 
 
 def copy_texts(record: Mapping[str, Any]) -> list[str]:
-    """A sentence for each domain with copies in two classes, for each two domains with copies, and for each domain
-    whose validation has copies of its training."""
+    """A sentence for each domain with copies in two classes, each two with copies, and each that validates on them."""
     said = [
         f"{copies:,} of the {images:,} images of {domain} are also in another class, byte for byte"
         for domain, (copies, images) in record.get("classes", {}).items()

@@ -26,8 +26,7 @@ def random_split(count: int, holdout: float, seed: int) -> tuple[np.ndarray, np.
     """DomainBed's split of 0..count-1 into (train, validation), not stratified by class.
 
     The first floor(holdout * count) indices of a shuffled list validate ("out"), the rest train ("in"), so that a
-    smaller holdout is a prefix of a larger one. It differs from the source only where the floor is 0: then one image
-    validates.
+    smaller holdout is a prefix of a larger one. We differ only where the floor is 0: then one image validates.
 
     Source: DomainBed `split_dataset`, seed = seed_hash(trial_seed, env_index).
     """
@@ -52,8 +51,7 @@ def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> tuple[np.
 
 
 def fraction_subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Sorted indices of `fraction` of every class, rounded, at least one image per class. A larger fraction contains a
-    smaller."""
+    """Sorted indices of `fraction` of every class, rounded, at least one. A larger fraction contains a smaller."""
     if fraction >= 1:
         return np.arange(len(labels), dtype=np.int64)
     order = shuffled(len(labels), seed)

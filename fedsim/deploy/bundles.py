@@ -88,8 +88,7 @@ def write_operator_key(write_private: Callable[[Path, bytes], None], private: Pa
 
 
 def sign(app: Path, private: Path) -> tuple[str, str]:
-    """(hash, signature) of an app folder's bundle; UserError when it cannot be built, or when the file is not a signing
-    key."""
+    """(hash, signature) of an app folder's bundle; UserError when it cannot be built, or for a file without the key."""
     try:
         key = load_pem_private_key(private.read_bytes(), None)
         assert isinstance(key, Ed25519PrivateKey)

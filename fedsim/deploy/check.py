@@ -88,8 +88,7 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
 
 
 def refusal(experiment: Experiment, federation: Federation) -> str:
-    """Why `fedsim run` would not run this experiment on the federation, or would leave out another domain than
-    `with_names` says; "" if it would run as checked."""
+    """Why `fedsim run` would not run this experiment on the federation as it is checked here; "" if it would."""
     deployed = experiment.replace(run={"runtime": "deployment", "federation": federation.name})
     try:
         plan, wanted = resolve(deployed), with_names(experiment, federation).run.target
@@ -183,8 +182,7 @@ def judge(
     online: dict[int, bool],
     answers: list[dict[str, Any]],
 ) -> tuple[list[Finding], list[str]]:
-    """Compares the answers of nodes with the federation and the experiment: (a finding per site, problems of no
-    site)."""
+    """(a finding per site, problems of no site): the nodes' answers beside the federation and the experiment."""
     said = {answer["node"]: answer for answer in answers}
     findings = []
     for site in federation.sites:

@@ -23,8 +23,7 @@ HEARTBEATS = 6  # heartbeats within the window; one SuperNode sends three or fou
 
 @dataclass
 class Contact:
-    """What is known about one site. Times are seconds since 1970; `offset` is how far its clock is ahead, in
-    seconds."""
+    """What is known about one site. Times are seconds since 1970; `offset`: seconds by which its clock is ahead."""
 
     address: str = ""
     since: float = 0.0  # activated

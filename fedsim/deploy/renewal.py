@@ -1,5 +1,4 @@
-"""The command `fedsim deploy renew`: a new server certificate from the same CA. Keys and kits stay, running sites
-continue.
+"""`fedsim deploy renew`: a new server certificate from the same CA. Keys and kits stay, and running sites continue.
 
 nginx reads it on a signal and keeps its connections; the SuperLink takes it for new connections within seconds.
 """

@@ -1,7 +1,6 @@
 """Flower's SuperLink with our gate in front of it: `fedsim deploy superlink KIT OPTIONS`, called by start.sh.
 
-What is touched of Flower and not public is in fedsim/flower/private.py. Of uvicorn it is the name under which it makes
-its TLS context.
+What is touched of Flower and not public is in fedsim/flower/private.py; of uvicorn it is the maker of TLS contexts.
 """
 
 import ssl

@@ -83,8 +83,7 @@ def serve(kit: Path, words: Sequence[str]) -> int:
 
 
 def check_node_config(words: Sequence[str]) -> None:
-    """UserError when Flower would leave out a part of the site's node config without a word, or when the site's own
-    privacy in it is not complete."""
+    """UserError where Flower would leave out a part of the node config unsaid, or own privacy is not whole."""
     from click import ClickException
 
     from fedsim.run.local_privacy import own_privacy

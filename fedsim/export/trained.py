@@ -99,8 +99,7 @@ class TrainedModel(nn.Module):
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
         """Show a transductive rule unlabelled batches of the domain on which it will predict, after the last `to`.
 
-        They should come in a random order: a batch of one class has the statistics of that class. Other rules ignore
-        them.
+        They should come in a random order: a batch of one class has its statistics. Other rules ignore them.
         """
         kept = [self.normalize(images) for images in batches]
         self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept), self.own)
