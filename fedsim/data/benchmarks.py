@@ -110,19 +110,19 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
     if not used:
         raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
     folder_of = {composed(name): root / name for name in subfolders(root)}
-    classes = named or names_in(folder_of[used[0]])
+    own = {name: names_in(folder_of[name]) for name in used}
+    classes = named or own[used[0]]
     for name in used:
-        unknown = sorted(set(names_in(folder_of[name])) - set(classes)) if named else []
-        if unknown:
+        if named and (unknown := sorted(set(own[name]) - set(classes))):
             raise UserError(f"{root / name}: the class folders are not data.classes ({', '.join(unknown[:5])})")
-        if not named and names_in(folder_of[name]) != classes:
-            difference = sorted(set(names_in(folder_of[name])) ^ set(classes))
+        if not named and own[name] != classes:
+            difference = sorted(set(own[name]) ^ set(classes))
             raise UserError(
                 f"{root}: domains {used[0]!r} and {name!r} have different class folders "
                 f"({', '.join(difference[:5])}); every domain needs the same classes; set data.domains, "
                 "or name all classes in data.classes"
             )
-    refuse_alike([names_in(folder_of[name]) for name in used] + [[name] for name in classes], "classes", root)
+    refuse_alike([*own.values(), *([name] for name in classes)], "classes", root)
     if len(classes) < 2:
         raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
     if {name.casefold() for name in classes} <= PARTS.keys():

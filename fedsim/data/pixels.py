@@ -15,10 +15,6 @@ BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # tags of TIFF, and a
 COLOUR = {"1", "L", "P", "RGB", "RGBA", "RGBa", "RGBX", "LA", "La", "PA", "CMYK", "YCbCr", "HSV"}
 
 
-class UnclearImageError(ValueError):
-    """An image with numbers that do not define their brightness."""
-
-
 def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndarray:
     """One image file as RGB uint8 [3,s,s]; see `decode_sized`."""
     return decode_sized(path, image_size, content)[0]
@@ -84,7 +80,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     transparent = image.has_transparency_data
     if image.mode not in COLOUR:
         if transparent:
-            raise UnclearImageError(f"mode {image.mode} with a transparent colour; convert it to 8 bits")
+            raise ValueError(f"mode {image.mode} with a transparent colour; convert it to 8 bits")
         image = _eight_bits(ImageOps.exif_transpose(image), image.format, tags.get(BITS_PER_SAMPLE, (16,))[0])
         if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts such images of 8 bits alone
             image = ImageOps.invert(image)
@@ -105,7 +101,7 @@ def _eight_bits(image: Image.Image, format: str | None, bits: int) -> Image.Imag
         low, high = float(values.min()), float(values.max())
         if 0 <= low <= high <= 1:
             return Image.fromarray(np.round(values * 255).astype(np.uint8))
-        raise UnclearImageError(f"floats from {low:g} to {high:g}, not from 0 to 1; convert it to 8 bits")
+        raise ValueError(f"floats from {low:g} to {high:g}, not from 0 to 1; convert it to 8 bits")
     if image.mode == "I":
-        raise UnclearImageError("32-bit integers, whose range is not known; convert it to 8 or 16 bits")
-    raise UnclearImageError(f"colour mode {image.mode}; convert it to RGB")
+        raise ValueError("32-bit integers, whose range is not known; convert it to 8 or 16 bits")
+    raise ValueError(f"colour mode {image.mode}; convert it to RGB")

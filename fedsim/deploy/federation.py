@@ -184,7 +184,7 @@ class Federation(Settings):
     @property
     def public_address(self) -> str:
         """host:port at which the sites reach the server."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return host_and_port(self.address, self.port)
 
     @property
     def listen_host(self) -> str:
@@ -220,6 +220,11 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def host_and_port(host: str, port: int) -> str:
+    """An address, with brackets around an IPv6 one."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_federation(path: str) -> bool:

@@ -21,7 +21,7 @@ import tomli_w
 from fedsim.common.errors import UserError
 from fedsim.deploy.bundles import own_bundles, write_operator_key
 from fedsim.deploy.certificates import write_ca, write_private, write_server_certificate, write_site_key
-from fedsim.deploy.federation import CONNECTION, Federation, Site, read_federation
+from fedsim.deploy.federation import CONNECTION, Federation, Site, host_and_port, read_federation
 
 TEMPLATES = Path(__file__).parent / "kit"
 
@@ -97,9 +97,8 @@ def _add(federation: Federation, missing: Sequence[str]) -> None:
         keys.mkdir()
         for name in missing:
             _site_kit(federation, federation.site(name), folder / name, keys, federation.ca_certificate)
-        for name in missing:
-            if (keys / f"{name}.pub").exists():
-                (keys / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
+        for public in list(keys.iterdir()):
+            public.rename(server / "sites" / public.name)
         _write_peers(federation, [folder / name for name in missing], server / "sites")
         for name in missing:
             (folder / name).rename(federation.kits / name)
@@ -142,7 +141,7 @@ def _build(federation: Federation, folder: Path) -> None:
         NAME=federation.name,
         PUBLIC=federation.public_address,
         CONTROL=federation.control_address,
-        LISTEN=f"{_bracketed(federation.listen_host)}:{federation.port}",
+        LISTEN=host_and_port(federation.listen_host, federation.port),
         NGINX=" and nginx" if federation.proxy == "nginx" else "",
         KIT=str(federation.kit("server")),
     )
@@ -269,7 +268,3 @@ def _new_folder(federation: Federation) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

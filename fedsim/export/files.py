@@ -49,7 +49,8 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
     if rule.random:
         raise UserError(f"the rule {name} draws numbers at every prediction, which no file holds; use fedsim.load")
     images, source = comparison_images(model)
-    expected = _reference(model, images)
+    with torch.inference_mode():
+        expected = model(images).numpy()
     output.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(output.parent)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tmp-") as folder:
@@ -78,11 +79,6 @@ def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
     chosen = indices[np.linspace(0, len(indices) - 1, min(IMAGES, len(indices))).astype(int)]
     real = torch.from_numpy(np.ascontiguousarray(images[chosen])).float().div_(255)
     return real, f"{len(real)} images of {experiment.run.target}"
-
-
-@torch.inference_mode()
-def _reference(model: TrainedModel, images: Tensor) -> np.ndarray:
-    return model(images).numpy()
 
 
 def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
