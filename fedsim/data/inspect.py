@@ -1,6 +1,5 @@
 """Inspects a folder or table of images before training: what it contains, and which problems it has."""
 
-import hashlib
 import io
 import itertools
 import warnings
@@ -18,6 +17,7 @@ from PIL import Image
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.data.benchmarks import benchmark
+from fedsim.data.cache import digest
 from fedsim.data.folders import IMAGE_SUFFIXES
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import names_in, subfolders
@@ -133,7 +133,7 @@ def _check(file: Path, domain: str, label: int) -> Found:
                 size, mode, treated = image.size, image.mode, treatment(image)
     except UserError as error:
         return Found(file, domain, label, problem=str(error))
-    return Found(file, domain, label, size, mode, hashlib.blake2b(content, digest_size=16).digest(), treated)
+    return Found(file, domain, label, size, mode, digest(content), treated)
 
 
 def treatment(image: Image.Image) -> tuple[str, ...]:

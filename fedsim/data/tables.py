@@ -7,9 +7,10 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -230,46 +231,48 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
 
 
 def _header(file: Path) -> list[str]:
-    try:
+    with _refusals(file):
         if file.suffix.lower() == ".parquet":
-            return list(_parquet().ParquetFile(file).schema_arrow.names)
+            return list(_parquet(file).schema_arrow.names)
         # Not as a header, because pandas renames the second of two equal names.
-        options = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
-        return list(pd.read_csv(file, sep=_separator(file), encoding="utf-8-sig", **options).iloc[0])
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise _unreadable(file, error) from None
+        return list(_text(file, header=None, nrows=1).iloc[0])
 
 
 def _read(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
-    try:
+    with _refusals(file):
         if file.suffix.lower() == ".parquet":
-            for batch in _parquet().ParquetFile(file).iter_batches(PIECE, columns=columns):
+            for batch in _parquet(file).iter_batches(PIECE, columns=columns):
                 yield batch.to_pandas()
             return
         # All columns are read, because pandas does not count a row's fields when it is asked for some of them.
-        options = {"dtype": str, "chunksize": PIECE, "keep_default_na": False}
-        with pd.read_csv(file, sep=_separator(file), encoding="utf-8-sig", **options) as reader:
+        with _text(file, chunksize=PIECE) as reader:
             for piece in reader:
                 if not isinstance(piece.index, pd.RangeIndex):  # pandas takes the first field as a name of the row
                     raise ValueError(f"row 2 has more fields than the header, which has {piece.shape[1]}")
                 yield piece
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise _unreadable(file, error) from None
 
 
-def _unreadable(file: Path, error: Exception) -> UserError:
-    return UserError(
-        f"cannot read the table {file} ({first_line(error)}); it must be UTF-8 text with a header, or Parquet"
-    )
-
-
-def _separator(file: Path) -> str:
-    return "\t" if file.suffix.lower() == ".tsv" else ","
-
-
-def _parquet() -> ModuleType:
+@contextmanager
+def _refusals(file: Path) -> Iterator[None]:
+    """Turns the errors of a table that cannot be read into a UserError."""
     try:
-        import pyarrow.parquet
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read the table {file} ({first_line(error)}); it must be UTF-8 text with a header, or Parquet"
+        ) from None
+
+
+def _text(file: Path, **options: Any) -> Any:
+    separator = "\t" if file.suffix.lower() == ".tsv" else ","
+    return pd.read_csv(file, sep=separator, encoding="utf-8-sig", dtype=str, keep_default_na=False, **options)
+
+
+def _parquet(file: Path) -> Any:
+    try:
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise UserError(f"a Parquet table needs pyarrow: {extra('parquet')}") from None
-    return pyarrow.parquet
+    return ParquetFile(file)

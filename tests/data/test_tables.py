@@ -1,5 +1,7 @@
 """Tables of images: CSV, TSV and Parquet, with any order, spelling and size."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -117,3 +119,10 @@ def test_files_that_are_no_tables(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         benchmark(DataSettings(dataset="table", root=str(tmp_path / name)))
+
+
+def test_a_parquet_table_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "mine.parquet").touch()
+    with pytest.raises(UserError, match=r"\Aa Parquet table needs pyarrow: pip install '.*parquet\]'\Z"):
+        benchmark(DataSettings(dataset="table", root=str(tmp_path / "mine.parquet")))
