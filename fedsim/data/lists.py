@@ -60,7 +60,7 @@ def listed(
 
     A line is a path, with or without a label. The label is not used: the class is that of the image's folder. The last
     parts of the path must name an image of the domain. UserError for a path that does not, for an image named twice,
-    and for a path with the folder of another one of all `domains`, whose images may have the same names.
+    and for the folder of another one of all `domains`, whose images may be called alike.
     """
     file = list_file(data, domain, part)
     if file is None:
