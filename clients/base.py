@@ -21,7 +21,7 @@ from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
 from fedsim.common.values import Foreign
 from fedsim.flower.numpy_client import NumPyClient
-from fedsim.models.infer import Predict
+from fedsim.models.infer.base import Predict
 from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import fill, load_arrays, to_arrays

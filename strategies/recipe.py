@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedsim.models.infer import EvalMode, Infer
+from fedsim.models.infer.base import EvalMode, Infer
 from fedsim.parts.part import Part, RecipeParts
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights

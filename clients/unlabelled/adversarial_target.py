@@ -11,15 +11,7 @@ from torch import Tensor
 from clients.batches.shuffled import chunks
 from clients.parts import LocalRound, Unlabelled
 from clients.step.disentangling_adversary import DisentanglingAdversary
-from clients.tools.disentangling import (
-    FEATURES,
-    advance,
-    clustered,
-    identifier,
-    make_adam,
-    source_loss,
-    tightness,
-)
+from clients.tools.disentangling import FEATURES, advance, clustered, identifier, make_adam, source_loss, tightness
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, stream_seed
 from fedsim.models.tasks import EVALUATION_BATCH

@@ -9,7 +9,7 @@ from fedsim.common.tasks import task_in
 from fedsim.data import source_domains
 from fedsim.export.trained import SELECTED, TrainedModel
 from fedsim.models.backbones import find_backbone
-from fedsim.models.infer import EvalMode
+from fedsim.models.infer.base import EvalMode
 from fedsim.parts.part import part_name
 from fedsim.results.environment import all_environments, read_environment
 from fedsim.results.record_files import AGAIN, read_record

@@ -7,21 +7,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TypeAlias, TypeVar
 
-from clients.parts import (
-    Augment,
-    Batches,
-    Companion,
-    LocalUpdate,
-    Objective,
-    Report,
-    Step,
-    Term,
-    Unlabelled,
-)
+from clients.parts import Augment, Batches, Companion, LocalUpdate, Objective, Report, Step, Term, Unlabelled
 from clients.recipe import ClientRecipe
 from clients.step.supervised import SupervisedStep
 from fedsim.common.values import JsonTable
-from fedsim.models.infer import Infer
+from fedsim.models.infer.base import Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms.base import Norm
 from fedsim.parts.part import Part, part_name

@@ -42,7 +42,9 @@ from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.styles import STYLE_METHODS
 from fedsim.methods.texts import TEXT_METHODS
-from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
+from fedsim.models.infer.alpha import ZeroShotAdapter
+from fedsim.models.infer.ensemble import EnsembleOfHeads
+from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.inserts.jigsaw_head import JigsawHead

@@ -24,9 +24,7 @@ def odd_shapes(layouts: Mapping[str, str], earlier: str = "") -> dict[str, str]:
     """
     counted = Counter(layouts.values())
     usual = earlier or max(layouts.values(), key=lambda layout: counted[layout], default="")
-    return {
-        client: f"its arrays are {own}, the other clients' {usual}" for client, own in layouts.items() if own != usual
-    }
+    return {name: f"its arrays are {own}, the other clients' {usual}" for name, own in layouts.items() if own != usual}
 
 
 def layout_of(arrays: Arrays) -> str:

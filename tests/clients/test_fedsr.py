@@ -14,8 +14,8 @@ from clients.terms.conditional_information import MOMENTUM, ClassReference, Cond
 from clients.terms.representation_norm import RepresentationNorm, l2r
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe, find_recipe
-from fedsim.models.infer import SampledRepresentation
 from fedsim.models.infer.ensemble import mean_probabilities
+from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.inserts.representation import LEAST_STD, Gaussian, Representation, gaussian_of
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment

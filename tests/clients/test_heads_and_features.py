@@ -14,7 +14,7 @@ from clients.step.supervised import SupervisedStep
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation
 from clients.terms.other_heads import OtherHeads
 from clients.terms.prototype_contrast import PrototypeContrast, cpcl, upcr
-from fedsim.models.infer import EnsembleOfHeads
+from fedsim.models.infer.ensemble import EnsembleOfHeads
 from fedsim.settings import TrainSettings
 from strategies.banks.heads import Heads
 from strategies.parts import ServerRound, Update

@@ -10,19 +10,14 @@ from torch import nn
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
-from fedsim.models.infer import (
-    IABN,
-    EnsembleOfLocalBN,
-    EvalMode,
-    FixedAlpha,
-    MixNorm,
-    RandomAlpha,
-    Recompute,
-    TsmoBN,
-)
-from fedsim.models.infer.ensemble import mean_probabilities
-from fedsim.models.infer.recompute import groups
+from fedsim.models.infer.alpha import FixedAlpha, RandomAlpha
+from fedsim.models.infer.base import EvalMode
+from fedsim.models.infer.ensemble import EnsembleOfLocalBN, mean_probabilities
+from fedsim.models.infer.iabn import IABN
+from fedsim.models.infer.mixnorm import MixNorm
+from fedsim.models.infer.recompute import Recompute, groups
 from fedsim.models.infer.statistics import RuledNorm
+from fedsim.models.infer.tsmobn import TsmoBN
 from fedsim.models.norms import BIN, DSON, XAN, MixIG
 from fedsim.models.tasks import CLASSIFIES
 from fedsim.settings.experiment import Experiment

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from networks import build, outline
 from torch import nn
 
-from fedsim.models.infer import ZeroShotAdapter
+from fedsim.models.infer.alpha import ZeroShotAdapter
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.instance import affine_map, instance_moments
 from fedsim.models.norms.mixig import Adapter, MixIGLayer, install_global, mixig_layers, switched

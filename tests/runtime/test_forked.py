@@ -20,7 +20,7 @@ from fedsim.client_app import app
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.table import METHODS
-from fedsim.models.infer import EvalMode
+from fedsim.models.infer.base import EvalMode
 from fedsim.run.plan import resolve
 from fedsim.run.processes import reason_against
 from fedsim.run.serve import serve
