@@ -17,7 +17,7 @@ from fedsim.sweep.plan import Cell, dry_table, look_for_data, missing_data, plan
 from fedsim.sweep.view import SweepView
 
 if TYPE_CHECKING:
-    from fedsim.sweep.remote import RemotePool
+    from fedsim.sweep.waiting import Pool
 
 __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
 
@@ -107,18 +107,19 @@ def run_cells(
     cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget, blind: bool
 ) -> None:
     """Run the waiting cells on this machine, on a Ray cluster or as Slurm jobs, and show the live view."""
-    if budget.remote:
-        with cluster_pool(waiting, budget) as pool, SweepView(cells, pool.width, blind) as view:
-            pool.run(view)
-        return
-    from fedsim.sweep.pool import LocalPool
-
-    with SweepView(cells, len(reservations), blind) as view:
-        LocalPool(waiting, reservations).run(view)
+    with pool_of(waiting, reservations, budget) as pool, SweepView(cells, pool.width, blind) as view:
+        pool.run(view)
 
 
-def cluster_pool(cells: list[Cell], budget: Budget) -> "RemotePool":
-    """The pool of the cluster that the budget names."""
+def pool_of(cells: list[Cell], reservations: list[Reservation], budget: Budget) -> "Pool":
+    """The pool of this machine, or of the cluster that the budget names."""
+    if not budget.remote:
+        from fedsim.sweep.pool import LocalPool
+
+        return LocalPool(cells, reservations)
+    runtime = cells[0].experiment.run.runtime
+    if runtime != "inline":
+        raise UserError(f"run.runtime {runtime!r}: cells on a cluster run inline, each in one task")
     if budget.ray:
         from fedsim.sweep.on_ray import RayPool
 

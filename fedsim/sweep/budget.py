@@ -46,7 +46,7 @@ def local_reservations(budget: Budget, device: str = "auto", threads: int = 1) -
     A cell gets one core for each of its threads (`run.threads`), or the number of cores in `budget`.
     Cells share the GPUs evenly, unless `budget.gpus` says how many, or what fraction of one, a cell needs.
     """
-    have = cores()
+    have = free_cores()
     if budget.cores > have:
         raise UserError(f"--cores-per-cell {budget.cores}: this machine has {have} cores")
     need = budget.cores or threads
@@ -86,8 +86,3 @@ def visible_gpus() -> list[str]:
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return [name.strip() for name in named.split(",")][:count] if named else [str(index) for index in range(count)]
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return free_cores()

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import ClaimedError, UserError
 from fedsim.common.tasks import scores
 from fedsim.results.callbacks import RunCallback
 from fedsim.settings.experiment import parse_experiment
+
+if TYPE_CHECKING:
+    from fedsim.sweep.plan import Cell
 
 Message = tuple[str, Any, Any]  # the arguments of Cell.hear
 ORPHANED = 3
@@ -57,6 +60,13 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
     finally:
         release_memory()
     return "finished", "", None
+
+
+def for_elsewhere(cell: "Cell") -> tuple[str, str, str]:
+    """Make a cell's folder for the machine that will run it; returns what `run_cell_elsewhere` takes there."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    cell.state = "waiting"
+    return cell.experiment.toml(), str(cell.folder), str(Path.cwd())
 
 
 def run_cell_elsewhere(settings: str, folder: str, home: str, tell: Callable[[Message], Any]) -> Message:

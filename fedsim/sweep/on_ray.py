@@ -4,8 +4,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsim.common.errors import UserError
@@ -13,9 +12,9 @@ from fedsim.runtime.cluster import NoRoomError, import_ray, open_cluster, plan_w
 from fedsim.runtime.ray import FORWARDED
 from fedsim.settings import RunSettings
 from fedsim.sweep.budget import Budget
-from fedsim.sweep.cell_process import Message, run_cell_elsewhere
+from fedsim.sweep.cell_process import Message, for_elsewhere, run_cell_elsewhere
 from fedsim.sweep.plan import Cell
-from fedsim.sweep.remote import RemotePool
+from fedsim.sweep.waiting import Pool
 
 POLL_SECONDS = 0.5
 TELL_SECONDS = 10.0  # at most, until the sweep's mailbox has a machine's name; without one the cell runs all the same
@@ -45,11 +44,11 @@ def cell_task(index: int, settings: str, folder: str, home: str, variables: dict
     return run_cell_elsewhere(settings, folder, home, lambda message: mailbox.tell.remote(index, message))
 
 
-class RayPool(RemotePool):
+class RayPool(Pool):
     """A Ray cluster, which is started or found on entry."""
 
     def __init__(self, cells: Sequence[Cell], budget: Budget) -> None:
-        super().__init__(cells, budget)
+        super().__init__(cells, budget.jobs)
         self._settings = RunSettings(
             ray_address="" if budget.ray == "local" else budget.ray,
             cpus_per_worker=budget.cores or 1,
@@ -82,9 +81,8 @@ class RayPool(RemotePool):
         return self._plan.workers
 
     def submit(self, cell: Cell) -> Any:
-        settings, folder, index = cell.experiment.toml(), str(cell.folder), self.cells.index(cell)
         variables = {name: os.environ[name] for name in FORWARDED if os.environ.get(name)}
-        return self._task.remote(index, settings, folder, str(Path.cwd()), variables, self._mailbox)
+        return self._task.remote(self.cells.index(cell), *for_elsewhere(cell), variables, self._mailbox)
 
     def ended(self, tasks: Mapping[Any, Cell]) -> Iterator[tuple[Any, Message]]:
         if not tasks:
@@ -95,8 +93,9 @@ class RayPool(RemotePool):
         for task in done:
             yield task, self._result(task)
 
-    def cancel(self, task: Any) -> None:
-        self._ray.cancel(task, force=True)
+    def stop(self, tasks: Iterable[Any]) -> None:
+        for task in tasks:
+            self._ray.cancel(task, force=True)
 
     def _read(self) -> None:
         """Read the progress. Without the mailbox only the view is lost; the sweep continues."""

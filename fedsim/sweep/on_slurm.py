@@ -1,8 +1,7 @@
 """Runs cells as Slurm jobs, one each, through submitit."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsim.common.about import extra
@@ -10,9 +9,9 @@ from fedsim.common.errors import UserError
 from fedsim.run.claim import is_claimed
 from fedsim.run.plan import results_folder
 from fedsim.sweep.budget import Budget
-from fedsim.sweep.cell_process import Message, run_cell_elsewhere
+from fedsim.sweep.cell_process import Message, for_elsewhere, run_cell_elsewhere
 from fedsim.sweep.plan import Cell, rounds_on_disk
-from fedsim.sweep.remote import RemotePool
+from fedsim.sweep.waiting import Pool
 
 LAUNCHERS = ("slurm", "local")
 LOGS = "slurm-jobs"  # in the experiment's folder
@@ -40,11 +39,11 @@ class CellJob:
         return import_submitit().helpers.DelayedSubmission(self, *words)
 
 
-class SlurmPool(RemotePool):
+class SlurmPool(Pool):
     """Jobs of Slurm, or of submitit on this machine."""
 
     def __init__(self, cells: Sequence[Cell], budget: Budget) -> None:
-        super().__init__(cells, budget)
+        super().__init__(cells, budget.jobs)
         name, minutes, options = job_options(budget)
         submitit = import_submitit()
         self._died = submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError
@@ -61,7 +60,7 @@ class SlurmPool(RemotePool):
         )
 
     def submit(self, cell: Cell) -> Any:
-        return self._executor.submit(CellJob(), cell.experiment.toml(), str(cell.folder), str(Path.cwd()))
+        return self._executor.submit(CellJob(), *for_elsewhere(cell))
 
     def ended(self, tasks: Mapping[Any, Cell]) -> Iterator[tuple[Any, Message]]:
         time.sleep(POLL_SECONDS)
@@ -73,8 +72,9 @@ class SlurmPool(RemotePool):
             elif cell.state == "running" and (done := rounds_on_disk(cell)) > cell.round:
                 cell.hear("round", done, None)
 
-    def cancel(self, task: Any) -> None:
-        task.cancel(check=False)
+    def stop(self, tasks: Iterable[Any]) -> None:
+        for job in tasks:
+            job.cancel(check=False)
 
     def _result(self, job: Any) -> Message:
         try:

@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -16,13 +16,12 @@ from fedsim.common.values import Foreign
 from fedsim.sweep.budget import Reservation
 from fedsim.sweep.cell_process import END, Message, serve_cells
 from fedsim.sweep.plan import PRUNED, Cell
-from fedsim.sweep.view import SweepView
-from fedsim.sweep.waiting import Waiting
+from fedsim.sweep.waiting import Pool
 
 STOP_SECONDS = 10.0
 
 
-@dataclass
+@dataclass(eq=False)
 class WorkerProcess:
     """One worker process: what it may use of the machine, its connection, and the cell that it runs now."""
 
@@ -38,29 +37,29 @@ class WorkerProcess:
         return self.process, self.connection
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Worker processes that take cells one after the other."""
 
     def __init__(self, cells: Sequence[Cell], reservations: Sequence[Reservation]) -> None:
-        self._waiting = Waiting(cells)
+        super().__init__(cells, len(reservations))
         self._workers = [WorkerProcess(reservation) for reservation in reservations]
 
-    def run(self, view: SweepView) -> None:
-        """Run all cells; Ctrl-C ends the workers and leaves every cell resumable."""
-        try:
-            while self._waiting or self._busy():
-                for worker in self._workers:
-                    if worker.cell is None and (cell := self._waiting.take()) is not None:
-                        give(worker, cell)
-                busy = self._busy()
-                for connection in wait(list(busy), timeout=0.5):
-                    self._waiting.hear(*hear(busy[connection]))
-                view.update()
-        finally:
-            stop(self._workers)
+    def submit(self, cell: Cell) -> WorkerProcess:
+        worker = next(worker for worker in self._workers if worker.cell is None)
+        give(worker, cell)
+        return worker
 
-    def _busy(self) -> dict[Foreign, WorkerProcess]:
-        return {worker.link()[1]: worker for worker in self._workers if worker.cell is not None}
+    def ended(self, tasks: Mapping[WorkerProcess, Cell]) -> Iterator[tuple[WorkerProcess, Message]]:
+        busy: dict[Foreign, WorkerProcess] = {worker.link()[1]: worker for worker in tasks}
+        for connection in wait(list(busy), timeout=0.5):
+            cell, message = hear(busy[connection])
+            if message[0] == "round":
+                cell.hear(*message)
+            else:
+                yield busy[connection], message
+
+    def stop(self, tasks: Iterable[WorkerProcess]) -> None:
+        stop(self._workers)
 
 
 def give(worker: WorkerProcess, cell: Cell) -> None:

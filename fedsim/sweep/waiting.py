@@ -1,8 +1,11 @@
-"""The cells that a sweep still has to run, of which other sweeps on the same folder may run some."""
+"""The cells that a sweep still has to run, of which other sweeps on the same folder may run some, and who runs them."""
 
 import time
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.run import admission
@@ -11,6 +14,7 @@ from fedsim.run.leftovers import is_finished
 from fedsim.run.plan import resolve
 from fedsim.sweep.cell_process import Message
 from fedsim.sweep.plan import PRUNED, Cell
+from fedsim.sweep.view import SweepView
 
 LOOK_SECONDS = 1.0  # between two looks at cells that others hold
 
@@ -62,3 +66,43 @@ def _verdict(cell: Cell) -> Message:
     except UserError as error:
         return "failed", str(error), None
     return "finished", "", None
+
+
+class Pool(AbstractContextManager):
+    """Runs cells, each as a task of a machine or a cluster, which may be found or started on entry."""
+
+    def __init__(self, cells: Sequence[Cell], jobs: int) -> None:
+        self.cells, self.jobs = list(cells), jobs or len(cells)
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    @property
+    def width(self) -> int:
+        """The number of cells that run at the same time, as far as it is known."""
+        return min(self.jobs, len(self.cells))
+
+    @abstractmethod
+    def submit(self, cell: Cell) -> Any:
+        """Start a task for a cell; returns the task."""
+
+    @abstractmethod
+    def ended(self, tasks: Mapping[Any, Cell]) -> Iterable[tuple[Any, Message]]:
+        """Wait a moment, and note the progress of the cells; the tasks that have ended, each with its last message."""
+
+    @abstractmethod
+    def stop(self, tasks: Iterable[Any]) -> None:
+        """End the tasks; their cells can be resumed."""
+
+    def run(self, view: SweepView) -> None:
+        """Run all cells. A cell whose task dies is reported as failed; after Ctrl-C every cell can be resumed."""
+        waiting, tasks = Waiting(self.cells), dict[Any, Cell]()
+        try:
+            while waiting or tasks:
+                while len(tasks) < self.jobs and (cell := waiting.take()) is not None:
+                    tasks[self.submit(cell)] = cell
+                for task, message in self.ended(tasks):
+                    waiting.hear(tasks.pop(task), message)
+                view.update()
+        finally:
+            self.stop(tasks)

@@ -128,7 +128,7 @@ def reserved(monkeypatch):
     """Function: (a wish, cores and GPUs of the machine, device, threads) -> (cores, GPUs of each cell)."""
 
     def reserve(wish, cores, gpus="", device="auto", threads=1):
-        monkeypatch.setattr(budget, "cores", lambda: cores)
+        monkeypatch.setattr(budget, "free_cores", lambda: cores)
         monkeypatch.setattr(budget, "visible_gpus", lambda: list(gpus))
         found = budget.local_reservations(wish, device, threads)
         return [each.cores for each in found], ["".join(each.gpus) for each in found]
