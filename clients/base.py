@@ -100,7 +100,8 @@ class DomainClient(NumPyClient):
         for report in self.recipe.reports:
             metrics |= report.before(round)
         if round.phase == "train" and self.recipe.client.lacks(round):
-            self._load_initial()
+            initial = self.build_net().state_dict()  # a client that joins late starts from it, like the others
+            load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
             self._train(round.for_phase(self.recipe.prelude))
             self._load(parameters, "train")
         return Training(round, parameters, metrics, started)
@@ -113,7 +114,8 @@ class DomainClient(NumPyClient):
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
             metrics[f"local_validation_{self.metric}"] = self.validate()[0]
-        self._keep_personal()
+        if self.initial:
+            self.store.put("personal", {name: self.state[name] for name in self.initial})
         self.stored = self.store.commit()
         trained: Arrays = to_arrays({name: self.state[name] for name in self.upload_names()})
         trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
@@ -149,16 +151,12 @@ class DomainClient(NumPyClient):
         These are the tensors that the share rule keeps on the client (FedIG-A, Table 12), and the personal models of
         parts.
         """
-        if self._load_personal():
-            score, loss = self.validate()
-        return {f"personal_{self.metric}": score, "personal_loss": loss}
-
-    def _load_personal(self) -> bool:
-        """Loads this client's own tensors into the network, over the received ones; returns whether there are any."""
         own = [entry for name in ("personal", *self.personal) if (entry := self.store.get(name)) is not None]
         for entry in own:
             fill(self.state, entry)
-        return bool(own)
+        if own:
+            score, loss = self.validate()
+        return {f"personal_{self.metric}": score, "personal_loss": loss}
 
     def collect(self, config: Order, parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """This client's contribution to the bank that the message names, made with the received model, if any."""
@@ -204,11 +202,6 @@ class DomainClient(NumPyClient):
             build_net=self.build_net,
         )
 
-    def _load_initial(self) -> None:
-        """Loads the run's initial model. A client that joins late starts the prelude from it, like the others."""
-        initial = self.build_net().state_dict()
-        load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
-
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
         names, cut = self.names(phase), self.cut if phase == "train" else {}
         arrays = dict(zip(names, parameters, strict=True))
@@ -227,10 +220,6 @@ class DomainClient(NumPyClient):
     def _restore_personal(self, only: str = "") -> None:
         personal = self.store.get("personal") or self.initial
         fill(self.state, {name: value for name, value in personal.items() if not only or self.places[name] == only})
-
-    def _keep_personal(self) -> None:
-        if self.initial:
-            self.store.put("personal", {name: self.state[name] for name in self.initial})
 
     def _train(self, round: LocalRound) -> float:
         """Trains locally and returns the mean loss over the steps."""

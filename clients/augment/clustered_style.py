@@ -20,13 +20,9 @@ def pool_clusters(means: Tensor, variances: Tensor, labels: np.ndarray) -> style
 
     labels: the cluster numbers [n], 0 .. J-1. The sums are centred, as in `style.pool`.
     """
-    pooled = [style.pool(means[rows], variances[rows]) for rows in _members(labels)]
+    members = [torch.from_numpy(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
+    pooled = [style.pool(means[rows], variances[rows]) for rows in members]
     return style.pool(*(torch.stack(values) for values in zip(*pooled)))
-
-
-def _members(labels: np.ndarray) -> list[Tensor]:
-    """The positions of each cluster's images."""
-    return [torch.from_numpy(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
 
 
 def map_clusters(round: LocalRound, space: style.Space, positions: np.ndarray) -> np.ndarray:

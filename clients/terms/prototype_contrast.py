@@ -122,7 +122,10 @@ class PrototypeContrast(Term):
         """Sends the mean feature of each class."""
         means = round.scratch[SEEN]
         if self.proto_source == "final_pass":
-            self._pass(round, means)
+            data, size = round.data, round.train.batch_size
+            with evaluating(round.net), torch.no_grad(), round.autocast():
+                for images, labels in data.evaluation(data.training_positions(), size):
+                    means.add(round.net.features(images), labels)
         labels = round.data.labels[round.data.training_positions()]  # features are more where an image comes twice
         images = torch.bincount(labels, minlength=round.classes).to(round.device)
         round.send(self.bank, means.record(images >= self.min_per_proto))
@@ -145,10 +148,3 @@ class PrototypeContrast(Term):
             return contrast + consistency
 
         return term
-
-    @staticmethod
-    def _pass(round: LocalRound, means: ClassMeans) -> None:
-        """Makes one more pass over the training images."""
-        with evaluating(round.net), torch.no_grad(), round.autocast():
-            for images, labels in round.data.evaluation(round.data.training_positions(), round.train.batch_size):
-                means.add(round.net.features(images), labels)

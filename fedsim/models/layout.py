@@ -82,8 +82,9 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
     if features.dim() != 2:
         shape = list(features.shape)
         raise UserError(f"model.backbone: {name} gives features of shape {shape} and not one vector per image")
-    ends = _ends(outputs) if _are_maps(outputs, found) else {}
-    if not ends:
+    # The module that ends each stage is the last one with that resolution.
+    ends = {STAGE_REDUCTIONS[size]: path for path, size in outputs.items() if size in STAGE_REDUCTIONS}
+    if not ends or not _are_maps(outputs, found):
         return Layout(features.shape[1])
     levels = tuple(ends[stage] for stage in LEVEL_STAGES if stage in ends)
     return Layout(features.shape[1], levels, _stages(backbone, outputs, ends))
@@ -96,11 +97,6 @@ def _are_maps(outputs: Mapping[str, int], given: Mapping[str, Tensor]) -> bool:
         return False
     sides = [shape[2] for shape in shapes]
     return sides == sorted(sides, reverse=True)
-
-
-def _ends(outputs: Mapping[str, int]) -> dict[int, str]:
-    """The module that ends each stage: the last one with that resolution."""
-    return {STAGE_REDUCTIONS[size]: path for path, size in outputs.items() if size in STAGE_REDUCTIONS}
 
 
 def _stages(backbone: nn.Module, outputs: Mapping[str, int], ends: Mapping[int, str]) -> dict[int, tuple[str, ...]]:

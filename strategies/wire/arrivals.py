@@ -54,6 +54,9 @@ class Arrivals:
                 update.records[bank.name] = self.storage.put(record)
             return update
 
+        counts = parts.model.nonnegative
+        if fuse.masked:  # only integers can be read
+            counts = [name for name in counts if name in model and model[name].dtype.kind != "f"]
         found = self.exchange.sift(
             check_update,
             timed(replies, self.exchange.log),
@@ -61,7 +64,7 @@ class Arrivals:
             own,
             keep,
             shapes=fuse.form(heads_of(model)),
-            nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
+            nonnegative=counts,
             banks=banks,
             views=parts.views(banks),
             metrics=parts.needs(),
@@ -100,11 +103,6 @@ class Arrivals:
         for client, reason in reasons.items():
             if updates.pop(client, None):
                 self.exchange.fail(client, f"reply refused: {reason}")
-
-
-def open_names(names: Iterable[str], model: Arrays) -> list[str]:
-    """Those of the tensors that no rule masks, which are integers."""
-    return [name for name in names if name in model and model[name].dtype.kind != "f"]
 
 
 def timed(replies: Iterable[Message], log: RoundNotes) -> Iterator[Message]:

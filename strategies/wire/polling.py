@@ -1,7 +1,7 @@
 """A grid that looks for replies more often than every three seconds, as Flower does: short rounds need this."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -42,14 +42,13 @@ class QuickGrid(WrappedGrid):
         self._forget(list(self._sent)[:-KEPT_MESSAGES])
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Replies that have arrived."""
         if not self._puller:
-            return self._grid.pull_messages(message_ids)
-        return self._pulled(self._puller, {key: self._sent[key] for key in message_ids if key in self._sent})
-
-    def _pulled(self, puller: Puller, sent: Mapping[str, Message]) -> Iterator[Message]:
-        for reply in puller.pull(sent, self.largest_reply):
+            yield from self._grid.pull_messages(message_ids)
+            return
+        sent = {key: self._sent[key] for key in message_ids if key in self._sent}
+        for reply in self._puller.pull(sent, self.largest_reply):
             self._forget([reply.metadata.reply_to_message_id])
             yield reply
             del reply
