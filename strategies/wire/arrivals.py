@@ -54,9 +54,6 @@ class Arrivals:
                 update.records[bank.name] = self.storage.put(record)
             return update
 
-        counts = parts.model.nonnegative
-        if fuse.masked:  # only integers can be read
-            counts = [name for name in counts if name in model and model[name].dtype.kind != "f"]
         found = self.exchange.sift(
             check_update,
             timed(replies, self.exchange.log),
@@ -64,7 +61,7 @@ class Arrivals:
             own,
             keep,
             shapes=fuse.form(heads_of(model)),
-            nonnegative=counts,
+            nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
             banks=banks,
             views=parts.views(banks),
             metrics=parts.needs(),
@@ -103,6 +100,11 @@ class Arrivals:
         for client, reason in reasons.items():
             if updates.pop(client, None):
                 self.exchange.fail(client, f"reply refused: {reason}")
+
+
+def open_names(names: Iterable[str], model: Arrays) -> list[str]:
+    """Those of the tensors that no rule masks, which are integers."""
+    return [name for name in names if name in model and model[name].dtype.kind != "f"]
 
 
 def timed(replies: Iterable[Message], log: RoundNotes) -> Iterator[Message]:
