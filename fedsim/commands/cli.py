@@ -8,19 +8,12 @@ import click
 import typer
 from typer.completion import completion_init, get_completion_script
 
-from fedsim.commands.options import (
-    Callbacks,
-    Config,
-    Output,
-    Override,
-    Preset,
-    callback_options,
-    short_options,
-)
+from fedsim.commands import options
 from fedsim.commands.results import compare, plot, report
 from fedsim.commands.search import search
 from fedsim.commands.sweep import sweep
 from fedsim.common.about import VERSION
+from fedsim.common.console import say
 from fedsim.common.edge import answer_signals, guarded
 from fedsim.common.errors import UserError
 from fedsim.deploy.cli import app as deploy
@@ -71,27 +64,28 @@ def overall(
 
 @app.command()
 def run(
-    config: Config = "digits",
+    config: options.Config = "digits",
     method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
     target: Annotated[str, typer.Option(help="the unseen domain")] = "",
     seed: Annotated[int | None, typer.Option(help="run seed (default: the experiment's, 0)")] = None,
     runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
     federation: Annotated[str, typer.Option(help="the deployment's federation file")] = "",
-    output: Output = "",
-    preset: Preset = "",
-    callback: Callbacks = None,
-    set_: Override = None,
+    output: options.Output = "",
+    preset: options.Preset = "",
+    callback: options.Callbacks = None,
+    set_: options.Override = None,
 ) -> None:
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
     if "," in method:
         raise UserError(f"a run has one method; for several: fedsim sweep {config} --methods {method}")
     runtime = runtime or ("deployment" if federation else "")
-    short = short_options(
+    given = options.short_options(
         method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output
     )
+    given += options.callback_options(callback)
     from fedsim.settings.experiment import read_experiment, with_options
 
-    experiment = read_experiment(config, with_options(set_ or (), [*short, *callback_options(callback)]), preset)
+    experiment = read_experiment(config, with_options(set_ or (), given), preset)
     from fedsim.commands.runs import run_one
 
     run_one(experiment)
@@ -105,20 +99,22 @@ app.command()(report)
 
 @app.command()
 def pictures(
-    config: Config = "digits",
+    config: options.Config = "digits",
     method: Annotated[str, typer.Option(help="a method that changes images: ccst, fisc, elcfs, fedccrl")] = "ccst",
     target: Annotated[str, typer.Option(help="the unseen domain, of which no picture is drawn")] = "",
     output: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("outputs/pictures"),
     rows: Annotated[int, typer.Option(min=1, help="images per grid")] = 6,
-    preset: Preset = "",
-    set_: Override = None,
+    preset: options.Preset = "",
+    set_: options.Override = None,
 ) -> None:
     """Draw how a method changes images: contents, styles and results, or interpolations."""
-    from fedsim.commands.runs import make_pictures
+    from fedsim.export.pictures import draw_pictures
+    from fedsim.run.plan import resolve
     from fedsim.settings.experiment import read_experiment, with_options
 
-    overrides = with_options(set_ or (), short_options(method=method, target=target))
-    make_pictures(read_experiment(config, overrides, preset), output, rows)
+    overrides = with_options(set_ or (), options.short_options(method=method, target=target))
+    for file in draw_pictures(resolve(read_experiment(config, overrides, preset)), output, rows):
+        say(str(file))
 
 
 @app.command()
@@ -133,8 +129,8 @@ def methods(
     data: Annotated[
         str, typer.Option(help="an experiment: also show the method's bytes per round on its data and network")
     ] = "",
-    preset: Preset = "",
-    set_: Override = None,
+    preset: options.Preset = "",
+    set_: options.Override = None,
 ) -> None:
     """List the methods by what they change, or all parts by slot, or show one recipe with all its settings."""
     from fedsim.commands.methods import show_method, show_methods, show_names, show_parts
@@ -154,7 +150,7 @@ def methods(
 @app.command("check-method")
 def check_method(
     method: Annotated[str, typer.Argument(help="module:name of your own, a row of `fedsim methods`, or a+b")],
-    set_: Override = None,
+    set_: options.Override = None,
 ) -> None:
     """Check the properties that every method must have on a small federation; exit code 1 when one does not hold."""
     from fedsim.commands.methods import show_findings
@@ -169,7 +165,7 @@ def new_method(
     slot: Annotated[str, typer.Option(help="slot of the part: terms, objective, update, fuse, banks, ...")] = "terms",
 ) -> None:
     """Write a commented module with a part for a slot and a row, and a test that passes; both are ready to edit."""
-    from fedsim.commands.methods import start_method
+    from fedsim.commands.new_method import start_method
 
     start_method(name, folder, slot)
 
@@ -178,7 +174,7 @@ def new_method(
 def datasets(
     name: Annotated[str, typer.Argument(help="a data set, to see its facts; or a folder or table, to inspect it")] = "",
     grid: Annotated[Path | None, typer.Option(help="PNG file for an image per domain and class")] = None,
-    set_: Override = None,
+    set_: options.Override = None,
 ) -> None:
     """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
     from fedsim.commands.data import show_datasets, show_inspection

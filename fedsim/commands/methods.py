@@ -5,7 +5,6 @@ import inspect
 import logging
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -187,16 +186,3 @@ def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
 
 def _show_property(mark: str, color: str, words: str, reason: str) -> None:
     console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
-
-
-def start_method(name: str, folder: Path, slot: str = "terms") -> None:
-    """Write the files of a new method and print what to do with them."""
-    from fedsim.commands.new_method import write_method
-
-    for file in write_method(name, folder, slot):
-        console.print(str(file), soft_wrap=True)
-    console.print(
-        f"edit them in this folder; then: pytest test_{name}.py, fedsim check-method {name}:{name}, "
-        f"fedsim run digits --method {name}:{name}",
-        soft_wrap=True,
-    )

@@ -4,6 +4,7 @@ import importlib.util
 import keyword
 from pathlib import Path
 
+from fedsim.common.console import console
 from fedsim.common.errors import UserError, nearest
 
 EXAMPLES = Path(__file__).with_name("examples")  # SLOT.txt: a module with a part for that slot
@@ -40,8 +41,8 @@ def test_promises_of_every_method():
 '''
 
 
-def write_method(name: str, folder: Path, slot: str = "terms") -> list[Path]:
-    """Write NAME.py, with a part for that slot, and test_NAME.py into the folder.
+def start_method(name: str, folder: Path, slot: str = "terms") -> None:
+    """Write NAME.py, with a part for that slot, and test_NAME.py into the folder, and print what to do with them.
 
     UserError for a name that is taken or not valid in Python, and for a slot without an example.
     """
@@ -64,4 +65,9 @@ def write_method(name: str, folder: Path, slot: str = "terms") -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         file.write_text(text.replace("NAME", name).replace("CLASS", kind), encoding="utf-8")
-    return list(files)
+        console.print(str(file), soft_wrap=True)
+    console.print(
+        f"edit them in this folder; then: pytest test_{name}.py, fedsim check-method {name}:{name}, "
+        f"fedsim run digits --method {name}:{name}",
+        soft_wrap=True,
+    )

@@ -68,7 +68,20 @@ def plot(
 
     Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
     """
-    draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select, by or [])
+    from fedsim.results.fonts import fonts_for, missing_text
+    from fedsim.results.plots import by_experiment, names_in, plot_all
+
+    runs, by = chosen_runs(folder, methods, targets, seeds), by or []
+    files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
+    boxes = missing_text(fonts_for(names_in(runs, by))[1])
+    if boxes:
+        errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
+    for file in files:
+        if file.suffix == ".png":
+            say(f"{file} (and .svg)")
+    for _, found in by_experiment(runs, select, by).values():
+        for note in [found.title, *found.notes] if found else []:
+            say(note)
 
 
 def report(
@@ -86,13 +99,15 @@ def report(
     Its tables sort and filter, its charts follow the table, and every cell leads to its run. With --live the page also
     shows which cells run, wait or have failed, when the sweep will end, and the sites of a federation. Ctrl-C stops it.
     """
+    from fedsim.results.report import report_page, write_report
+
     if not live:
         if port or federation:
             raise UserError("--port and --federation belong to --live")
-        make_report(folder, chosen_runs(folder, methods, targets, seeds), by or [])
+        runs = chosen_runs(folder, methods, targets, seeds)
+        say(f"report: {write_report(folder, method_notes(runs.experiments.values()), runs, by or [])}")
         return
     from fedsim.commands.live import serve_live
-    from fedsim.results.report import report_page
 
     def page(state: str) -> str:
         runs = chosen_runs(folder, methods, targets, seeds)
@@ -128,7 +143,6 @@ def show_comparison(
     Under the default selection rule, the table of all runs is also written to FOLDER/comparison.csv. For another metric
     than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not.
     """
-    from fedsim.common.files import atomic_write
     from fedsim.results import compare
 
     comparison = compare(runs, select, baseline or None, by, published or True, metric, correction)
@@ -196,7 +210,6 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
 
     The table of all runs under the default rule is also written to FOLDER/comparison.csv.
     """
-    from fedsim.common.files import atomic_write
     from fedsim.sweep.reproduction import reproductions
     from fedsim.sweep.reproduction_texts import render, show
 
@@ -209,35 +222,6 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
             atomic_write(folder / "comparison.csv", render(results, "csv"))
     else:
         print(render(results, format))
-
-
-def draw_plots(folder: Path, runs: "Runs", select: str, by: list[str]) -> None:
-    """Draw all figures, list them and say the remarks on their numbers.
-
-    A part of the runs or another rule has a folder of its own, FOLDER/plots-part.
-    """
-    from fedsim.results import plot_all
-    from fedsim.results.fonts import fonts_for, missing_text
-    from fedsim.results.plots import by_experiment, names_in
-
-    files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
-    boxes = missing_text(fonts_for(names_in(runs, by))[1])
-    if boxes:
-        errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
-    for file in files:
-        if file.suffix == ".png":
-            say(f"{file} (and .svg)")
-    for _, found in by_experiment(runs, select, by).values():
-        for note in [found.title, *found.notes] if found else []:
-            say(note)
-
-
-def make_report(folder: Path, runs: "Runs", by: list[str]) -> None:
-    """Write the HTML page: report.html, or report-part.html for a part of the runs."""
-    from fedsim.results import write_report
-
-    notes = method_notes(runs.experiments.values())
-    say(f"report: {write_report(folder, notes, runs=runs, by=by)}")
 
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:

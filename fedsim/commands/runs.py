@@ -1,4 +1,4 @@
-"""The commands that compute: one run, and the pictures that a method makes."""
+"""The command that computes one run."""
 
 from pathlib import Path
 
@@ -32,15 +32,6 @@ def run_one(experiment: Experiment) -> None:
         finally:
             bar.close()
         say(headline(folder))
-
-
-def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
-    """Write the picture grids of a method and print where they are."""
-    from fedsim.export.pictures import draw_pictures
-    from fedsim.run.plan import resolve
-
-    for file in draw_pictures(resolve(experiment), output, rows):
-        say(str(file))
 
 
 def headline(folder: Path) -> str:

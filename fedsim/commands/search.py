@@ -4,26 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsim.commands.options import (
-    Candidates,
-    Config,
-    Confirm,
-    CoresPerCell,
-    DryRun,
-    GpusPerCell,
-    Jobs,
-    Launcher,
-    Output,
-    Override,
-    Preset,
-    Pruner,
-    RayCluster,
-    Sampler,
-    Slots,
-    Space,
-    cell_options,
-    short_options,
-)
+from fedsim.commands import options
 from fedsim.common.errors import UserError
 from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
@@ -34,27 +15,27 @@ if TYPE_CHECKING:
 
 
 def search(
-    config: Config = "digits",
+    config: options.Config = "digits",
     method: Annotated[str, typer.Option(help="the method, a row or a+b (default: the file's)")] = "",
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
-    space: Space = None,
+    space: options.Space = None,
     trials: Annotated[int, typer.Option(min=2, help="number of trials, with trial 0, the file's own values")] = 20,
-    sampler: Sampler = "random",
-    pruner: Pruner = "",
-    slots: Slots = "",
-    candidates: Candidates = 60,
-    confirm: Confirm = 0,
+    sampler: options.Sampler = "random",
+    pruner: options.Pruner = "",
+    slots: options.Slots = "",
+    candidates: options.Candidates = 60,
+    confirm: options.Confirm = 0,
     search_seed: Annotated[int, typer.Option(min=0, help="seed of the draws")] = 0,
-    jobs: Jobs = 0,
-    cores_per_cell: CoresPerCell = 0,
-    gpus_per_cell: GpusPerCell = 0,
-    ray: RayCluster = "",
-    launcher: Launcher = "",
-    output: Output = "",
-    preset: Preset = "",
-    dry_run: DryRun = False,
-    set_: Override = None,
+    jobs: options.Jobs = 0,
+    cores_per_cell: options.CoresPerCell = 0,
+    gpus_per_cell: options.GpusPerCell = 0,
+    ray: options.RayCluster = "",
+    launcher: options.Launcher = "",
+    output: options.Output = "",
+    preset: options.Preset = "",
+    dry_run: options.DryRun = False,
+    set_: options.Override = None,
 ) -> None:
     """Search hyper-parameters of one method, scored by the source clients' validation alone.
 
@@ -71,7 +52,7 @@ def search(
 
     if find_table(config):
         raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
-    overrides = with_options(cell_options(cores_per_cell, set_), short_options(output=output))
+    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(output=output))
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
     axes = method, names_of("--targets", targets) or ["all"], numbers_of("--seeds", seeds) or [0]
     if slots and (space or pruner or sampler != "random"):
@@ -84,7 +65,7 @@ def search(
     raise typer.Exit(1 if failed else 0)
 
 
-def _combine(config: str, combination: "Combination", budget: "Budget", **options: Any) -> None:
+def _combine(config: str, combination: "Combination", budget: "Budget", **how: Any) -> None:
     """Search combinations of parts, and show the comparison of the outer run."""
     from fedsim.commands.results import chosen_runs, show_comparison
     from fedsim.results.selection import DEFAULT_RULE
@@ -92,8 +73,8 @@ def _combine(config: str, combination: "Combination", budget: "Budget", **option
     from fedsim.sweep.combine_outer import compare_options, fresh_seeds
     from fedsim.sweep.combine_run import run_combinations
 
-    failed, plan, outer = run_combinations(config, combination, budget, **options)
-    folder, seeds = results_folder(plan.base), fresh_seeds(plan, options["confirm"])
+    failed, plan, outer = run_combinations(config, combination, budget, **how)
+    folder, seeds = results_folder(plan.base), fresh_seeds(plan, how["confirm"])
     for target, arms in outer.items():
         runs = chosen_runs(folder, "", target, ",".join(map(str, seeds)))
         show_comparison(folder, runs, DEFAULT_RULE, *compare_options(plan, arms), "table")
