@@ -7,7 +7,10 @@ from matplotlib.figure import Figure
 from fedsim.results.cases import Cases
 from fedsim.results.figure_style import set_title, unseen, written
 
-COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02")  # of the structures
+COLOURS = (  # of the structures
+    ("green", "#1b9e77"), ("orange", "#d95f02"), ("violet", "#7570b3"), ("pink", "#e7298a"), ("lime", "#66a61e"),
+    ("yellow", "#e6ab02"),
+)  # fmt: skip
 MISSED, INVENTED = "#d62728", "#1f77b4"
 ROWS = ("image", "truth", "prediction", "error")
 OPACITY = 0.55
@@ -22,7 +25,7 @@ def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
     count = len(cases.shown)
     figure = Figure(figsize=(1.05 * count + 0.6, 1.05 * len(ROWS) + 1.0), layout="constrained")
     axes = figure.subplots(len(ROWS), count, squeeze=False)
-    colours = ", ".join(f"{written(one)} {_colour_name(k)}" for k, one in enumerate(cases.structures))
+    colours = ", ".join(f"{written(one)} {COLOURS[k % len(COLOURS)][0]}" for k, one in enumerate(cases.structures))
     set_title(
         figure,
         f"{name}, {label}, {unseen(target)}: worst, middle and best images\n"
@@ -53,7 +56,7 @@ def overlay(grey: np.ndarray, masks: np.ndarray) -> np.ndarray:
     """The picture [H, W, 3] with the masks [Q, H, W] in their colours over it."""
     shown = grey.copy()
     for number, mask in enumerate(masks):
-        shown[mask] = (1 - OPACITY) * grey[mask] + OPACITY * np.array(to_rgb(COLOURS[number % len(COLOURS)]))
+        shown[mask] = (1 - OPACITY) * grey[mask] + OPACITY * np.array(to_rgb(COLOURS[number % len(COLOURS)][1]))
     return shown
 
 
@@ -64,7 +67,3 @@ def error_map(grey: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> np.
         shown[y & ~p] = to_rgb(MISSED)
         shown[p & ~y] = to_rgb(INVENTED)
     return shown
-
-
-def _colour_name(number: int) -> str:
-    return ("green", "orange", "violet", "pink", "lime", "yellow")[number % len(COLOURS)]

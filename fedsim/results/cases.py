@@ -73,13 +73,13 @@ class Cases:
         atomic_write(predictions_file(run, round), save(arrays, metadata))
 
 
-def worst_middle_best(score: np.ndarray, count: int = SHOWN) -> np.ndarray:
-    """Positions of the `count` least, most central and greatest of the scores [N], in this order.
+def worst_middle_best(score: np.ndarray) -> np.ndarray:
+    """Positions of the three least, most central and greatest of the scores [N], in this order.
 
     A small set has fewer of each.
     """
     order = np.argsort(score, kind="stable")
-    each = min(count, max(1, len(order) // 3))
+    each = min(SHOWN, max(1, len(order) // 3))
     middle = (len(order) - each) // 2
     places = [order[:each], order[middle : middle + each], order[len(order) - each :]]
     return np.concatenate(places) if len(order) >= 3 else order

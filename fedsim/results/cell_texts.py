@@ -2,10 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.compared import Compared
 from fedsim.results.notes import mark
 from fedsim.results.selection import BUDGETS
@@ -29,8 +32,6 @@ def percent(value: float) -> str:
 
 def amount(size: float) -> str:
     """Bytes in decimal units: `134.4 MB`."""
-    if pd.isna(size):
-        return MISSING
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             break
@@ -38,8 +39,8 @@ def amount(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def accuracy_cells(comparison: Compared) -> dict[str, dict[str, CellText]]:
-    """{label: {target or `average`: CellText}}; the first and second place of each column follow the printed numbers.
+def accuracy_cells(comparison: Compared) -> dict[str, list[CellText]]:
+    """{label: its cells, in the order of `columns`}; first and second place of each column follow the printed numbers.
 
     Methods that use images of the target have no place, because they are ranked apart, nor do those with other seeds in
     the column than most.
@@ -47,17 +48,16 @@ def accuracy_cells(comparison: Compared) -> dict[str, dict[str, CellText]]:
     texts = comparison.cells.assign(
         text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent)
     )
-    first_group = comparison.methods["group"].iloc[0]
-    ranked = set(comparison.methods.loc[comparison.methods["group"] == first_group, "label"])
-    cells: dict[str, dict[str, CellText]] = {}
-    for target, column in texts.groupby("target", sort=False):
+    ranked = by_group(comparison)[0]["label"]
+    cells: dict[str, list[CellText]] = {}
+    for _, column in texts.groupby("target", sort=False):
         # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
         shown = _of_equal_seeds(column[column["label"].isin(ranked) & (column["text"] != MISSING)])
         ordered = sorted({float(text) for text in shown["text"]}, reverse=not comparison.less_is_better)
         for index, row in column.iterrows():
             place = ordered.index(float(row["text"])) + 1 if index in shown.index else 0
             std = "" if row["spread"] == MISSING else row["spread"]
-            cells.setdefault(row["label"], {})[str(target)] = CellText(row["text"], std, place if place <= 2 else 0)
+            cells.setdefault(row["label"], []).append(CellText(row["text"], std, place if place <= 2 else 0))
     return cells
 
 
@@ -70,51 +70,36 @@ def _of_equal_seeds(column: pd.DataFrame) -> pd.DataFrame:
     return column[[own == over and count > 1 for own in column["over"]]]
 
 
-def further_columns(comparison: Compared) -> list[str]:
-    """Headings of the columns that follow the accuracies."""
-    names = {"difference": f"Δ {comparison.baseline}", "p_value": "p", "p_holm": "p Holm", "pairs": "Pairs"}
-    tests = [names[key] for key in shown_tests(comparison)]
-    budgets = [name.capitalize() for name in shown_budgets(comparison)]
-    return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
+def further_columns(comparison: Compared) -> dict[str, str]:
+    """{column of the methods: its heading} of what follows the accuracies; budgets are shown where records hold them.
 
-
-def shown_tests(comparison: Compared) -> list[str]:
-    """The columns of the tests against the baseline."""
-    tests = ("difference", "p_value", "p_holm", "pairs") if comparison.baseline else ()
-    return [name for name in tests if name in comparison.methods]
-
-
-def shown_budgets(comparison: Compared) -> list[str]:
-    """Those of the columns `images` and `steps` that the records hold; both count a whole run, over all clients."""
-    return [name for name in BUDGETS if comparison.methods[name].notna().any()]
-
-
-def further_values(comparison: Compared, row: pd.Series) -> list[float]:
-    """The numbers of the columns that follow the accuracies; NaN for a missing number."""
-    keys = ["seeds", "rank", *shown_tests(comparison), *shown_budgets(comparison)]
-    keys += ["bytes_down_per_round", "bytes_up_per_round", "seconds_per_round"]
-    return [math.nan if pd.isna(row[key]) else float(row[key]) for key in keys]
+    Both budgets count a whole run, over all clients.
+    """
+    tests = {"difference": f"Δ {comparison.baseline}", "p_value": "p", "p_holm": "p Holm", "pairs": "Pairs"}
+    heads = {"seeds": "Seeds", "rank": "Rank"}
+    heads |= {key: tests[key] for key in tests if comparison.baseline and key in comparison.methods}
+    heads |= {key: key.capitalize() for key in BUDGETS if comparison.methods[key].notna().any()}
+    return heads | {
+        "bytes_down_per_round": "Down/round",
+        "bytes_up_per_round": "Up/round",
+        "seconds_per_round": "s/round",
+    }
 
 
 def further_cells(comparison: Compared, row: pd.Series) -> list[str]:
     """Texts of the columns that follow the accuracies."""
-    texts = {
+    texts: dict[str, Callable[[Any], str]] = {
+        "seeds": lambda seeds: f"{seeds} of {row['seeds_begun']}" if seeds < row["seeds_begun"] else str(seeds),
+        "rank": lambda rank: f"{rank} {mark(row)}".rstrip(),
         "difference": lambda value: f"{100 * value:+.1f}",
         "p_value": p_text,
         "p_holm": p_text,
         "pairs": lambda value: MISSING if row["label"] == comparison.baseline else str(value),
-    }
-    seconds = row["seconds_per_round"]
-    incomplete = f" of {row['seeds_begun']}" if row["seeds"] < row["seeds_begun"] else ""
-    return [
-        f"{row['seeds']}{incomplete}",
-        MISSING if pd.isna(row["rank"]) else f"{row['rank']} {mark(row)}".rstrip(),
-        *(MISSING if pd.isna(row[key]) else texts[key](row[key]) for key in shown_tests(comparison)),
-        *(MISSING if pd.isna(row[name]) else f"{row[name]:,.0f}" for name in shown_budgets(comparison)),
-        amount(row["bytes_down_per_round"]),
-        amount(row["bytes_up_per_round"]),
-        MISSING if pd.isna(seconds) else f"{seconds:.1f}",
-    ]
+        "bytes_down_per_round": amount,
+        "bytes_up_per_round": amount,
+        "seconds_per_round": "{:.1f}".format,
+    } | dict.fromkeys(BUDGETS, "{:,.0f}".format)
+    return [MISSING if pd.isna(row[key]) else texts[key](row[key]) for key in further_columns(comparison)]
 
 
 def p_text(p_value: float) -> str:
@@ -122,13 +107,17 @@ def p_text(p_value: float) -> str:
     return "<.001" if p_value < 0.001 else f"{p_value:.3f}".removeprefix("0")
 
 
-def published_cells(comparison: Compared) -> list[tuple[str, str, dict[str, CellText]]]:
-    """(label, source, {target: CellText}) of the papers' rows."""
-    rows: dict[tuple[str, str], dict[str, CellText]] = {}
-    for _, row in comparison.published.iterrows():
-        std = "" if math.isnan(row["std"]) else percent(row["std"])
-        rows.setdefault((row["label"], row["source"]), {})[row["target"]] = CellText(percent(row["mean"]), std)
-    return [(label, source, cells) for (label, source), cells in rows.items()]
+def published_cells(comparison: Compared) -> list[tuple[str, list[CellText]]]:
+    """(label with its source, cells in the order of `columns`) of the papers' rows."""
+    rows = []
+    for (label, source), own in comparison.published.groupby(["label", "source"], sort=False):
+        found = {
+            row.target: CellText(percent(row.mean), "" if math.isnan(row.std) else percent(row.std))
+            for row in own[["target", "mean", "std"]].itertuples()
+        }
+        cells = [found.get(target, CellText(MISSING)) for target in columns(comparison)]
+        rows.append((f"{label} ({source}, published)", cells))
+    return rows
 
 
 def shown_label(row: pd.Series) -> str:
@@ -136,14 +125,19 @@ def shown_label(row: pd.Series) -> str:
     return f"{row['label']} {mark(row)}".rstrip()
 
 
-def by_group(comparison: Compared) -> list[tuple[str, pd.DataFrame]]:
+def by_group(comparison: Compared) -> list[pd.DataFrame]:
     """The methods in groups that are ranked separately; those that never see the target come first."""
-    return [(str(group), rows) for group, rows in comparison.methods.groupby("group", sort=False)]
+    return [rows for _, rows in comparison.methods.groupby("group", sort=False)]
 
 
 def plain(cell: CellText) -> str:
     """The mean, and the deviation if there is one: `87.5 ± 1.2`."""
     return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
+
+
+def columns(comparison: Compared) -> list[str]:
+    """The columns of the accuracies: the targets and `average`."""
+    return [*comparison.targets, AVERAGE]
 
 
 def head(comparison: Compared) -> list[str]:

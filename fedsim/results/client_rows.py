@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.tasks import task_of
+from fedsim.results.reading import KEYS
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.statistics import over_seeds
 
@@ -81,16 +82,8 @@ def _mean(values: list[float], weights: list[float]) -> float:
 
 def client_metrics(clients: pd.DataFrame) -> list[str]:
     """The columns of clients.csv that are drawn: the aggregation weight, and all metrics that the methods added."""
-    known = {
-        *columns_for(CLIENT_COLUMNS, task_of(clients, "validation_").metric),
-        "run",
-        "experiment",
-        "method",
-        "target",
-        "seed",
-        "label",
-        "clients",
-    } - {"weight"}
+    metric = task_of(clients, "validation_").metric
+    known = {*KEYS, *columns_for(CLIENT_COLUMNS, metric), "label", "clients"} - {"weight"}
     return [
         column
         for column in clients

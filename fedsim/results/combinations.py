@@ -42,7 +42,7 @@ def _figure(rows: pd.DataFrame, name: str) -> "Figure":
     targets = list(dict.fromkeys(rows["target"]))
     tried = rows["candidate"].nunique()
     title = f"{name}: {tried} combinations of parts, scored on source domains left out"
-    figure, axes = panels(len(targets), 1, title)
+    figure, axes = panels(len(targets), [""], title)
     figure.set_figwidth(9)
     for (one,), target in zip(axes, targets):
         own = rows[rows["target"] == target]

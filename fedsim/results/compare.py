@@ -6,6 +6,7 @@ domain has no average. Difference, p and rank use only pairs of runs that both m
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,9 @@ from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.added_numbers import added_rows
 from fedsim.results.agreement import order_notes
 from fedsim.results.compared import Compared
-from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
-from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes, unmade_notes
+from fedsim.results.differences import refuse_twice, require_alike, variant_text, variants
 from fedsim.results.metrics import METRICS, find_metric, metric_values
-from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, without_notes
+from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, round_notes, without_notes
 from fedsim.results.provenance import Environments, environments, provenance_notes, refuse_unlike
 from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
@@ -90,9 +90,12 @@ def compare(
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule, table)
-    result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
+    result.notes = part_notes(runs.only) + comparison_notes(result, reasons, runs.unfinished)
     result.notes += damaged_notes(runs.damaged) + provenance_notes(recorded) + without_notes(reasons_without)
-    result.notes += _notes_on_rounds(runs, select)
+    result.notes += round_notes(runs, select)
+    held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
+    if held_out and select == "best_validation":
+        result.notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
     return result
 
 
@@ -133,18 +136,6 @@ def _beside(
     return rows, notes
 
 
-def _notes_on_rounds(runs: Runs, select: str) -> list[str]:
-    """The notes on failed clients, on runs of earlier versions, and on a domain that selects the round."""
-    notes = failed_notes(runs.failed) + unmade_notes(runs.unmade)
-    if select != "best_validation":
-        return notes
-    notes += thin_notes(runs.thin) + again_notes(runs.reselected)
-    held_out = {runs.experiments[run].run.validation_domain for run in runs.summary["run"]} - {""}
-    if held_out:
-        notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
-    return notes
-
-
 def _targets(table: pd.DataFrame) -> list[str]:
     targets = sorted(table["target"].unique(), key=_natural)
     if AVERAGE in targets:  # runs of versions that allowed it
@@ -156,32 +147,36 @@ def _targets(table: pd.DataFrame) -> list[str]:
 
 def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], column: str) -> pd.DataFrame:
     """One row per run: label, method, the values of `by`, target, seed, accuracy, budgets, costs, splits."""
-    everyone = list(experiments.values())
-    variants = {run: variant(experiment, by, everyone, runs.unused_parts) for run, experiment in experiments.items()}
-    labels = runs.labels()
-    rows = []
-    for record in runs.summary.to_dict("records"):
-        run, text = record["run"], variant_text(by, variants[record["run"]])
-        label = f"{labels[run]} ({text})" if text else labels[run]
-        rows.append(
-            {
-                "label": label,
-                "method": record["method"],
-                **dict(zip(by, variants[run])),
-                "target": record["target"],
-                "seed": record["seed"],
-                "accuracy": record.get(column, math.nan),
-                "run": run,
-                **{name: record.get(name, math.nan) for name in (*BUDGETS, *COSTS, "target_images")},
-                "split_seed": record.get("split_seed", experiments[run].data.seed_of_splits),
-                **{name: str(record.get(name)) == "True" for name in GROUPS if name},
-            }
-        )
+    labels, values = run_labels(runs, by), variants(experiments, by, runs.unused_parts)
+    rows = [
+        {
+            "label": labels[record["run"]],
+            "method": record["method"],
+            **dict(zip(by, values[record["run"]])),
+            "target": record["target"],
+            "seed": record["seed"],
+            "accuracy": record.get(column, math.nan),
+            "run": record["run"],
+            **{name: record.get(name, math.nan) for name in (*BUDGETS, *COSTS, "target_images")},
+            "split_seed": record.get("split_seed", experiments[record["run"]].data.seed_of_splits),
+            **{name: str(record.get(name)) == "True" for name in GROUPS if name},
+        }
+        for record in runs.summary.to_dict("records")
+    ]
     table = pd.DataFrame(rows)
-    shared = table.groupby("label")["method"].transform("nunique") > 1
-    table.loc[shared, "label"] = table["label"] + " [" + table["method"] + "]"
     refuse_twice(table, experiments)
     return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
+
+
+def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
+    """The label of every run, with the values of the settings in `by`, and the method where several have one label."""
+    labels = runs.labels()
+    for run, values in variants(runs.comparable, by, runs.unused_parts).items():
+        if text := variant_text(by, values):
+            labels[run] += f" ({text})"
+    methods = {run: experiment.method_name for run, experiment in runs.experiments.items()}
+    shared = Counter(label for label, _ in {(labels[run], method) for run, method in methods.items()})
+    return {run: f"{label} [{methods[run]}]" if shared[label] > 1 else label for run, label in labels.items()}
 
 
 def _natural(target: str) -> tuple:
@@ -272,11 +267,3 @@ def _with_ranks(
     methods = methods.drop(columns="covers", errors="ignore")
     methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank)
     return methods, seeds
-
-
-def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
-    """The label of every run, with the values of the settings in `by`."""
-    everyone, labels = list(runs.comparable.values()), runs.labels()
-    variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.comparable.items()}
-    texts = {run: variant_text(by, values) for run, values in variants.items()}
-    return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}

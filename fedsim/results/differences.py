@@ -216,23 +216,22 @@ def _run_keys_apart(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if key != "run.label"] or keys
 
 
-def variant(
-    experiment: Experiment,
-    by: Sequence[str],
-    experiments: Iterable[Experiment],
-    unused: Collection[tuple[str, str]] = (),
-) -> tuple[str, ...]:
-    """Values of the `by` keys for one run: empty where its method has no such key, `default` where it was left out.
+def variants(
+    experiments: Mapping[str, Experiment], by: Sequence[str], unused: Collection[tuple[str, str]] = ()
+) -> dict[str, tuple[str, ...]]:
+    """{run: its values of the `by` keys}: empty where its method has no such key, `default` where it was left out.
 
     unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
     """
-    settings = recorded_settings(experiment)
-    peers = [recorded_settings(other) for other in experiments if other.method_name == experiment.method_name]
-    values = []
-    for key in by:
-        applies = any(key in peer for peer in peers) and (experiment.method_name, _part_of(key)) not in unused
-        values.append(value_text(settings.get(key, ABSENT)) if applies else "")
-    return tuple(values)
+    settings = {run: recorded_settings(experiment) for run, experiment in experiments.items()} if by else {}
+    applies = {(experiments[run].method_name, key) for run, table in settings.items() for key in by if key in table}
+    applies = {(method, key) for method, key in applies if (method, _part_of(key)) not in unused}
+    return {
+        run: tuple(
+            value_text(settings[run].get(key, ABSENT)) if (experiment.method_name, key) in applies else "" for key in by
+        )
+        for run, experiment in experiments.items()
+    }
 
 
 def variant_text(by: Sequence[str], values: Sequence[str]) -> str:

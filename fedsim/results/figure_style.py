@@ -120,11 +120,14 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     }
 
 
-def panels(rows: int, columns: int, title: str) -> tuple[Figure, np.ndarray]:
-    """(a figure of rows × columns panels with room for all labels, the array of its axes)."""
+def panels(rows: int, heads: Sequence[str], title: str) -> tuple[Figure, np.ndarray]:
+    """(a figure of panels with room for all labels, the array of its axes); heads: the titles of the columns."""
+    columns = len(heads)
     figure = Figure(figsize=(max(2.5 * columns + 0.6, 5.2), 2.3 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
     set_title(figure, title)
+    for one, head in zip(axes[0], heads):
+        one.set_title(head)
     return figure, axes
 
 

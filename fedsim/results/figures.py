@@ -41,28 +41,26 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
     labels, few = few_enough(list(rounds["label"].unique()), best)
     rounds = rounds[rounds["label"].isin(labels)]
     heading = f"{name}: learning curves, all rounds ({over_seeds(most_seeds(rounds))}{few})"
-    figure, axes = panels(len(curves), len(targets), heading)
+    figure, axes = panels(len(curves), list(map(unseen, targets)), heading)
     for row, (column, title) in zip(axes, curves):
         row[0].set_ylabel(title)
         for one, target in zip(row, targets):
             for label, frame in rounds[rounds["target"] == target].groupby("label", sort=False):
                 band(one, frame, column, looks[label], label, scale=100)
-    for one, target in zip(axes[0], targets):
-        one.set_title(unseen(target))
     _round_axis(axes[-1])
     legend_below(figure, axes.ravel(), looks)
     return figure
 
 
-def few_enough(labels: list[str], best: Sequence[str], baseline: str = "fedavg") -> tuple[list[str], str]:
-    """At most MOST_LINES of the labels, in their order: the best and the baseline; and words for the title."""
+def few_enough(labels: list[str], best: Sequence[str]) -> tuple[list[str], str]:
+    """At most MOST_LINES of the labels, in their order: the best and fedavg; and words for the title."""
     if len(labels) <= MOST_LINES:
         return labels, ""
     ordered = [label for label in best if label in labels] or labels
     kept = ordered[:MOST_LINES]
-    if baseline in labels and baseline not in kept:
-        kept = [*ordered[: MOST_LINES - 1], baseline]
-    which = f"the {'best' if best else 'first'}{f' and {baseline}' if kept[-1] == baseline else ''}"
+    if "fedavg" in labels and "fedavg" not in kept:
+        kept = [*ordered[: MOST_LINES - 1], "fedavg"]
+    which = f"the {'best' if best else 'first'}{' and fedavg' if kept[-1] == 'fedavg' else ''}"
     return [label for label in labels if label in kept], f"; {MOST_LINES} of {len(labels)} methods: {which}"
 
 
@@ -79,7 +77,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     title = column.replace("_", " ")
     clients, key, of_what = client_key(clients, most_seeds(frame))
     frame = frame.assign(**{key: clients[key]})
-    figure, axes = panels(len(chosen), len(targets), f"{name}: {title} {of_what}{left_out})")
+    figure, axes = panels(len(chosen), list(map(unseen, targets)), f"{name}: {title} {of_what}{left_out})")
     # A client has the same style in every figure, whichever methods have a row there.
     looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
@@ -91,8 +89,6 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
         low, high = frame.loc[frame["label"] == label, column].agg(["min", "max"])
         if high > 0 and high - low <= 1e-6 * high:  # one number: an axis around it would show differences of nothing
             row[0].set_ylim(0, 1.1 * high)
-    for one, target in zip(axes[0], targets):
-        one.set_title(unseen(target))
     _round_axis(axes[-1])
     legend_below(figure, axes.ravel(), looks)
     return figure
@@ -112,7 +108,7 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     title = quantity.replace("_", " ")
     rows = 2 if frame["group"].any() else 1
     words = over_seeds(frame["seed"].nunique())
-    figure, axes = panels(rows, len(targets), f"{name}, {label}: {title} over rounds ({words})")
+    figure, axes = panels(rows, list(map(unseen, targets)), f"{name}, {label}: {title} over rounds ({words})")
     spread = bool(frame["group"].any()) and are_shares(frame)
     groups = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
     below = f"{title}\n{'spread between clients' if spread else groups}"
@@ -129,8 +125,6 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
             for part, values in own.groupby(key, sort=False):
                 band(one, values, "value", looks[part], str(part), rounds=own["round"].unique())
         legend_beside(row, looks)
-    for one, target in zip(axes[0], targets):
-        one.set_title(unseen(target))
     _round_axis(axes[-1])
     return figure
 
@@ -146,7 +140,9 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
     rounds = sorted(details["round"].unique())
     shown = list(dict.fromkeys([rounds[0], rounds[len(rounds) // 2], rounds[-1]]))
     targets = sorted(details["target"].unique())
-    figure, axes = panels(1, len(targets), f"{name}, {label}: distribution of {quantity.replace('_', ' ')}")
+    figure, axes = panels(
+        1, list(map(unseen, targets)), f"{name}, {label}: distribution of {quantity.replace('_', ' ')}"
+    )
     chosen = details[details["round"].isin(shown)]
     bounds = histogram_bounds(float(chosen["value"].min()), float(chosen["value"].max()))
     looks = styles([f"round {round_}" for round_ in shown])
@@ -165,7 +161,6 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
                 linestyle=style.line,
                 label=f"round {round_}",
             )
-        one.set_title(unseen(target))
         one.set_xlabel(quantity.replace("_", " "))
         one.xaxis.set_major_locator(MaxNLocator(nbins=5))
         one.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

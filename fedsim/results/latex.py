@@ -13,34 +13,32 @@ from fedsim.results.cell_texts import (
 )
 from fedsim.results.compared import Compared
 
-SPECIAL = {
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-}
+COMMANDS = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+        MISSING: "--",
+        "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+        "†": r"$^\dagger$",
+        "‡": r"$^\ddagger$",
+        "<": "$<$",
+        ">": "$>$",
+    }
+)
 
 
 def escape_latex(text: str) -> str:
     """Text with TeX's special characters escaped, and with Greek and typographic characters as commands."""
-    escaped = "".join(SPECIAL.get(sign, sign) for sign in text)
-    for sign, command in (
-        (MISSING, "--"),
-        ("±", r"$\pm$"),
-        ("Δ", r"$\Delta$"),
-        ("†", r"$^\dagger$"),
-        ("‡", r"$^\ddagger$"),
-        ("<", "$<$"),
-        (">", "$>$"),
-    ):
-        escaped = escaped.replace(sign, command)
-    return escaped
+    return text.translate(COMMANDS)
 
 
 def latex_table(comparison: Compared) -> str:
@@ -48,7 +46,7 @@ def latex_table(comparison: Compared) -> str:
 
     The title is a comment above it, and the notes are comments below.
     """
-    heads = [*head(comparison), *further_columns(comparison)]
+    heads = [*head(comparison), *further_columns(comparison).values()]
     lines = [
         "% needs \\usepackage{booktabs}",
         *table_begin(f"{comparison.title}; {comparison.measured} (%)", len(heads), comparison.select),
@@ -56,19 +54,17 @@ def latex_table(comparison: Compared) -> str:
         "\\midrule",
     ]
     cells = accuracy_cells(comparison)
-    for number, (_, group) in enumerate(by_group(comparison)):
+    for number, group in enumerate(by_group(comparison)):
         lines += ["\\midrule"] if number else []
         for _, row in group.iterrows():
-            texts = [_latex_cell(cells[row["label"]][target]) for target in (*comparison.targets, "average")]
             further = [_latex_number(text) for text in further_cells(comparison, row)]
-            lines.append(_latex_row([escape_latex(shown_label(row)), *texts, *further]))
+            lines.append(_latex_row([escape_latex(shown_label(row)), *map(_latex_cell, cells[row["label"]]), *further]))
     published = published_cells(comparison)
     if published:
         lines.append("\\midrule")
-    for label, source, values in published:
-        texts = [_latex_cell(values.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
+    for label, printed in published:
         empty = [""] * len(further_columns(comparison))
-        lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
+        lines.append(_latex_row([escape_latex(label), *map(_latex_cell, printed), *empty]))
     notes = [f"% {line}" for note in comparison.notes for line in note.splitlines()]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *notes]) + "\n"
 

@@ -3,10 +3,11 @@
 Classes without an image in the target are left out of every mean over classes: nothing can be measured on them.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs, run_folder
 
+Kept = TypeVar("Kept", Predictions, Cases)
 BINS = 15
 
 
@@ -150,13 +152,22 @@ def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float
     return found, reasons
 
 
-def kept_predictions(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dict[str, Predictions]]:
+def kept(
+    runs: Runs, labels: Mapping[str, str], select: str, read: Callable[[Path, str], Kept]
+) -> dict[str, dict[str, list[Kept]]]:
+    """{label: {target: what its runs have kept, in the order of their seeds}} of the runs that have kept something.
+
+    read: `read_predictions` or `read_cases`
+    """
+    found: dict[str, dict[str, list[Kept]]] = {}
+    for row in runs.summary.sort_values("seed", kind="stable").itertuples():
+        with contextlib.suppress(UserError):
+            one = read(run_folder(runs, row.run), select)
+            found.setdefault(labels[row.run], {}).setdefault(row.target, []).append(one)
+    return {label: dict(sorted(targets.items())) for label, targets in found.items()}
+
+
+def kept_predictions(runs: Runs, labels: Mapping[str, str], select: str) -> dict[str, dict[str, Predictions]]:
     """{label: {target: predictions of all its seeds}} of the runs that have kept predictions."""
-    found: dict[str, dict[str, list[Predictions]]] = {}
-    for row in runs.summary.itertuples():
-        try:
-            one = read_predictions(run_folder(runs, row.run), select)
-        except UserError:
-            continue
-        found.setdefault(labels[row.run], {}).setdefault(row.target, []).append(one)
-    return {label: {target: pooled(own) for target, own in sorted(targets.items())} for label, targets in found.items()}
+    found = kept(runs, labels, select, read_predictions)
+    return {label: {target: pooled(own) for target, own in targets.items()} for label, targets in found.items()}

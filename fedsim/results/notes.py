@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.results.compared import Compared
+from fedsim.results.reading import Runs
 
 PAPER_NOTES = {
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
@@ -14,20 +15,29 @@ PAPER_NOTES = {
     "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
 }
 FEWEST_PAIRS = 6
+NAMED_RUNS = 3
 BUDGET_TOLERANCE = 0.05
 # Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first.
 MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
 GROUPS = tuple(MARKS)
+# Of the kinds of `Runs.remarks`; the last two are about the round that `best_validation` selects.
+ROUND_TEXTS = {
+    "failed": "Clients failed, and rounds rest on the others, in {runs}.",
+    "unmade": "No client's reply was accepted in rounds of {runs}: they left the model as it was, and are not "
+    "selected.",
+    "thin": "The selected round was validated by fewer clients than other rounds in {runs}.",
+    "reselected": "In {few} of an earlier version of fedsim the first of several equal rounds that a reply made counts "
+    "here, and the files are of another one: {runs}.",
+}
 GROUP_TEXTS = {
     "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
     "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
 }
 
 
-def comparison_notes(
-    comparison: Compared, table: pd.DataFrame, published_reasons: Iterable[str], unfinished: list[str]
-) -> list[str]:
-    """All remarks; table: one row per run with label, target, seed, accuracy, split_seed."""
+def comparison_notes(comparison: Compared, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
+    """The remarks on the numbers of a comparison, on the papers' rows and on unfinished runs."""
+    table = comparison.table
     over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
     notes = [
         f"{comparison.measured[0].upper()}{comparison.measured[1:]} in %, {over}; "
@@ -83,6 +93,18 @@ def unfinished_notes(unfinished: list[str]) -> list[str]:
     """A note on the runs that are left out because they have no summary yet."""
     few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"
     return [f"{few} left out."] if unfinished else []
+
+
+def round_notes(runs: Runs, select: str) -> list[str]:
+    """Notes on the runs that have rounds without some clients, or whose files are of another round."""
+    notes = []
+    for kind, said in ROUND_TEXTS.items() if select == "best_validation" else list(ROUND_TEXTS.items())[:2]:
+        own = [f"{run} ({texts[kind]})" for run, texts in runs.remarks.items() if kind in texts]
+        named, more = ", ".join(own[:NAMED_RUNS]), len(own) - NAMED_RUNS
+        named += f" and {more} more run{'s' if more > 1 else ''}" if more > 0 else ""
+        few = f"{len(own)} run{'s' if len(own) > 1 else ''}"
+        notes += [said.format(runs=named, few=few)] if own else []
+    return notes
 
 
 def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) -> list[str]:

@@ -13,16 +13,16 @@ from fedsim.common.files import write_figure
 from fedsim.results import combinations, figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
+from fedsim.results.cases import read_cases
 from fedsim.results.client_rows import client_metrics
 from fedsim.results.compare import Comparison, compare, run_labels
 from fedsim.results.confusion import confusion_figure
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.figure_style import look, styles
-from fedsim.results.metrics import kept_predictions
+from fedsim.results.metrics import kept, kept_predictions
 from fedsim.results.papers_figure import beside_papers
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.reliability import reliability_figure
-from fedsim.results.report_cases import kept_cases
 from fedsim.results.statistics import whole_run_costs
 
 
@@ -85,11 +85,11 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
         yield "target-accuracy", target_bars(found, found.table, name, looks)
         yield "cost", cost_front(found, whole_run_costs(rounds), name, looks)
         yield "papers", beside_papers(found, next(iter(runs.experiments.values())), name)
-        kept = kept_predictions(runs, label, found.select)
-        yield "reliability", reliability_figure(kept, name, looks, best, found.rule)
-        for key, by_target in kept.items():
+        predictions = kept_predictions(runs, label, found.select)
+        yield "reliability", reliability_figure(predictions, name, looks, best, found.rule)
+        for key, by_target in predictions.items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
-        for key, cases in kept_cases(runs, label, found.select).items():
+        for key, cases in kept(runs, label, found.select, read_cases).items():
             for target, own in cases.items():
                 yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
     yield from combinations.figures(combinations.searches_of(runs), name)

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
-from fedsim.results.record_files import AGAIN, text_rows
+from fedsim.results.record_files import AGAIN, summary_rows
 from fedsim.results.selection import RULES, select
 
 if TYPE_CHECKING:
@@ -50,8 +50,17 @@ class Predictions:
         return []
 
     def write(self, run: Path, round: int) -> None:
-        """Write them as a round's file."""
-        write_predictions(run, round, self)
+        """Write them atomically as a round's file, in the order of the images' indices."""
+        order = np.argsort(self.index, kind="stable")
+        arrays: dict[str, np.ndarray] = {
+            "index": self.index[order].astype(np.int64),
+            "label": self.label[order].astype(np.int64),
+            "probabilities": np.ascontiguousarray(self.probabilities[order], dtype=np.float32),
+        }
+        # One entry: safetensors writes several metadata in any order, but equal predictions shall be equal bytes.
+        metadata = {"classes": json.dumps(list(self.classes), ensure_ascii=False)}
+        # Not synchronized to the disk, as the checkpoint is not: both survive a kill, and perhaps not a loss of power.
+        atomic_write(predictions_file(run, round), save(arrays, metadata))
 
     @property
     def predicted(self) -> np.ndarray:
@@ -68,20 +77,6 @@ class Predictions:
 def predictions_file(run: Path, round: int) -> Path:
     """Where the predictions of a round are kept."""
     return run / FOLDER / f"round{round:06d}.safetensors"
-
-
-def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
-    """Write one round's predictions atomically, in the order of the images' indices."""
-    order = np.argsort(predictions.index, kind="stable")
-    arrays: dict[str, np.ndarray] = {
-        "index": predictions.index[order].astype(np.int64),
-        "label": predictions.label[order].astype(np.int64),
-        "probabilities": np.ascontiguousarray(predictions.probabilities[order], dtype=np.float32),
-    }
-    # The metadata have one entry: safetensors writes several in any order, but equal predictions shall be equal bytes.
-    metadata = {"classes": json.dumps(list(predictions.classes), ensure_ascii=False)}
-    # Not synchronized to the disk, as the checkpoint is not: both survive a kill, and perhaps not a loss of power.
-    atomic_write(predictions_file(run, round), save(arrays, metadata))
 
 
 def too_many(run: Path) -> bool:
@@ -139,7 +134,7 @@ def chosen_file(run: Path, select: str) -> Path:
         raise UserError(f"unknown selection rule {select!r}; known: {', '.join(RULES)}")
     if not (run / "summary.csv").is_file():
         raise UserError(f"{run}: no finished run")
-    summary = text_rows(run / "summary.csv")  # a frame takes ten times as long, for every metric of every run
+    summary = summary_rows(run)  # a frame takes ten times as long, for every metric of every run
     if not summary:
         raise UserError(f"{run / 'summary.csv'} is empty or cut off; {AGAIN}")
     try:

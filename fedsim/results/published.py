@@ -107,7 +107,7 @@ def beside(
     labels: Mapping[str, str],
     rows: Mapping[str, str],
     targets: Iterable[str],
-    recorded: Mapping[str, Mapping[str, Any]] | None = None,
+    recorded: Mapping[str, Mapping[str, Any]],
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows with the protocol and variant of our runs, and notes on why other rows are left out.
 
@@ -168,20 +168,20 @@ def only_theirs(
     rows: pd.DataFrame,
     experiments: Mapping[str, Experiment],
     labels: Mapping[str, str],
-    lines: Mapping[str, str] | None = None,
-    recorded: Mapping[str, Mapping[str, Any]] | None = None,
+    lines: Mapping[str, str],
+    recorded: Mapping[str, Mapping[str, Any]],
 ) -> tuple[pd.DataFrame, list[str]]:
     """The published rows of methods that we ran as the paper did, and one note for each reason to leave others out.
 
     experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
-    row of our table that a run is in, by default its label; a paper's row needs one row of ours with its protocol.
+    row of our table that a run is in; a paper's row needs one row of ours with its protocol.
     recorded: environment.json of each run. Parts that its recipe does not have are no difference; its defaults are the
     values where a protocol gives none.
     """
     kept = []
     reasons: dict[str, list[str]] = {}
     for (method, source), own in rows.groupby(["method", "source"], sort=False):
-        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels, recorded or {})
+        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines, recorded)
         if reason:
             reasons.setdefault(reason, []).append(method)
         else:

@@ -1,5 +1,6 @@
 """Reads runs from disk into pandas: one call returns all records below a folder."""
 
+import math
 import os
 import tomllib
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from fedsim.common.lists import with_commas
 from fedsim.parts.part import named_part
 from fedsim.results.differences import method_words, with_recorded_values, words_apart
 from fedsim.results.environment import read_environment
-from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds, unmade_rounds
-from fedsim.results.record_files import parse_csv, read_record, text_rows
+from fedsim.results.from_rounds import remarks_on, select_again, trained_rounds
+from fedsim.results.record_files import read_record, summary_rows
 from fedsim.results.recorder import csv_text
 from fedsim.settings.experiment import Experiment, parse_experiment
 
@@ -30,10 +31,7 @@ KEYS = ["run", "experiment", "method", "target", "seed"]
 class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
-    reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
-    failed: {run: the number of its rounds in which a client failed and others did not}, where there are any.
-    unmade: {run: `1 of 3`} where no client's reply was accepted in so many of its rounds.
-    thin: {run: `2 of 3`} where fewer clients validated in the selected round than in others.
+    remarks: {run: {kind: text}} on its rounds (`remarks_on`, `select_again`).
     damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
@@ -45,10 +43,7 @@ class Runs:
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
-    reselected: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    unmade: dict[str, str] = field(default_factory=dict)
-    thin: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, dict[str, str]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
 
@@ -111,15 +106,14 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     summarized = set(frames["summary"]["run"])
+    chosen = frames["summary"].set_index("run").get("best_validation_round", {})
+    remarks = {run: remarks_on(rows, chosen.get(run, math.nan)) | again.get(run, {}) for run, rows in rounds.items()}
     return Runs(
         **frames,
         experiments=experiments,
         folder=folder,
         unfinished=[_key(path, folder) for path in paths if path not in finished],
-        reselected=again,
-        failed=failed_rounds(rounds),
-        unmade=unmade_rounds(rounds),
-        thin=thin_rounds(rounds, frames["summary"]),
+        remarks=remarks,
         damaged=[run for run in rounds if run not in summarized],
     )
 
@@ -201,12 +195,9 @@ def part_of(runs: Runs, kept: Sequence[str]) -> Runs:
     frames = {name: getattr(runs, name) for name in TABLES}
     frames = {name: frame[frame["run"].isin(names)].reset_index(drop=True) for name, frame in frames.items()}
     experiments = {run: runs.experiments[run] for run in kept}
-    own: dict[str, Any] = {
-        name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
-        for name in ("reselected", "failed", "unmade", "thin")
-    }
+    remarks = {run: own for run, own in runs.remarks.items() if run in names}
     damaged = [run for run in runs.damaged if run in names]
-    return replace(runs, **own, **frames, experiments=experiments, damaged=damaged)
+    return replace(runs, **frames, experiments=experiments, remarks=remarks, damaged=damaged)
 
 
 def find_runs(folder: Path | str) -> list[Path]:
@@ -244,27 +235,19 @@ def read_settings(run: Path) -> Experiment:
         raise UserError(f"{run / 'experiment.toml'}: {error}") from None
 
 
-def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
-    """Write results.csv with one row per finished run, sorted by method, target and seed; returns the rows.
+def write_results(folder: Path) -> None:
+    """Write results.csv with one row per finished run of an experiment's folder, sorted by method, target and seed.
 
     The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
     """
-    folder = Path(experiment_folder)
-    return parse_csv(write_results(folder), str(folder / "results.csv"))
-
-
-def write_results(folder: Path) -> str:
-    """The text of results.csv, which it writes (`rebuild_results`)."""
     find_runs(folder)  # a folder that does not exist is said
     with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
-        rows = [row for path in find_runs(folder) for row in text_rows(path / "summary.csv")]
+        rows = [row for path in find_runs(folder) for row in summary_rows(path)]
         if not rows:
             raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
         rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
         header = dict.fromkeys(column for row in rows for column in row)
-        text = csv_text(header, rows)
-        atomic_write(folder / "results.csv", text)
-    return text
+        atomic_write(folder / "results.csv", csv_text(header, rows))
 
 
 def _key(path: Path, folder: Path) -> str:

@@ -59,12 +59,17 @@ def read_record(file: Path) -> pd.DataFrame:
 
 
 def text_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a summary as text; none for a file that is cut off or is no summary any more."""
+    """The complete rows of a record file as text; none without the file, and none where it is not text in UTF-8."""
     try:
         text = _text(file) if file.is_file() else ""
     except UserError:
         return []
-    rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def summary_rows(run: Path) -> list[dict[str, str]]:
+    """The rows of a run's summary as text; none where it is cut off or no summary any more."""
+    rows = text_rows(run / "summary.csv")
     return [row for row in rows if all(row.get(key) is not None for key in SUMMARY_KEYS) and row["seed"].isdecimal()]
 
 

@@ -7,7 +7,6 @@ Equal numbers therefore give equal bytes, and a line that was not written comple
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
-from fedsim.results.environment import read_environment
 
 ROUND_COLUMNS = (
     "round",
@@ -57,18 +55,14 @@ DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
 CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
 
 
-def format_cell(value: Any) -> str:
-    """CSV text of one value: None is empty, floats are written by `repr`, text is one line.
+def _plain(value: Any) -> Any:
+    """A value for csv's writer, which writes floats by `repr` and None as an empty cell; text becomes one line.
 
-    NumPy and torch scalars are written as Python's numbers.
+    NumPy and torch scalars become Python's numbers.
     """
     if hasattr(value, "item"):
         value = value.item()
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return "nan" if math.isnan(value) else repr(value)
-    return " ".join(str(value).splitlines()) if isinstance(value, str) else str(value)
+    return " ".join(value.splitlines()) if isinstance(value, str) else value
 
 
 def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
@@ -78,7 +72,7 @@ def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]], with_head
     header = list(header)
     if with_header:
         writer.writerow(header)
-    writer.writerows([format_cell(row.get(column)) for column in header] for row in rows)
+    writer.writerows([_plain(row.get(column)) for column in header] for row in rows)
     return buffer.getvalue()
 
 
@@ -88,8 +82,7 @@ class Table:
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self.path = path
         self.columns = list(columns)
-        self.header = self._complete_lines(repair=True)[:1]
-        self.header = next(csv.reader(self.header), [])
+        self.header = next(csv.reader(self._complete_lines(repair=True)[:1]), [])
 
     def append(self, rows: list[Mapping[str, Any]]) -> None:
         """Add rows in one write; the file is created with the first row."""
@@ -103,7 +96,6 @@ class Table:
         self.header = known + new
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(csv_text(self.header, rows, with_header=first))
-            file.flush()
 
     def truncate(self, after_round: int) -> None:
         """Drop the rows of later rounds; a negative round drops the file."""
@@ -165,6 +157,10 @@ def columns_for(columns: Iterable[str], metric: str) -> list[str]:
 class Recorder:
     """The record files of one run's folder; columns are named after its task's primary metric.
 
+    rounds: a row per round. Round 0 is the initial model and has no columns on training.
+    clients: a row per round and client; a method's own metrics become new columns.
+    details: rows (round, client, quantity, name, value) of layer-wise quantities.
+
     A run that resumes from the checkpoint of round r first calls `require(r)` and `truncate(r)`. The rows of a round
     must be appended before its checkpoint is written; otherwise a resumed run would lack rows that an uninterrupted run
     has.
@@ -176,18 +172,6 @@ class Recorder:
         self.rounds = Table(self.folder / "rounds.csv", columns_for(ROUND_COLUMNS, metric))
         self.clients = Table(self.folder / "clients.csv", columns_for(CLIENT_COLUMNS, metric))
         self.details = Table(self.folder / "details.csv", DETAIL_COLUMNS)
-
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the row of one round to rounds.csv. Round 0 is the initial model and has no columns on training."""
-        self.rounds.append([row])
-
-    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add one row per client of a round to clients.csv; a method's own metrics become new columns."""
-        self.clients.append(list(rows))
-
-    def append_details(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows (round, client, quantity, name, value) of layer-wise quantities to details.csv."""
-        self.details.append(list(rows))
 
     def require(self, done: int) -> None:
         """UserError when rows of the rounds up to `done` are missing, which a resumed run does not compute again.
@@ -218,10 +202,6 @@ class Recorder:
     def write_experiment(self, text: str) -> None:
         """Write experiment.toml, the resolved settings."""
         atomic_write(self.folder / "experiment.toml", text)
-
-    def environment(self) -> dict[str, Any]:
-        """What environment.json holds so far; empty when there is none."""
-        return read_environment(self.folder)
 
     def write_environment(self, table: Mapping[str, Any]) -> None:
         """Write environment.json: the result of `environment()`, and what the caller adds, such as the device."""

@@ -25,7 +25,7 @@ def reliability_figure(
     labels, few = few_enough(list(kept), best)
     targets = sorted({target for each in kept.values() for target in each})
     title = f"{name}: accuracy by confidence on the unseen domain{few}\n({rule}; bins of {LEAST_IMAGES} images or more)"
-    figure, axes = panels(1, len(targets), title)
+    figure, axes = panels(1, list(map(unseen, targets)), title)
     for one, target in zip(axes[0], targets):
         one.plot((0, 100), (0, 100), color="#999999", linewidth=0.8)
         for label in (label for label in labels if target in kept[label]):
@@ -34,7 +34,6 @@ def reliability_figure(
             x, y = (100 * total[full] / count[full] for total in (confidence, right))
             style = looks[label]
             one.plot(x, y, color=style.color, linestyle=style.line, marker=style.marker, markersize=3.5, label=label)
-        one.set_title(unseen(target))
         one.set_xlabel("confidence (%)")
     axes[0][0].set_ylabel("accuracy (%)")
     legend_below(figure, axes.ravel(), looks)

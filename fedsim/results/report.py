@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,13 +13,13 @@ import pandas as pd
 from fedsim.common.files import atomic_write
 from fedsim.common.tasks import task_of
 from fedsim.results import combinations, markup
+from fedsim.results.cases import Cases, read_cases
 from fedsim.results.cell_texts import (
     MISSING,
-    CellText,
     accuracy_cells,
+    columns,
     further_cells,
     further_columns,
-    further_values,
     percent,
     published_cells,
     shown_label,
@@ -26,9 +27,10 @@ from fedsim.results.cell_texts import (
 from fedsim.results.compare import Comparison, compare, run_labels
 from fedsim.results.differences import comparable_settings, differing_settings, value_text
 from fedsim.results.markup import Data
+from fedsim.results.metrics import kept
 from fedsim.results.notes import MARKS, part_notes
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
-from fedsim.results.report_cases import kept_cases, segmentation
+from fedsim.results.report_cases import segmentation
 from fedsim.results.report_costs import Notes, costs_section, megabytes
 from fedsim.results.report_data import Json, chart_data, run_data
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
@@ -38,7 +40,6 @@ from fedsim.settings.experiment import Experiment
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IN_BYTES = ("Down/round", "Up/round")  # columns that are shown in MB
 RECIPE = ("recipe", "defaults")  # of environment.json, which are no part of an environment
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 
@@ -46,8 +47,6 @@ RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracl
 def write_report(
     folder: Path | str,
     notes: Notes | None = None,
-    select: str = "best_validation",
-    baseline: str | None = None,
     runs: Runs | None = None,
     by: Sequence[str] = (),
 ) -> Path:
@@ -57,24 +56,16 @@ def write_report(
 
     notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each inner key becomes
     a column. The text `group` also stands in the table of results, by which its rows can be chosen.
-    baseline: method that the others are tested against; by default fedavg where there are runs of it.
     runs: those of the folder's runs that the report is about; by default all finished ones.
     by: settings in which an experiment's runs are meant to differ, as for `compare`, which refuses other differences.
     """
     runs = runs or read_runs(folder)
     path = Path(folder) / ("report-part.html" if runs.only else "report.html")
-    atomic_write(path, report_page(runs, notes or {}, select, baseline, by))
+    atomic_write(path, report_page(runs, notes or {}, by))
     return path
 
 
-def report_page(
-    runs: Runs,
-    notes: Notes,
-    select: str = "best_validation",
-    baseline: str | None = None,
-    by: Sequence[str] = (),
-    live: str = "",
-) -> str:
+def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: str = "") -> str:
     """The page as text. live: HTML before the tables, which the server of the page changes."""
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
@@ -86,7 +77,7 @@ def report_page(
         live,
     ]
     data: Json = {"experiments": [], "runs": []}
-    sections = [_experiment(of_experiment(runs, name), name, notes, select, baseline, by, data) for name in names]
+    sections = [_experiment(of_experiment(runs, name), name, notes, by, data) for name in names]
     return markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections]), data, live=bool(live))
 
 
@@ -101,19 +92,13 @@ def premise(runs: Runs) -> str:
     )
 
 
-def _experiment(
-    runs: Runs,
-    name: str,
-    notes: Notes,
-    select: str,
-    baseline: str | None,
-    by: Sequence[str],
-    data: dict[str, list[Any]],
-) -> str:
-    """The section of an experiment; what its charts and the pages of its runs show is added to `data`."""
-    if baseline is None:
-        baseline = "fedavg" if "fedavg" in run_labels(runs, by).values() else ""
-    comparison = compare(runs, select, baseline, by)
+def _experiment(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json) -> str:
+    """The section of an experiment; what its charts and the pages of its runs show is added to `data`.
+
+    Methods are tested against fedavg where there are runs of it.
+    """
+    baseline = "fedavg" if "fedavg" in run_labels(runs, by).values() else ""
+    comparison = compare(runs, baseline=baseline, by=by)
     labels = dict(zip(comparison.table["run"], comparison.table["label"]))
     apart, shared = settings_apart(runs)
     groups = {method: own.get("group", "") for method, own in notes.items()}
@@ -121,15 +106,16 @@ def _experiment(
     data["experiments"].append(chart_data(runs, comparison, groups, first))
     data["runs"] += run_data(runs, comparison, shared)
     pages = dict(zip(runs.summary["run"], range(first, len(data["runs"]))))
+    cases = kept(runs, labels, comparison.select, read_cases)
     parts = [
         f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>',
         _results(comparison, groups, pages),
         markup.bullets(comparison.notes),
         "<h3>Figures</h3>",
         f'<div class="charts" data-experiment="{chart}"></div>',
-        *pictures(runs, name, labels, comparison.select),
+        *pictures(runs, name, labels, cases),
         more_than_accuracy(runs, comparison, by),
-        segmentation(kept_cases(runs, labels, comparison.select)),
+        segmentation(cases),
         combinations.section(runs),
         "<h3>Cost and disclosure</h3>",
         costs_section(runs, comparison, notes, labels),
@@ -148,38 +134,40 @@ def _experiment(
 
 def _results(comparison: Comparison, groups: Mapping[str, str], pages: Mapping[str, int]) -> str:
     """The main table; a cell leads to the page of its run, the first of its seeds."""
-    cells, columns = accuracy_cells(comparison), [*comparison.targets, "average"]
+    cells, further = accuracy_cells(comparison), further_columns(comparison)
     grouped = any(groups.values())
-    further = [f"{name} (MB)" if name in IN_BYTES else name for name in further_columns(comparison)]
-    heads = ["Method", *["Changes"] * grouped, *comparison.targets, "Average", *further]
+    costs = [f"{head} (MB)" if key.startswith("bytes_") else head for key, head in further.items()]
+    heads = ["Method", *["Changes"] * grouped, *comparison.targets, "Average", *costs]
     first = comparison.table.sort_values("seed").drop_duplicates(["label", "target"])
     page = {(row.label, row.target): f"#run={pages[row.run]}" for row in first.itertuples()}
     rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
-        own, group = cells[row["label"]], Data(groups.get(row["method"], ""), style="words")
-        accuracies = [accuracy_data(own[target], page.get((row["label"], target), "")) for target in columns]
+        group = Data(groups.get(row["method"], ""), style="words")
+        accuracies = [
+            accuracy_data(cell, page.get((row["label"], target), ""))
+            for cell, target in zip(cells[row["label"]], columns(comparison))
+        ]
         rows.append([shown_label(row), *[group] * grouped, *accuracies, *_further(comparison, row)])
     below: list[markup.Cells] = [
-        [
-            f"{label} ({source}, published)",
-            *[""] * grouped,
-            *(accuracy_data(values.get(target, CellText(MISSING))) for target in columns),
-            *[""] * len(further),
-        ]
-        for label, source, values in published_cells(comparison)
+        [label, *[""] * grouped, *map(accuracy_data, printed), *[""] * len(further)]
+        for label, printed in published_cells(comparison)
     ]
     return markup.table(heads, rows, below, style="methods")
 
 
 def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
-    names, texts, values = further_columns(comparison), further_cells(comparison, row), further_values(comparison, row)
-    return [
-        megabytes(value) if name in IN_BYTES else Data(text, 100 * value if name.startswith("Δ") else value)
-        for name, text, value in zip(names, texts, values, strict=True)
-    ]
+    """The cells that follow the accuracies, with the numbers by which they are sorted."""
+    cells = []
+    for key, text in zip(further_columns(comparison), further_cells(comparison, row), strict=True):
+        value = math.nan if pd.isna(row[key]) else float(row[key])
+        shown = Data(text, 100 * value if key == "difference" else value)
+        cells.append(megabytes(value) if key.startswith("bytes_") else shown)
+    return cells
 
 
-def pictures(runs: Runs, name: str, labels: dict[str, str], select: str) -> list[str]:
+def pictures(
+    runs: Runs, name: str, labels: Mapping[str, str], cases: Mapping[str, Mapping[str, Sequence[Cases]]]
+) -> list[str]:
     """What remains a picture: combination searches, segmented images, and the t-SNE that `fedsim features` has drawn.
 
     The last ones are PNG: SVG of so many points is large.
@@ -189,7 +177,7 @@ def pictures(runs: Runs, name: str, labels: dict[str, str], select: str) -> list
         markup.picture(file.read_bytes(), f"t-SNE of features by class and by domain: {run}", 11, "png")
         for run, file in files
     ]
-    cases, searches = kept_cases(runs, labels, select), combinations.searches_of(runs)
+    searches = combinations.searches_of(runs)
     if not cases and not searches:
         return found  # without matplotlib, which takes a second to import
     from fedsim.results.case_grid import case_grid

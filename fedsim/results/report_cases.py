@@ -4,24 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedsim.common.errors import UserError
 from fedsim.results import markup
-from fedsim.results.cases import Cases, read_cases
+from fedsim.results.cases import Cases
 from fedsim.results.cell_texts import percent
 from fedsim.results.markup import Data
-from fedsim.results.reading import Runs, run_folder
-
-
-def kept_cases(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dict[str, list[Cases]]]:
-    """{label: {target: cases of its seeds, in their order}} of the runs that have kept cases."""
-    found: dict[str, dict[str, list[Cases]]] = {}
-    for row in runs.summary.sort_values("seed", kind="stable").itertuples():
-        try:
-            one = read_cases(run_folder(runs, row.run), select)
-        except UserError:
-            continue
-        found.setdefault(labels[row.run], {}).setdefault(row.target, []).append(one)
-    return {label: dict(sorted(targets.items())) for label, targets in found.items()}
 
 
 def segmentation(kept: dict[str, dict[str, list[Cases]]]) -> str:

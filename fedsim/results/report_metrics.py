@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedsim.results import markup
-from fedsim.results.cell_texts import CellText, accuracy_cells, percent, shown_label
+from fedsim.results.cell_texts import CellText, accuracy_cells, percent, plain, shown_label
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.markup import Data
 from fedsim.results.metrics import METRICS, kept_predictions, per_class_accuracy
@@ -25,7 +25,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
     tables = {name: compare(runs, comparison.select, None, by, published=False, metric=name) for name in names}
     cells = {name: accuracy_cells(table) for name, table in tables.items()}
     rows: list[markup.Cells] = [
-        [shown_label(row), *(accuracy_data(cells[name][row["label"]]["average"]) for name in names)]
+        [shown_label(row), *(accuracy_data(cells[name][row["label"]][-1]) for name in names)]
         for _, row in comparison.methods.iterrows()
     ]
     text = "<h3>More than accuracy</h3>" + markup.table(["Method", *(METRICS[name].title for name in names)], rows)
@@ -54,6 +54,5 @@ def class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
 
 def accuracy_data(cell: CellText, link: str = "") -> Data:
     """A report's cell: mean ± spread. It is sorted by the mean; the first and second place of a column are marked."""
-    text = f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
     value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")
-    return Data(text, value, {0: "", 1: "first", 2: "second"}[cell.place], link)
+    return Data(plain(cell), value, {0: "", 1: "first", 2: "second"}[cell.place], link)

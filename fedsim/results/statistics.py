@@ -66,8 +66,8 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float, float]:
-    """(mean, lower bound, upper bound): the mean's interval by Student's t; the bounds are NaN below two values.
+def interval(differences: np.ndarray) -> tuple[float, float, float]:
+    """(mean, lower bound, upper bound): the mean's 95 % interval by Student's t; the bounds are NaN below two values.
 
     It takes the values as independent draws, which cells with shared source data are not.
     """
@@ -76,7 +76,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
         return mean, math.nan, math.nan
     from scipy.special import stdtrit
 
-    half = stdtrit(count - 1, (1 + confidence) / 2) * float(np.std(differences, ddof=1)) / math.sqrt(count)
+    half = stdtrit(count - 1, 0.975) * float(np.std(differences, ddof=1)) / math.sqrt(count)
     return mean, mean - half, mean + half
 
 

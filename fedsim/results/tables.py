@@ -2,19 +2,18 @@
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.results.cell_texts import (
-    MISSING,
-    CellText,
     accuracy_cells,
     by_group,
     further_cells,
@@ -32,35 +31,33 @@ from fedsim.results.recorder import csv_text
 def accuracy_table(comparison: Compared) -> Table:
     """Rich table of the accuracies; published rows are below a line."""
     styles = {0: "", 1: "bold green", 2: "underline"}
-    table = Table(title=f"{escape(comparison.title)}\n{comparison.measured} (%)", title_justify="left")
-    table.add_column("Method")
-    for name in head(comparison)[1:]:
-        table.add_column(escape(name), justify="right")
     cells = accuracy_cells(comparison)
-    for _, group in by_group(comparison):
-        for _, row in group.iterrows():
-            values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
-            table.add_row(escape(shown_label(row)), *(_styled(cell, styles[cell.place]) for cell in values))
-        table.add_section()
-    for label, source, printed in published_cells(comparison):
-        row = [printed.get(target, CellText(MISSING)) for target in (*comparison.targets, "average")]
-        table.add_row(escape(f"{label} ({source}, published)"), *(plain(cell) for cell in row), style="dim italic")
+    table = _table(
+        comparison,
+        f"{escape(comparison.title)}\n{comparison.measured} (%)",
+        head(comparison)[1:],
+        lambda row: [Text(plain(cell), styles[cell.place]) for cell in cells[row["label"]]],
+    )
+    for label, printed in published_cells(comparison):
+        table.add_row(escape(label), *map(plain, printed), style="dim italic")
     return table
-
-
-def _styled(cell: CellText, style: str) -> str:
-    return f"[{style}]{plain(cell)}[/]" if style else plain(cell)
 
 
 def further_table(comparison: Compared) -> Table:
     """Rich table of seeds, ranks, tests and costs."""
-    table = Table(title="rank, test and cost", title_justify="left")
-    table.add_column("Method")
-    for name in further_columns(comparison):
-        table.add_column(escape(name), justify="right")
-    for _, group in by_group(comparison):
+    heads = further_columns(comparison).values()
+    return _table(comparison, "rank, test and cost", heads, lambda row: further_cells(comparison, row))
+
+
+def _table(
+    comparison: Compared, title: str, heads: Iterable[str], cells_of: Callable[[pd.Series], Iterable[str | Text]]
+) -> Table:
+    """A row per method, and a line below each group."""
+    columns = (Column(escape(name), justify="right") for name in heads)
+    table = Table("Method", *columns, title=title, title_justify="left")
+    for group in by_group(comparison):
         for _, row in group.iterrows():
-            table.add_row(escape(shown_label(row)), *further_cells(comparison, row))
+            table.add_row(escape(shown_label(row)), *cells_of(row))
         table.add_section()
     return table
 
@@ -111,21 +108,20 @@ def _wide(cells: pd.DataFrame) -> dict[str, Any]:
 
 def markdown_table(comparison: Compared) -> str:
     """GitHub Markdown with the best of each column bold; names are escaped, so that they are shown as written."""
-    heads = [*head(comparison), *further_columns(comparison)]
+    heads = [*head(comparison), *further_columns(comparison).values()]
     title = escape_markdown(comparison.title)
     lines = [f"**{title}**", "", _markdown_row(map(escape_markdown, heads)), "|---|" + "---:|" * (len(heads) - 1)]
     cells = accuracy_cells(comparison)
     for _, row in comparison.methods.iterrows():
-        values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
         texts = [
-            plain(cell).replace(cell.mean, f"**{cell.mean}**", 1) if cell.place == 1 else plain(cell) for cell in values
+            plain(cell).replace(cell.mean, f"**{cell.mean}**", 1) if cell.place == 1 else plain(cell)
+            for cell in cells[row["label"]]
         ]
         further = map(escape_markdown, further_cells(comparison, row))
         lines.append(_markdown_row([escape_markdown(shown_label(row)), *texts, *further]))
-    for label, source, printed in published_cells(comparison):
-        texts = [plain(printed.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
+    for label, printed in published_cells(comparison):
         empty = [""] * len(further_columns(comparison))
-        lines.append(_markdown_row([f"_{escape_markdown(f'{label} ({source}, published)')}_", *texts, *empty]))
+        lines.append(_markdown_row([f"_{escape_markdown(label)}_", *map(plain, printed), *empty]))
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in comparison.notes)]) + "\n"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError
 from fedsim.results.callbacks import numbers, scalars
+from fedsim.results.differences import flatten
 from fedsim.settings.experiment import Experiment
 
 FOLDER_TAG = "fedsim.folder"
@@ -96,8 +97,9 @@ class MLflow:
             client.update_run(self._id, status="RUNNING")
             return
         self._id = client.create_run(number, run_name=_name(experiment), tags={FOLDER_TAG: own}).info.run_id
-        settings = _flat(experiment.model_dump(mode="json"))
-        self._write("params", [self._mlflow.entities.Param(name, str(value)) for name, value in settings.items()])
+        settings = flatten(experiment.model_dump(mode="json")).items()
+        given = [(name, value) for name, value in settings if value not in ("", None, [])]
+        self._write("params", [self._mlflow.entities.Param(name, str(value)) for name, value in given])
 
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
         """Write the numbers of a round as its step."""
@@ -129,12 +131,3 @@ class MLflow:
     def _write(self, kind: str, entries: list[Any]) -> None:
         for start in range(0, len(entries), AT_ONCE):
             self._client.log_batch(self._id, **{kind: entries[start : start + AT_ONCE]})
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"train": {"lr": 0.1}} as {"train.lr": 0.1}; an empty value is left out."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        found |= {key: one for key, one in inner.items() if one not in ("", None, [], {})}
-    return found

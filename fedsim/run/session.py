@@ -16,7 +16,7 @@ from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record, variant_words
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
-from fedsim.results.environment import earlier_environments, environment
+from fedsim.results.environment import earlier_environments, environment, read_environment
 from fedsim.results.predictions import forget_after, keep_rounds, keep_selected, too_many
 from fedsim.results.record_files import read_record
 from fedsim.results.recorder import Recorder
@@ -88,7 +88,7 @@ class Session:
         now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
         now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
-        now |= earlier_environments(self.recorder.environment(), now, done)
+        now |= earlier_environments(read_environment(self.folder), now, done)
         now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
         now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
         self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
@@ -161,9 +161,9 @@ class Session:
         wanted = self.experiment.run.client_rows
         details = detail_rows(strategy.log.details, len(clients), domain_of, wanted)
         clients = client_rows(clients, wanted)
-        self.recorder.append_clients(clients)
-        self.recorder.append_details({"round": round, **detail} for detail in details)
-        self.recorder.append_round(row)
+        self.recorder.clients.append(clients)
+        self.recorder.details.append([{"round": round, **detail} for detail in details])
+        self.recorder.rounds.append([row])
         strategy.finished_rounds = round
         if round and score.predictions is not None:
             score.predictions.write(self.folder, round)

@@ -14,11 +14,11 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.methods.variants import method_label
 from fedsim.results.differences import differing_settings, refuse_twice
-from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes, unmade_notes
 from fedsim.results.notes import (
     damaged_notes,
     missing_notes,
     part_notes,
+    round_notes,
     split_notes,
     test_size_notes,
     unfinished_notes,
@@ -250,6 +250,4 @@ def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[
     notes += split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
-    shown = part_of(runs, list(cells["run"]))
-    notes += failed_notes(shown.failed) + unmade_notes(shown.unmade)
-    return notes + (thin_notes(shown.thin) + again_notes(shown.reselected) if select == "best_validation" else [])
+    return notes + round_notes(part_of(runs, list(cells["run"])), select)

@@ -52,9 +52,9 @@ def write_run(
     recorder.rounds.append(rows)
     for row in rows[1:]:
         own = list(rng.choice(names, drawn, replace=False)) if drawn else names
-        recorder.append_clients([_client(experiment, row, name, rng) for name in own])
+        recorder.clients.append([_client(experiment, row, name, rng) for name in own])
         if experiment.method_name == "csac":
-            recorder.append_details(_details(row["round"], own, rng))
+            recorder.details.append(_details(row["round"], own, rng))
     if finish:
         recorder.write_summary(summary_row(experiment, pd.DataFrame(rows)))
     return folder

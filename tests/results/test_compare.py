@@ -10,6 +10,7 @@ from invented import pacs_experiment as full_size
 
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
+from fedsim.results.compare import run_labels
 from fedsim.results.statistics import holm, paired
 
 
@@ -197,7 +198,8 @@ def test_runs_with_another_answer_to_failures_are_compared_and_failures_are_said
 
 def test_runs_are_told_apart_by_labels_and_by_any_setting_of_the_run():
     """A sweep's grid may be over a setting of [run] on which numbers seldom depend."""
-    assert labels(one_each("fedavg", "csac", labels={"fedavg": "X", "csac": "X"})) == ["X [csac]", "X [fedavg]"]
+    shared = one_each("fedavg", "csac", labels={"fedavg": "X", "csac": "X"})
+    assert labels(shared) == sorted(run_labels(shared).values()) == ["X [csac]", "X [fedavg]"]  # in tables and figures
     weight = {"guiding_head": {"weight": 0.25}}
     runs = one_each(pacs_experiment("gperxan"), pacs_experiment("gperxan", method=weight))
     assert labels(runs) == ["gperxan@guiding_head.weight=0.25", "gperxan"]

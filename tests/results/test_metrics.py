@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
-from fedsim.results import compare, read_runs, write_report
+from fedsim.results import compare, read_runs
 from fedsim.results.figure_style import styles
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
 from fedsim.results.predictions import (
@@ -21,9 +21,9 @@ from fedsim.results.predictions import (
     pooled,
     predictions_file,
     read_predictions,
-    write_predictions,
 )
 from fedsim.results.reliability import reliability_figure
+from fedsim.results.report import write_report
 from fedsim.results.report_metrics import more_than_accuracy
 from fedsim.results.selection import RULES
 
@@ -57,7 +57,7 @@ def test_metrics_by_hand():
 def test_predictions_are_kept_as_they_are(tmp_path):
     """They are in the order of the images; the frame has the names of classes, even for a class called `label`."""
     mixed = np.array([3, 1, 5, 0, 2, 4])
-    write_predictions(tmp_path, 7, Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d")))
+    Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d")).write(tmp_path, 7)
     rules = {"last": "7,0.5", "oracle": "3,0.5", "best_validation": ","}
     columns = ",".join(f"{rule}_round,{rule}_target_accuracy" for rule in rules)
     (tmp_path / "summary.csv").write_text(f"method,target,seed,{columns}\nfedavg,d,0,{','.join(rules.values())}\n")
@@ -80,7 +80,7 @@ def test_predictions_are_kept_as_they_are(tmp_path):
 def test_only_selected_rounds_stay(tmp_path):
     """Best validation selects round 2, the oracle round 1, and the last round is 4."""
     for round_ in range(1, 5):
-        write_predictions(tmp_path, round_, SMALL)
+        SMALL.write(tmp_path, round_)
     rounds = pd.DataFrame({"round": range(5), "mean_validation_accuracy": [0.1, 0.2, 0.9, 0.3, 0.4]})
     rounds["target_accuracy"] = [0.9, 0.8, 0.5, 0.6, 0.7]
     keep_selected(tmp_path, rounds, "mean_validation_accuracy")
@@ -116,7 +116,7 @@ def add_predictions(run, right, diverged):
     probabilities = np.full((200, 3), 0.02)
     probabilities[np.arange(200), taken] = np.nan if diverged else 0.96
     round_ = pd.read_csv(run / "summary.csv")["best_validation_round"].iloc[0]
-    write_predictions(run, int(round_), Predictions(np.arange(200), label, probabilities, ("dog", "cat|", "house")))
+    Predictions(np.arange(200), label, probabilities, ("dog", "cat|", "house")).write(run, int(round_))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+import pandas as pd
 import pytest
 from invented import pacs_experiment, write_run
 from support import Interrupt, run_small, tiny_experiment
@@ -15,8 +16,8 @@ from fedsim.commands.cli import app
 from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
 from fedsim.common.files import alone
-from fedsim.results import choose_runs, compare, read_runs, rebuild_results
-from fedsim.results.reading import of_experiment
+from fedsim.results import choose_runs, compare, read_runs
+from fedsim.results.reading import of_experiment, write_results
 from fedsim.run.log_lines import LOG, LogLines, logger
 
 RUNS = 2 * 2 * 2  # methods, targets, seeds of own_grid
@@ -73,11 +74,12 @@ def test_results_are_rebuilt_sorted_and_byte_stable(folder, monkeypatch):
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scan_late)
-    frame, first = rebuild_results(folder), (folder / "results.csv").read_bytes()
+    write_results(folder)
+    frame, first = pd.read_csv(folder / "results.csv"), (folder / "results.csv").read_bytes()
     assert frame.loc[frame["target"] == "photo", ["method", "seed"]].to_numpy().tolist() == [
         ["csac", 0], ["csac", 1], ["fedavg", 0], ["fedavg", 1], ["fedavg", 2], ["fedavg", 10],
     ]  # fmt: skip
-    rebuild_results(folder)
+    write_results(folder)
     assert (folder / "results.csv").read_bytes() == first
     summary = (folder / "csac" / "photo" / "seed0" / "summary.csv").read_text().splitlines()
     assert first.decode().splitlines()[:2] == summary
@@ -85,7 +87,7 @@ def test_results_are_rebuilt_sorted_and_byte_stable(folder, monkeypatch):
 
 def test_two_runs_that_end_together_are_both_collected(folder):
     """Who began first must not write last what it read first."""
-    thread = Thread(target=rebuild_results, args=[folder])
+    thread = Thread(target=write_results, args=[folder])
     with alone(folder):
         thread.start()
         thread.join(0.1)
@@ -95,7 +97,7 @@ def test_two_runs_that_end_together_are_both_collected(folder):
     assert (folder / "results.csv").read_text().count("\n") == 1 + RUNS + 1
 
 
-@pytest.mark.parametrize("read", [read_runs, rebuild_results])
+@pytest.mark.parametrize("read", [read_runs, write_results])
 def test_missing_and_empty_folders(tmp_path, read):
     with pytest.raises(UserError, match="no such folder"):
         read(tmp_path / "nothing")
@@ -224,6 +226,13 @@ def test_figures_of_a_changed_file(verb, edit, own_grid):
     assert "copy the file again" in one_line([verb, own_grid], file)
 
 
+def test_a_table_needs_no_rounds_that_are_text(own_grid):
+    """Only remarks on rounds come from rounds.csv; the numbers of `fedsim compare` are those of the summaries."""
+    numbers = compare(read_runs(own_grid, only=["summary"])).cells
+    (own_grid / "csac" / "photo" / "seed1" / "rounds.csv").write_bytes("round,größe\n1,2\n".encode("latin-1"))
+    pd.testing.assert_frame_equal(compare(read_runs(own_grid, only=["summary"])).cells, numbers)
+
+
 @pytest.mark.parametrize("edit", [german, without_selection, *(lambda t, end=end: t[:end] for end in (0, 5, -1))])
 def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
     """Every run that ends collects the summaries of its experiment; the changed one is said in every table."""
@@ -233,7 +242,8 @@ def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
     assert runs.damaged == ["csac/photo/seed1"]
     assert any("cut off or changed: csac/photo/seed1" in note for note in compare(runs).notes)
     assert choose_runs(runs, ["fedavg"]).damaged == []
-    assert len(rebuild_results(own_grid)) >= 7
+    write_results(own_grid)
+    assert len(pd.read_csv(own_grid / "results.csv")) >= 7
     with pytest.raises(UserError, match="empty, cut off or changed"):
         compare(read_runs(run))
     if edit("1,2") in ("", "1,2", "1,"):  # cut off

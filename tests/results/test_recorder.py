@@ -19,7 +19,8 @@ from fedsim.common.files import atomic_write, write_figure
 from fedsim.data import domain_of
 from fedsim.results import Recorder, read_runs
 from fedsim.results.client_rows import MOST_ROWS, client_rows, detail_rows
-from fedsim.results.reading import KEYS, parse_csv
+from fedsim.results.reading import KEYS
+from fedsim.results.record_files import parse_csv
 from fedsim.results.recorder import CLIENT_COLUMNS, DETAIL_COLUMNS, ROUND_COLUMNS
 from fedsim.results.selection import RULES
 
@@ -33,10 +34,10 @@ def record(folder, rounds, start=0):
         clients = [base | {"client": name, "domain": name} for name in "ab"]
         if round_ >= 2:
             clients[0]["gap"] = 1 / 3 * round_
-        recorder.append_clients(clients)
-        recorder.append_details([{"round": round_, "client": "a", "quantity": "alpha", "name": "bn1", "value": 0.1}])
+        recorder.clients.append(clients)
+        recorder.details.append([{"round": round_, "client": "a", "quantity": "alpha", "name": "bn1", "value": 0.1}])
         row = {"round": round_, "mean_validation_accuracy": 0.1 + 0.2 * round_}
-        recorder.append_round(row | ({"extra": 7} if round_ >= 3 else {}))
+        recorder.rounds.append([row | ({"extra": 7} if round_ >= 3 else {})])
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
@@ -44,7 +45,7 @@ def record(folder, rounds, start=0):
 @settings(max_examples=50)
 def test_numbers_survive_the_round_trip(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("run")
-    Recorder(folder).append_round({"round": 1, "train_loss": np.float64(value), "clients": np.int64(3)})
+    Recorder(folder).rounds.append([{"round": 1, "train_loss": np.float64(value), "clients": np.int64(3)}])
     row = parse_csv((folder / "rounds.csv").read_text(), "rounds.csv").iloc[0]
     assert float(row["train_loss"]) == value or (math.isnan(float(row["train_loss"])) and math.isnan(value))
     assert row["clients"] == 3
@@ -71,8 +72,8 @@ def test_a_half_written_last_line_or_header_is_cut_off(tmp_path, cut):
 
 def test_text_with_line_ends_and_commas_stays_one_line(tmp_path):
     recorder = Recorder(tmp_path)
-    recorder.append_clients([{"round": 1, "client": "a", "status": 'KeyError: "a, b"\nline two'}])
-    recorder.append_clients([{"round": 2, "client": "a", "status": "ok", "gap": 1.0}])
+    recorder.clients.append([{"round": 1, "client": "a", "status": 'KeyError: "a, b"\nline two'}])
+    recorder.clients.append([{"round": 2, "client": "a", "status": "ok", "gap": 1.0}])
     recorder.truncate(1)
     text = (tmp_path / "clients.csv").read_text()
     assert len(text.splitlines()) == 2

@@ -16,11 +16,11 @@ from invented import embedded, one_each, pacs_experiment, write_run
 
 from fedsim.commands.live import STALE_SECONDS, Server, cells_of, state_html
 from fedsim.commands.results import method_notes
-from fedsim.results import compare, read_runs, write_report
+from fedsim.results import compare, read_runs
 from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
 from fedsim.results.predictions import Predictions
-from fedsim.results.report import premise, report_page, settings_apart, settings_section
+from fedsim.results.report import premise, report_page, settings_apart, settings_section, write_report
 from fedsim.results.report_cases import segmentation
 from fedsim.results.report_metrics import class_accuracies
 from fedsim.results.reproduce import command_line, override_text

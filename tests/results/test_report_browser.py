@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from invented import write_grid
 
-from fedsim.results import write_report
+from fedsim.results.report import write_report
 
 pytestmark = [
     pytest.mark.browser,

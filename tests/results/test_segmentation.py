@@ -8,9 +8,10 @@ from invented import embedded
 
 from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
-from fedsim.results import compare, read_runs, write_report
+from fedsim.results import compare, read_runs
 from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import read_predictions
+from fedsim.results.report import write_report
 
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded"]', "run.target=noise",
