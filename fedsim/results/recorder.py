@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Table:
         self.columns = list(columns)
         self.header = next(csv.reader(self._complete_lines(repair=True)[:1]), [])
 
-    def append(self, rows: list[Mapping[str, Any]]) -> None:
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows in one write; the file is created with the first row."""
         if not rows:
             return
