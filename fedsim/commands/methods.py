@@ -40,9 +40,8 @@ def show_methods(changes: str = "", group: str = "") -> None:
     from fedsim.methods.listing import listed, step_costs
     from fedsim.methods.recipe import Recipe
 
-    costs, measured = step_costs()
     plain = Recipe().disclosure()
-    groups = listed(changes, costs)
+    groups = listed(changes)
     if group:
         named = next((name for name in groups if name.partition(":")[0] == group), None)
         if named is None:
@@ -68,8 +67,7 @@ def show_methods(changes: str = "", group: str = "") -> None:
         console.print(table)
     if not groups:
         say(f"no method changes {changes}")
-    if measured:
-        say(f"cost: time of one local step divided by FedAvg's, empty if it was not measured ({measured})")
+    say(f"cost: time of one local step divided by FedAvg's, empty if it was not measured ({step_costs()[1]})")
     say(f"disclosure: {plain}, unless the last line of a method says something else")
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
     say("all parts by slot: fedsim methods --parts")

@@ -1,7 +1,6 @@
 """The list of methods for a reader: what each row changes, what a local step costs, and what leaves the clients."""
 
 import csv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,22 +88,19 @@ def in_words(recipe: Recipe) -> str:
     return "; ".join([words, *([f"it also has {rest}"] if rest else []), *pooled])
 
 
-def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
-    """({method: cost of a local step divided by FedAvg's}, how it was measured); both are empty without the file."""
-    if not file.is_file():
-        return {}, ""
-    with file.open(newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    return {row["method"]: float(row["ratio"]) for row in rows}, rows[0]["measured"] if rows else ""
+def step_costs() -> tuple[dict[str, float], str]:
+    """({method: cost of a local step divided by FedAvg's}, how it was measured)."""
+    rows = list(csv.DictReader(COSTS.read_text().splitlines()))
+    return {row["method"]: float(row["ratio"]) for row in rows}, rows[0]["measured"]
 
 
-def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[str, list[MethodRow]]:
+def listed(changes: str = "") -> dict[str, list[MethodRow]]:
     """All methods by group, in the order of METHODS; with `changes` only those that change one of these slots or sides.
 
     Raises UserError for a word that names neither a slot nor a side.
     """
     wanted = {slot for word in names_of("--changes", changes) for slot in _slots(word)}
-    costs = step_costs()[0] if costs is None else costs
+    costs, _ = step_costs()
     groups: dict[str, list[MethodRow]] = {}
     own = [key for key, found in entry_points("methods").items() if len(found) == 1 and key not in METHODS]
     for name in [*METHODS, *own]:

@@ -129,20 +129,16 @@ def _shown(value: object) -> str:
     return f"{kind.__name__}()" if slots_of(kind) else kind.__name__
 
 
-def outside_names(experiment: Experiment) -> list[tuple[str, str]]:
-    """(group, name) of everything in an experiment's settings that may come from outside."""
+def packages_of(experiment: Experiment) -> list[Package]:
+    """The packages that every machine of a run (server, worker or deployed site) needs in addition to fedsim."""
     method = experiment.method
     parts = [value for key, value in method.items() if key == "add" or key in SLOTS]
     words = [word for value in parts for word in (value if isinstance(value, list) else [value])]
-    return [
+    names = [
         *(("methods", word) for word in experiment.method_name.split("+")),
         *(("parts", word) for word in [*words, *experiment.parts] if isinstance(word, str)),
         ("datasets", experiment.data.dataset),
         ("backbones", experiment.model.backbone),
         ("augmentations", experiment.data.augment),
     ]
-
-
-def packages_of(experiment: Experiment) -> list[Package]:
-    """The packages that every machine of a run (server, worker or deployed site) needs in addition to fedsim."""
-    return required_packages(outside_names(experiment))
+    return required_packages(names)

@@ -53,11 +53,10 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
     if ":" in name:
         return load(name, where)
     points = entry_points(group)
-    offered = ["fedsim's own" if name in known else "", *points.get(name, ())]
-    if len([each for each in offered if each]) > 1:
-        meant = " or ".join(each for each in offered if each)
-        raise UserError(f"the {group[:-1]} {name!r} could be {meant}, of an installed package; write the one with a "
-                        "colon that you mean, or uninstall the package")  # fmt: skip
+    offered = [*(["fedsim's own"] if name in known else []), *points.get(name, ())]
+    if len(offered) > 1:
+        raise UserError(f"the {group[:-1]} {name!r} could be {' or '.join(offered)}, of an installed package; write "
+                        "the one with a colon that you mean, or uninstall the package")  # fmt: skip
     if name in known:
         return known[name]
     if name in points:

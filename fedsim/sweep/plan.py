@@ -157,10 +157,10 @@ def readers() -> Readers:
     """What is read and built once for all cells that are planned with it."""
     from fedsim.run.conflicts import local_fingerprints, server_fingerprints
 
-    local = _once(local_fingerprints, lambda experiment: experiment.data.model_dump_json())
+    local = once(local_fingerprints, lambda experiment: experiment.data.model_dump_json())
     return Readers(
         data_of=lambda experiment, recipe: (local(experiment), server_fingerprints(experiment, recipe)),
-        misfit_of=_once(
+        misfit_of=once(
             lambda plan: _reason(plan.refuse_misfits),
             lambda plan: plan.experiment.model_dump_json(include=OF_NETWORK),
         ),
@@ -176,7 +176,7 @@ def _reason(check: Callable[[], object]) -> str:
     return ""
 
 
-def _once(function: Callable[[A], B], key: Callable[[A], str]) -> Callable[[A], B]:
+def once(function: Callable[[A], B], key: Callable[[A], str]) -> Callable[[A], B]:
     """The function, which is called only once for arguments with the same key."""
     seen: dict[str, B] = {}
 
@@ -208,7 +208,7 @@ def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     def lacks(data: DataSettings) -> str:
         return _reason(lambda: find_data(data))
 
-    missing = _once(lacks, DataSettings.model_dump_json)
+    missing = once(lacks, DataSettings.model_dump_json)
     return [(cell, missing(cell.experiment.data)) for cell in waiting]
 
 

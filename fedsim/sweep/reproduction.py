@@ -1,6 +1,5 @@
 """Our runs of a paper's table beside the printed numbers: differences, and whether they are within the paper's ±."""
 
-import contextlib
 import json
 import math
 from collections import Counter
@@ -12,7 +11,6 @@ import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.benchmarks import AVERAGE
-from fedsim.methods.variants import method_label
 from fedsim.results.differences import differing_settings, refuse_twice
 from fedsim.results.notes import (
     damaged_notes,
@@ -28,12 +26,14 @@ from fedsim.results.published import domain_key, printed_numbers, protocol_diffe
 from fedsim.results.reading import Runs, of_experiment, part_of
 from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
+from fedsim.sweep.plan import once
 from fedsim.sweep.tables import (
     COPY,
     Block,
     PaperRow,
     PaperTable,
     block_targets,
+    known_label,
     read_table,
     row_experiment,
     rows_by_label,
@@ -150,18 +150,9 @@ def _refuse_mixed(block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame) 
 
 
 def _labels(runs: Runs) -> dict[str, str]:
-    """{run: label of its recipe}; the label is empty when the run's method does not exist any more."""
-    known: dict[str, str] = {}
-    found = {}
-    for run in runs.summary["run"]:
-        experiment = runs.experiments[run]
-        key = json.dumps([experiment.method, experiment.parts], sort_keys=True)
-        if key not in known:
-            known[key] = ""
-            with contextlib.suppress(UserError):
-                known[key] = method_label(experiment)
-        found[run] = known[key]
-    return found
+    """{run: the known label of its recipe}."""
+    label = once(known_label, lambda own: json.dumps([own.method, own.parts], sort_keys=True))
+    return {run: label(runs.experiments[run]) for run in runs.summary["run"]}
 
 
 def _line(

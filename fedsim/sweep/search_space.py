@@ -19,7 +19,8 @@ def find_space(words: Sequence[str], experiment: Experiment, overrides: Sequence
     """The settings of `--space`, or the declared ones that `--set` leaves open; UserError when there are none."""
     knobs = read_space(words or declared_space(experiment))
     if not words:
-        knobs = [knob for knob in knobs if not _given(knob, overrides)]
+        given = [parse_override(word)[0] for word in overrides]
+        knobs = [knob for knob in knobs if not any(overlap(knob.key, key) for key in given)]
     if not knobs:
         method = experiment.method_name
         raise UserError(f"--set leaves no declared setting of {method} open; a search needs a --space {FORMS}")
@@ -35,11 +36,6 @@ def declared_space(experiment: Experiment) -> list[str]:
     for _, part in parts_of(recipe):
         found |= {f"method.{part_name(part)}.{name}": own for name, own in spaces(part, facts).items()}
     return [f"{key}={own.space}" for key, own in found.items()]
-
-
-def _given(knob: Knob, overrides: Sequence[str]) -> bool:
-    """Whether `--set` gives a setting, also where it names a part in [parts]."""
-    return any(overlap(knob.key, parse_override(word)[0]) for word in overrides)
 
 
 def _refuse_overridden(knobs: Sequence[Knob], overrides: Sequence[str]) -> None:

@@ -151,6 +151,14 @@ def row_experiment(block: Block, row: PaperRow, target: str = "", overrides: Seq
     return read_experiment(block.config, words, block.preset)
 
 
+def known_label(experiment: Experiment) -> str:
+    """The label of a recipe; empty where it cannot be built, as when its method does not exist any more."""
+    try:
+        return method_label(experiment)
+    except UserError:
+        return ""
+
+
 def rows_by_label(block: Block) -> dict[str, PaperRow]:
     """{label of a row's recipe: the row}; UserError for two rows with the same recipe, whose runs would be the same.
 
@@ -158,9 +166,7 @@ def rows_by_label(block: Block) -> dict[str, PaperRow]:
     """
     found: dict[str, PaperRow] = {}
     for row in block.rows:
-        label = ""
-        with contextlib.suppress(UserError):
-            label = method_label(row_experiment(block, row))
+        label = known_label(row_experiment(block, row))
         if label in found:
             raise UserError(
                 f"block {block.name!r} of the table: the rows {found[label].title!r} and {row.title!r} have the same "
