@@ -36,12 +36,10 @@ def style_clusters(means: Tensor, variances: Tensor) -> np.ndarray:
     return partitions_of_products((styles @ styles.T).cpu().numpy())[-1]
 
 
-def map_products(
-    round: LocalRound, space: style.Space, positions: np.ndarray, kept_bytes: int = KEPT_BYTES
-) -> np.ndarray:
+def map_products(round: LocalRound, space: style.Space, positions: np.ndarray) -> np.ndarray:
     """The inner products [n, n], float64, of the flattened feature maps of training images.
 
-    Maps are held up to `kept_bytes`, and made again for each group of those that are held. The products are sums in
+    Maps are held up to KEPT_BYTES, and made again for each group of those that are held. The products are sums in
     float64.
     """
     chunks = chunks_of(positions, space)
@@ -52,7 +50,7 @@ def map_products(
         held: list[Tensor] = []
         for number in range(first, len(chunks)):
             maps = _flat(round, space, chunks[number])
-            room = len(held) == number - first and (len(held) + 1) * maps.nbytes <= kept_bytes
+            room = len(held) == number - first and (len(held) + 1) * maps.nbytes <= KEPT_BYTES
             if room or not held:
                 held.append(maps)
             columns = slice(starts[number], starts[number + 1])

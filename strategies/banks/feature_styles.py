@@ -46,13 +46,12 @@ class FeatureStyles(Bank):
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses wrong names, shapes, NaN and deviations that are not positive."""
-        reason = fault(arrays, {STYLE: 2})
-        if not reason and len(arrays[STYLE]) != ROWS:
-            reason = f"{STYLE} has {len(arrays[STYLE])} rows, expected {ROWS}"
-        if not reason and not (arrays[STYLE][1:] > 0).all():
-            means_aside = arrays[STYLE][1:]
-            reason = f"a deviation is {means_aside.min():g}, expected more than 0"
-        return reason
+        if reason := fault(arrays, {STYLE: 2}):
+            return reason
+        if len(arrays[STYLE]) != ROWS:
+            return f"{STYLE} has {len(arrays[STYLE])} rows, expected {ROWS}"
+        least = arrays[STYLE][1:].min()  # the means aside
+        return "" if least > 0 else f"a deviation is {least:g}, expected more than 0"
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """The style of this round's partner of `client`; an empty record where there is none."""

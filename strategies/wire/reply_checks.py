@@ -121,11 +121,8 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
     metrics = read_metrics(content)
-    metric, needed = expected.metric, VALIDATION_METRICS | {expected.metric}
-    missing = sorted(needed - metrics.keys())
-    extra = sorted(metrics.keys() - needed - {f"personal_{metric}", "personal_loss"})
-    if missing or extra:
-        raise RejectedReplyError(f"missing metrics {missing[:3]}, unexpected metrics {extra[:3]}")
+    metric, personal = expected.metric, {f"personal_{expected.metric}", "personal_loss"}
+    check_names("metrics", sorted(metrics), sorted(VALIDATION_METRICS | {metric}), personal)
     examples = check_examples(metrics)
     check_ranges(metrics)
     validation = {metric: f"validation_{metric}", "loss": "validation_loss"}
@@ -147,10 +144,15 @@ def check_records(content: RecordDict, arrays: set[str], metrics: set[str], conf
     """Raises unless these are exactly the records of these names and kinds; only `state` may be missing."""
     found = {"array": set(arrays_of(content)), "metric": set(metrics_of(content)), "config": set(configs_of(content))}
     for kind, names in (("array", arrays), ("metric", metrics), ("config", configs)):
-        missing = sorted(names - found[kind] - {"state"})
-        extra = sorted(found[kind] - names)
-        if missing or extra:
-            raise RejectedReplyError(f"missing {kind} records {missing[:3]}, unexpected {kind} records {extra[:3]}")
+        check_names(f"{kind} records", sorted(found[kind]), sorted(names - {"state"}), names)
+
+
+def check_names(what: str, found: Collection[str], needed: Collection[str], optional: Collection[str] = ()) -> None:
+    """Raises unless the names are those that are needed, and perhaps optional ones."""
+    missing = [name for name in needed if name not in found]
+    extra = [name for name in found if name not in needed and name not in optional]
+    if missing or extra:
+        raise RejectedReplyError(f"missing {what} {missing[:3]}, unexpected {what} {extra[:3]}")
 
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
@@ -230,10 +232,7 @@ def read_arrays(name: str, record: ArrayRecord) -> ArrayDict:
 
 def check_arrays(arrays: Arrays, shapes: Mapping[str, Head]) -> None:
     """Raises unless keys, shapes and dtypes are as expected and all values are finite."""
-    missing = [name for name in shapes if name not in arrays]
-    extra = [name for name in arrays if name not in shapes]
-    if missing or extra:
-        raise RejectedReplyError(f"missing tensors {missing[:3]}, unexpected tensors {extra[:3]}")
+    check_names("tensors", arrays, shapes)
     for name, (shape, dtype) in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != dtype:

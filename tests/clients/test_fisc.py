@@ -140,7 +140,8 @@ def test_products_of_maps_in_any_memory(kept, monkeypatch):
     monkeypatch.setattr(clustered_style, "chunks_of", lambda positions, space: np.array_split(positions, 5))
     round, positions = small_round(small_data(colour_images(13))), np.array([0, 2, 3, 5, 6, 7, 8, 9, 10, 12])
     maps = torch.cat([band.flatten(1) for band in style.Haar().encode(round.data.raw(positions))], dim=1).double()
-    found = map_products(round, style.Haar(), positions, kept)
+    monkeypatch.setattr(clustered_style, "KEPT_BYTES", kept)
+    found = map_products(round, style.Haar(), positions)
     np.testing.assert_allclose(found, (maps @ maps.T).numpy(), rtol=1e-12)
 
 
