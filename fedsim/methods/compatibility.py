@@ -35,8 +35,7 @@ def _own(recipe: Recipe) -> str:
 
 def _facts(recipe: Recipe) -> str:
     """Why the facts of a recipe's parts contradict each other, or lack a part that provides them."""
-    parts: list[Part] = [part for part in dict.fromkeys(part for _, part in parts_of(recipe)) if _acts(part)]
-    parts += [Pooling()] if recipe.pooled else []
+    parts: list[Part] = [part for part in recipe.of(Part) if _acts(part)] + ([Pooling()] if recipe.pooled else [])
     for part, other in permutations(parts, 2):
         for fact in _assumed(part):
             if fact in (*other.breaks, *other.replaces):

@@ -52,7 +52,7 @@ def variant_words(experiment: Experiment) -> str:
             words.append(f"{slot}={'+'.join(after) or 'none'}")
     if added:
         words.append(f"add={'+'.join(added)}")
-    for part in dict.fromkeys(part for _, part in parts_of(recipe)):
+    for part in recipe.of(Part):
         words += _field_words(part, _reference(part, row, values.get(part_name(part), {})))
     return _short(",".join(words))
 

@@ -86,10 +86,7 @@ class DataSettings(Settings):
         description="share of every source domain's images that is given to all clients, not to the domain's own ones; "
         "0: one domain per client, 1: all clients have the same mixture (FedDG_Benchmark's lambda)",
     )
-    augment: str = Field(
-        "none",
-        description=f"{', '.join(AUGMENTS)}, or your own as module:name",
-    )
+    augment: str = Field("none", description=f"{', '.join(AUGMENTS)}, or your own as module:name")
     normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
         "none",
         description="mean and std with which images are normalized after augmentation; weights: those of the training "

@@ -23,13 +23,7 @@ __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
 
 
 def run_sweep(
-    config: str,
-    axes: Axes,
-    budget: Budget,
-    *,
-    overrides: Sequence[str] = (),
-    preset: str = "",
-    dry_run: bool = False,
+    config: str, axes: Axes, budget: Budget, *, overrides: Sequence[str] = (), preset: str = "", dry_run: bool = False
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed cells.
 
@@ -42,11 +36,7 @@ def run_sweep(
 
 
 def carry_out(
-    cells: list[Cell],
-    budget: Budget,
-    dry_run: bool,
-    dry: Callable[[int], Table] | None = None,
-    blind: bool = False,
+    cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[int], Table] | None = None, blind: bool = False
 ) -> list[Cell]:
     """Run the cells that are not finished, or only print their table; returns the failed cells.
 

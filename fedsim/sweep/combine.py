@@ -107,7 +107,7 @@ def _least(
     if why := _idle(part):
         return None, why
     standard = {other for _, other in parts_of(Recipe())} | own | {part}
-    others = [other for other in dict.fromkeys(other for _, other in parts_of(recipe)) if other not in standard]
+    others = [other for other in recipe.of(Part) if other not in standard]
     for count in range(len(others) + 1):
         for chosen in itertools.combinations(others, count):
             option = Option(slot, (part, *chosen), row)

@@ -21,7 +21,7 @@ from fedsim.run.plan import resolve
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.combine import Option, draw_all, halve, options_in, stages, words_of
-from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
+from fedsim.sweep.plan import Cell, Readers, plan_cells, readers, refusal_of
 from fedsim.sweep.search import ranking
 from fedsim.sweep.search_plan import validation_of
 
@@ -235,13 +235,6 @@ def draw_candidates(plan: PlannedCombination) -> None:
         made.refuse_misfits()
         return own, variant_words(made.experiment)
 
-    def refusal(options: Sequence[Option]) -> str:
-        try:
-            checked(options)
-        except UserError as error:
-            return str(error)
-        return ""
-
     def accept(number: int, options: tuple[Option, ...]) -> Candidate | None:
         try:
             own, label = checked(options)
@@ -250,8 +243,9 @@ def draw_candidates(plan: PlannedCombination) -> None:
             return None
         return Candidate(number, options, tuple(own), label) if labels.setdefault(label, number) == number else None
 
-    offered, left_out = options_in(plan.search.slots, plan.base, refusal)
+    slots = plan.search.slots
+    offered, left_out = options_in(slots, plan.base, lambda options: refusal_of(lambda: checked(options)))
     if not offered:
-        raise UserError(f"--slots {','.join(plan.search.slots)}: no row of METHODS has another part for them here")
+        raise UserError(f"--slots {','.join(slots)}: no row of METHODS has another part for them here")
     plan.refused += left_out.items()
     plan.candidates += [base, *draw_all(offered, plan.search.seed, plan.search.budget, accept)]

@@ -91,11 +91,7 @@ class Cell:
 
 
 def plan_cells(
-    config: str,
-    axes: Axes,
-    overrides: Sequence[str],
-    preset: str,
-    shared: Readers | None = None,
+    config: str, axes: Axes, overrides: Sequence[str], preset: str, shared: Readers | None = None
 ) -> list[Cell]:
     """Every cell once, with its settings resolved and checked; cells with a summary are marked finished.
 
@@ -161,13 +157,13 @@ def readers() -> Readers:
     return Readers(
         data_of=lambda experiment, recipe: (local(experiment), server_fingerprints(experiment, recipe)),
         misfit_of=once(
-            lambda plan: _reason(plan.refuse_misfits),
+            lambda plan: refusal_of(plan.refuse_misfits),
             lambda plan: plan.experiment.model_dump_json(include=OF_NETWORK),
         ),
     )
 
 
-def _reason(check: Callable[[], object]) -> str:
+def refusal_of(check: Callable[[], object]) -> str:
     """The text of the UserError that a check raises; empty without any."""
     try:
         check()
@@ -206,7 +202,7 @@ def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
 
     def lacks(data: DataSettings) -> str:
-        return _reason(lambda: find_data(data))
+        return refusal_of(lambda: find_data(data))
 
     missing = once(lacks, DataSettings.model_dump_json)
     return [(cell, missing(cell.experiment.data)) for cell in waiting]

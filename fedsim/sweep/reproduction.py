@@ -156,12 +156,7 @@ def _labels(runs: Runs) -> dict[str, str]:
 
 
 def _line(
-    block: Block,
-    row: PaperRow,
-    runs: Runs,
-    cells: pd.DataFrame,
-    printed: pd.DataFrame,
-    targets: list[str],
+    block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame, printed: pd.DataFrame, targets: list[str]
 ) -> Line:
     own = cells[cells["label"] == row.title]
     ours = _ours(cells, row.title, targets)

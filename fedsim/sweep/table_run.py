@@ -1,5 +1,6 @@
 """Runs all rows of a paper's table as one sweep, or (with --dry-run) shows its cells and the hours that they take."""
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def run_table(
     look_for_data(cells, budget, dry_run)
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / COPY).is_file() or not file.samefile(folder / COPY):
+        with contextlib.suppress(shutil.SameFileError):
             shutil.copyfile(file, folder / COPY)
     console.print(escape(read_table(file).title), highlight=False, soft_wrap=True)
     return carry_out(cells, budget, dry_run, lambda width: dry_rows(rows, width))

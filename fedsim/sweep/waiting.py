@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from fedsim.common.errors import UserError
 from fedsim.run import admission
 from fedsim.run.claim import is_claimed
 from fedsim.run.leftovers import is_finished
 from fedsim.run.plan import resolve
 from fedsim.sweep.cell_process import Message
-from fedsim.sweep.plan import PRUNED, Cell
+from fedsim.sweep.plan import PRUNED, Cell, refusal_of
 from fedsim.sweep.view import SweepView
 
 LOOK_SECONDS = 1.0  # between two looks at cells that others hold
@@ -61,11 +60,8 @@ class Waiting:
 
 def _verdict(cell: Cell) -> Message:
     """The message that another process's finished run deserves: it may be one with other settings."""
-    try:
-        admission.earlier(resolve(cell.experiment))
-    except UserError as error:
-        return "failed", str(error), None
-    return "finished", "", None
+    reason = refusal_of(lambda: admission.earlier(resolve(cell.experiment)))
+    return "failed" if reason else "finished", reason, None
 
 
 class Pool(AbstractContextManager):
