@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Split = tuple[np.ndarray, np.ndarray]  # indices of the images that train, and of those that validate
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData:

@@ -5,6 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedsim.data.digits import Digits, _all_digits, resize
+from fedsim.data.reader import Images
 from fedsim.data.splits import seed_hash, shuffled
 
 PER_CLASS = 40  # images of each digit in every client domain
@@ -15,7 +16,7 @@ FIGURE, CORE = 0.3, 0.7  # ink (0 to 1) from which a pixel belongs to a structur
 class DigitMasks(Digits):
     """Reads digit masks, drawn of the same file."""
 
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def images(self, domain: str, apart: bool = False) -> Images:
         """Images uint8 [N,1,s,s] on the domain's ground, and the digits, which stratify splits."""
         pictures = _pictures(domain, self.data.image_size, self.data.seed_of_splits, apart)
         return pictures, self._ink(apart)[1]
@@ -46,9 +47,8 @@ def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, n
     side = 3 * image_size // 4
     small = resize(images[chosen], side).astype(np.float32) / 255
     ink = np.zeros((len(chosen), 1, image_size, image_size), np.float32)
-    corners = np.random.RandomState(seed_hash(split_seed, "digit-masks", "places", int(apart))).randint(
-        0, image_size - side + 1, (len(chosen), 2)
-    )
+    rng = np.random.RandomState(seed_hash(split_seed, "digit-masks", "places", int(apart)))
+    corners = rng.randint(0, image_size - side + 1, (len(chosen), 2))
     for one, digit, (top, left) in zip(ink, small, corners):
         one[0, top : top + side, left : left + side] = digit[0]
     return ink, labels[chosen]

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fedsim.common.errors import UserError
-from fedsim.data.reader import Reader, content_hash
+from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 
 PER_CLASS = 100
@@ -51,7 +51,7 @@ def digits_file() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _all_digits() -> tuple[np.ndarray, np.ndarray]:
+def _all_digits() -> Images:
     """All images in file order: uint8 [1797,1,8,8] and labels int64 [1797]."""
     table = np.loadtxt(digits_file(), delimiter=",")
     grey = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # the file's values are 0..16
@@ -59,9 +59,7 @@ def _all_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=12)
-def digits_domain(
-    angle: int, image_size: int, split_seed: int = 0, apart: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def digits_domain(angle: int, image_size: int, split_seed: int = 0, apart: bool = False) -> Images:
     """Domain rot<angle> as clients see it: images uint8 [1000,1,s,s], rotated clockwise, and labels int64 [1000].
 
     100 images a class, drawn by `split_seed`: the SAME in every domain, like CSAC's Rotated MNIST. `apart` gives the
@@ -88,7 +86,7 @@ def hundred_a_class(labels: np.ndarray, seed: int) -> np.ndarray:
 class Digits(Reader):
     """Reads Rotated Digits."""
 
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain rot<angle>."""
         return digits_domain(int(domain.removeprefix("rot")), self.data.image_size, self.data.seed_of_splits, apart)
 

@@ -3,20 +3,21 @@
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.data.client_data import Split
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
 from fedsim.data.splits import random_split, stratified_split
 from fedsim.settings import DataSettings
 
 
-def split_pool(data: DataSettings, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_pool(data: DataSettings, labels: np.ndarray, seed: int) -> Split:
     """(train, validation) positions of images with these labels, by `data.split`."""
     if data.split == "stratified":
         return stratified_split(labels, data.holdout, seed)
     return random_split(len(labels), data.holdout, seed)
 
 
-def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> Split:
     """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
     if data.clients_per_domain > 1 or data.fraction < 1:
         raise UserError(
@@ -32,6 +33,13 @@ def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -
     if len(both):
         raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")
     return train, validation
+
+
+def refuse_few(client: str, train: int, validation: int, change: str) -> None:
+    """UserError when a client has too few images; `change` says what to change."""
+    if train < 2 or not validation:
+        raise UserError(f"client {client!r} has {train} training and {validation} validation images, at least 2 and 1 "
+                        f"are needed; change {change}")  # fmt: skip
 
 
 def required(data: DataSettings, found: Benchmark, domain: str, part: str) -> np.ndarray:

@@ -18,7 +18,7 @@ from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.made_once import content, decoded
 from fedsim.data.names import composed
 from fedsim.data.pixels import read_bytes, unreadable
-from fedsim.data.reader import Reader, content_hash, nameless_hash
+from fedsim.data.reader import Images, Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
 from fedsim.data.tables import named
 from fedsim.settings import DataSettings, cache_root, data_root
@@ -48,7 +48,7 @@ class HuggingFaceReader(Reader):
         texts = _texts(self.data, "label")
         return np.array([index[texts[row]] for row in self._of(domain)], np.int64)
 
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def images(self, domain: str, apart: bool = False) -> Images:
         """Images, decoded on first use, and labels."""
         return self._decoded(domain)[0], self.labels(domain)
 

@@ -6,7 +6,7 @@ from fedsim.data.beside import file_digests, image_looks
 from fedsim.data.cache import Arrays, Entry
 from fedsim.data.folders import Listing, dataset_folder, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
-from fedsim.data.reader import Reader, content_hash
+from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root
 
@@ -29,7 +29,7 @@ class ImageTree(Reader):
         """Files and labels of a domain."""
         return list_domain(self.data, self.found, domain)
 
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of a domain, decoded on first use."""
         return self._cached(domain)[:2]
 

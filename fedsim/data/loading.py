@@ -6,8 +6,8 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
-from fedsim.data.client_data import ClientData, clients_of, domain_of, joined, unless_square
-from fedsim.data.holdout import listed_split, required, split_pool
+from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
+from fedsim.data.holdout import listed_split, refuse_few, required, split_pool
 from fedsim.data.mixing import check_mix, load_mixed
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
@@ -74,9 +74,7 @@ def load_client(data: DataSettings, client: str, target: str = "", found: Benchm
     return ClientData(client, images, labels, train, validation, found.classes, (domain,), place, sizes, masks)
 
 
-def _own_split(
-    data: DataSettings, found: Benchmark, client: str, domain: str, index: int, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _own_split(data: DataSettings, found: Benchmark, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
     """(train, validation) indices of a client among its domain's images with these labels; `index` is its number there.
 
     Raises UserError when these are too few.
@@ -94,18 +92,12 @@ def _own_split(
         train, validation = listed_split(data, found, domain, seed)
     else:
         train, validation = split_pool(data, labels[pool], seed)
-    if len(train) < 2 or not len(validation):
-        change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
-        raise UserError(
-            f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
-            f"least 2 and 1 are needed; change {change}"
-        )
+    change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
+    refuse_few(client, len(train), len(validation), change)
     return pool[train], pool[validation]
 
 
-def split_of_domain(
-    data: DataSettings, found: Benchmark, domain: str, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def split_of_domain(data: DataSettings, found: Benchmark, domain: str, labels: np.ndarray) -> Split:
     """(train, validation) indices of all clients of a domain among its images with these labels."""
     names = clients_of(domain, data.clients_per_domain)
     parts = [_own_split(data, found, name, domain, index, labels) for index, name in enumerate(names)]

@@ -11,6 +11,8 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
 
+Images = tuple[np.ndarray, np.ndarray]  # uint8 [N,C,s,s], and their labels int64 [N]
+
 
 class Reader:
     """Reads the domains of one data set; a row of BENCHMARKS names its reader as "module:class"."""
@@ -23,7 +25,7 @@ class Reader:
     def find(self) -> None:
         """Raise UserError when the data set's files are not there; opens no image."""
 
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def images(self, domain: str, apart: bool = False) -> Images:
         """Images uint8 [N,C,s,s] and labels int64 [N] of a whole domain.
 
         `apart` asks for the images that no client holds (rows with `test_apart`).

@@ -8,7 +8,7 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.data.catalog import ANGLES
 from fedsim.data.digits import hundred_a_class, resize, rotate
-from fedsim.data.reader import Reader, content_hash
+from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 from fedsim.settings import data_root
 
@@ -42,9 +42,7 @@ def _unreadable(folder: Path, reason: str) -> UserError:
 
 
 @lru_cache(maxsize=12)
-def mnist_domain(
-    root: Path, variant: str, split_seed: int, angle: int, image_size: int
-) -> tuple[np.ndarray, np.ndarray]:
+def mnist_domain(root: Path, variant: str, split_seed: int, angle: int, image_size: int) -> Images:
     """Domain M<angle>: images uint8 [N,1,s,s] and labels int64 [N].
 
     csac: 100 training images a class, drawn by `split_seed`, the SAME in every domain, rotated clockwise.
@@ -74,7 +72,7 @@ class RotatedMNIST(Reader):
         if not (folder / "MNIST").is_dir():
             raise _unreadable(folder, "no such folder")
 
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain M<angle>."""
         data, angle = self.data, int(domain.removeprefix("M"))
         return mnist_domain(data_root(data).resolve(), data.variant, data.seed_of_splits, angle, data.image_size)

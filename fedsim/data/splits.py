@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.data.client_data import Split
 
 REDRAWS = 200  # Dirichlet draws until every client has enough images, as in NIID-Bench
 MIN_IMAGES = 3  # of a client: two to train (batch norm needs two), one to validate
@@ -22,7 +23,7 @@ def shuffled(count: int, seed: int) -> np.ndarray:
     return order
 
 
-def random_split(count: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def random_split(count: int, holdout: float, seed: int) -> Split:
     """DomainBed's split of 0..count-1 into (train, validation), not stratified by class.
 
     The first floor(holdout * count) indices of a shuffled list validate ("out"), the rest train ("in"), so that a
@@ -35,7 +36,7 @@ def random_split(count: int, holdout: float, seed: int) -> tuple[np.ndarray, np.
     return order[held:], order[:held]
 
 
-def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> Split:
     """Split of 0..N-1 into (train, validation) with floor(holdout * n_c) validation images of every class (CSAC)."""
     order = shuffled(len(labels), seed)
     train, validation = [], []

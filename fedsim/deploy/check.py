@@ -221,19 +221,15 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
         )
     finding.problems += [f"{words}: the experiment's method comes from outside, install it" for words in answer.lacking]
     for key in ("domain", "role"):
-        if getattr(answer, key) != getattr(finding.site, key):
-            finding.problems.append(
-                f"its site.env says {key} {getattr(answer, key)!r}, the federation {getattr(finding.site, key)!r}"
-            )
-    own = {**installed_versions(), "python": platform.python_version()}
-    for package in ("fedsim", "flwr"):
-        if getattr(answer, package) != own[package]:
-            finding.problems.append(
-                f"{package} {getattr(answer, package)} there, {own[package]} here: install the same"
-            )
-    for package in ("torch", "python"):
-        if getattr(answer, package) != own[package]:
-            finding.notes.append(f"{package} differs from {own[package]} here: numbers may differ in the last digits")
+        there, here = getattr(answer, key), getattr(finding.site, key)
+        if there != here:
+            finding.problems.append(f"its site.env says {key} {there!r}, the federation {here!r}")
+    for package, here in {**installed_versions(), "python": platform.python_version()}.items():
+        there = getattr(answer, package)
+        if there != here and package in ("fedsim", "flwr"):
+            finding.problems.append(f"{package} {there} there, {here} here: install the same")
+        elif there != here:
+            finding.notes.append(f"{package} differs from {here} here: numbers may differ in the last digits")
 
 
 def _plain(value: Any) -> Any:

@@ -58,10 +58,8 @@ def renew(federation: Federation, days: int = 0) -> datetime:
     new = tuple(file.with_suffix(f"{file.suffix}.new") for file in files)
     for file in new:
         file.unlink(missing_ok=True)
-    names = federation.server_names
-    write_server_certificate(
-        federation.name, names, days or federation.days, (ca_key, federation.ca_certificate), (new[0], new[1])
-    )
+    names, ca = federation.server_names, (ca_key, federation.ca_certificate)
+    write_server_certificate(federation.name, names, days or federation.days, ca, (new[0], new[1]))
     for fresh, file in zip(new, files, strict=True):
         fresh.replace(file)
     reload_proxy(federation)

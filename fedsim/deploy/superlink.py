@@ -70,10 +70,9 @@ def giving_up(activate: Callable[..., bool]) -> Callable[..., bool]:
         if admitted:
             stored = node_id - 2**64 if node_id >= 2**63 else node_id  # the database has signed numbers
             owed = sent.message_id.not_in(select(replies.reply_to_message_id))
+            fetched = update(sent).where(sent.dst_node_id == stored, sent.delivered_at != "", owed)
             with state.session() as session:
-                session.execute(
-                    update(sent).where(sent.dst_node_id == stored, sent.delivered_at != "", owed).values(ttl=0.0)
-                )
+                session.execute(fetched.values(ttl=0.0))
         return admitted
 
     return activate_node
