@@ -39,10 +39,8 @@ class Audit:
         line = json.dumps({"time": datetime.now(UTC).isoformat(), "event": event, **kept})
         try:
             descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(descriptor, line.encode() + b"\n")
-            finally:
-                os.close(descriptor)
+            with os.fdopen(descriptor, "ab", buffering=0) as file:  # one call, one write
+                file.write(line.encode() + b"\n")
         except OSError as error:  # a full disk stops the log, but not the federation and not a run
             logger.warning("the audit log %s cannot be written (%s): %s", self.file, error.strerror, line)
 

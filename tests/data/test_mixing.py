@@ -51,8 +51,9 @@ def test_shared_images_validate_once_and_masks_go_with_their_images():
     data = DIGITS.model_copy(update={"mix": 0.4, "clients_per_domain": 2})
     labels = np.arange(1000) % 10
     roles = {"train": set(), "validation": set()}
-    for number, domain in enumerate(["rot0", "rot15", "rot30"]):
-        for train, validation in _shares(data, benchmark(data), domain, number, 3, labels):
+    domains = ["rot0", "rot15", "rot30"]
+    for domain in domains:
+        for train, validation in _shares(data, benchmark(data), domains, domain, labels):
             roles["train"] |= set(train)
             roles["validation"] |= set(validation)
     assert (len(roles["train"]), len(roles["validation"])) == (900, 100)
