@@ -50,21 +50,21 @@ def latex_table(comparison: Compared) -> str:
     lines = [
         "% needs \\usepackage{booktabs}",
         *table_begin(f"{comparison.title}; {comparison.measured} (%)", len(heads), comparison.select),
-        _latex_row([escape_latex(head) for head in heads]),
+        latex_row([escape_latex(head) for head in heads]),
         "\\midrule",
     ]
     cells = accuracy_cells(comparison)
     for number, group in enumerate(by_group(comparison)):
         lines += ["\\midrule"] if number else []
         for _, row in group.iterrows():
-            further = [_latex_number(text) for text in further_cells(comparison, row)]
-            lines.append(_latex_row([escape_latex(shown_label(row)), *map(_latex_cell, cells[row["label"]]), *further]))
+            further = [latex_number(text) for text in further_cells(comparison, row)]
+            lines.append(latex_row([escape_latex(shown_label(row)), *map(_latex_cell, cells[row["label"]]), *further]))
     published = published_cells(comparison)
     if published:
         lines.append("\\midrule")
     for label, printed in published:
         empty = [""] * len(further_columns(comparison))
-        lines.append(_latex_row([escape_latex(label), *map(_latex_cell, printed), *empty]))
+        lines.append(latex_row([escape_latex(label), *map(_latex_cell, printed), *empty]))
     notes = [f"% {line}" for note in comparison.notes for line in note.splitlines()]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *notes]) + "\n"
 
@@ -81,7 +81,7 @@ def table_begin(title: str, columns: int, select: str) -> list[str]:
     ]
 
 
-def _latex_number(text: str) -> str:
+def latex_number(text: str) -> str:
     """The text of a number. TeX prints a leading minus correctly only in mathematics mode."""
     return f"$-${text[1:]}" if text.startswith("-") else escape_latex(text)
 
@@ -91,5 +91,6 @@ def _latex_cell(cell: CellText) -> str:
     return f"{mean} $\\pm$ {cell.std}" if cell.std else mean
 
 
-def _latex_row(texts: list[str]) -> str:
+def latex_row(texts: list[str]) -> str:
+    """A line of a LaTeX table."""
     return " & ".join(texts) + " \\\\"

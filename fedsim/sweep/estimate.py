@@ -66,7 +66,7 @@ def step_time(experiment: Experiment) -> tuple[float, str] | None:
     if key in times:
         return times[key]
     ratio = step_costs()[0].get(experiment.method_name) if _has_its_methods_step(experiment) else None
-    plain = {(*other[1:-1],): time for other, time in times.items() if other[-1] == "fedavg"}
+    plain = {other[1:-1]: time for other, time in times.items() if other[-1] == "fedavg"}
     plain |= {key[1:-1]: times[own]} if (own := (*key[:-1], "fedavg")) in times else {}
     if ratio is None or key[1:-1] not in plain:
         return None

@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.cell_texts import MISSING, CellText, percent, plain
-from fedsim.results.latex import escape_latex, table_begin
+from fedsim.results.latex import escape_latex, latex_number, latex_row, table_begin
 from fedsim.results.published import shortened
 from fedsim.results.recorder import csv_text
 from fedsim.results.tables import escape_markdown
@@ -78,10 +78,8 @@ def _known(value: float) -> float | None:
 
 def rich_table(result: Reproduction) -> Table:
     """The block as a table for the terminal; every row of the paper's table is a section."""
-    table = Table(title=escape(result.title), title_justify="left")
-    table.add_column("Method")
-    for name in (*result.targets, "Average"):
-        table.add_column(escape(name), justify="right")
+    columns = (Column(escape(name), justify="right") for name in (*result.targets, "Average"))
+    table = Table("Method", *columns, title=escape(result.title), title_justify="left")
     for number, (head, cells) in enumerate(texts(result)):
         if number and not head.startswith(" "):
             table.add_section()
@@ -102,15 +100,11 @@ def markdown(result: Reproduction) -> str:
 def latex(result: Reproduction) -> str:
     """The block as a booktabs table; the title and the notes are comments."""
     heads = [escape_latex(name) for name in ("Method", *result.targets, "Average")]
-    lines = [*table_begin(result.title, len(heads), result.select), " & ".join(heads) + " \\\\", "\\midrule"]
+    lines = [*table_begin(result.title, len(heads), result.select), latex_row(heads), "\\midrule"]
     for head, cells in texts(result):
         name = "\\quad " + escape_latex(head.strip()) if head.startswith(" ") else escape_latex(head)
-        lines.append(" & ".join([name, *map(_latex_cell, cells)]) + " \\\\")
+        lines.append(latex_row([name, *map(latex_number, cells)]))
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in result.notes)]) + "\n"
-
-
-def _latex_cell(text: str) -> str:
-    return f"$-${escape_latex(text[1:])}" if text.startswith("-") else escape_latex(text)
 
 
 def render(results: Sequence[Reproduction], form: str) -> str:

@@ -40,16 +40,13 @@ def run_table(
 def dry_rows(rows: Sequence[PlannedRow], width: int) -> Table:
     """A table of the rows with their cells and hours; a row for which nothing is measured says so instead of hours."""
     table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
-    known, unknown, sources = 0.0, 0, []
+    estimates = []
     for row in rows:
         for cell in row.cells:
             cell.round = rounds_on_disk(cell)
-        found = row_estimate(row.cells)
-        known += found.seconds or 0.0
-        unknown += found.seconds is None
-        sources += [found.source] if found.seconds else []
-        table.add_row(*map(escape, cells_of(row, found)))
-    table.caption = caption(known, unknown, sources, width or 1)
+        estimates.append(row_estimate(row.cells))
+        table.add_row(*map(escape, cells_of(row, estimates[-1])))
+    table.caption = caption(estimates, width or 1)
     return table
 
 
@@ -63,11 +60,13 @@ def cells_of(row: PlannedRow, found: Estimate) -> list[str]:
     return [row.block.name, row.row.title, name, str(len(targets)), str(len(seeds)), f"{done}/{len(runs)}", hours]
 
 
-def caption(seconds: float, unknown: int, sources: Sequence[str], width: int) -> str:
+def caption(estimates: Sequence[Estimate], width: int) -> str:
     """A text with the total time and the measurements from which it follows."""
+    hours = sum(each.seconds or 0.0 for each in estimates) / 3600
+    unknown = sum(each.seconds is None for each in estimates)
+    basis = "; ".join(dict.fromkeys(each.source for each in estimates if each.seconds))
     missing = f"{unknown} {'row is' if unknown == 1 else 'rows are'} not measured"
-    if not sources:
+    if not basis:
         return f"time not known: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
     rest = f", and {missing}" if unknown else ""
-    basis = "; ".join(dict.fromkeys(sources))
-    return f"{seconds / 3600:.1f} hours one cell at a time, {seconds / 3600 / width:.1f} with {width} ({basis}){rest}"
+    return f"{hours:.1f} hours one cell at a time, {hours / width:.1f} with {width} ({basis}){rest}"
