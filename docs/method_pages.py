@@ -8,7 +8,7 @@ from results_read import digits, results_of
 from fedsim.commands.methods import first_try
 from fedsim.methods.listing import MethodRow, listed, step_costs
 from fedsim.methods.papers import papers_of
-from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import one_line
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
@@ -25,8 +25,8 @@ def write_method_pages(folder: Path) -> None:
 
 def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
     """The parts in which a recipe differs from FedAvg's."""
-    standard = {repr(part) for _, part in parts_of(Recipe())}
-    own = [(slot, part) for slot, part in parts_of(recipe) if repr(part) not in standard]
+    standard = {repr(part) for _, part in Recipe().pairs}
+    own = [(slot, part) for slot, part in recipe.pairs if repr(part) not in standard]
     return sorted(own, key=lambda pair: list(SLOTS).index(pair[0]))
 
 
@@ -34,7 +34,7 @@ def leaves(recipe: Recipe) -> str:
     """What leaves the clients, in one of four classes; the method's page has the whole sentence."""
     if recipe.pooled:
         return "all raw data"
-    more = {slot for slot, part in parts_of(recipe) if part.discloses}
+    more = {slot for slot, part in recipe.pairs if part.discloses}
     if recipe.prelude or more - {"reports"}:
         return "updates, and statistics, features or single models"
     return "updates and single numbers" if recipe.reports else "model updates"
@@ -42,7 +42,7 @@ def leaves(recipe: Recipe) -> str:
 
 def tasks(recipe: Recipe) -> str:
     """The tasks that all parts of a recipe can have."""
-    return ", ".join(task for task in Recipe().client.tasks if all(task in part.tasks for _, part in parts_of(recipe)))
+    return ", ".join(task for task in Recipe().client.tasks if all(task in part.tasks for _, part in recipe.pairs))
 
 
 def methods_table(groups: dict[str, list[MethodRow]]) -> str:
@@ -91,7 +91,7 @@ def method_page(name: str, recipe: Recipe) -> str:
     said = "One client holds all data; every" if recipe.pooled else "It is the reference: every"
     lines += ["All other slots are FedAvg's." if own else f"{said} part is the standard one.", ""]
     lines += ["| slot | part | what it does |", "|---|---|---|"]
-    parts = own or parts_of(recipe)
+    parts = own or recipe.pairs
     for slot, part in parts:
         kind, key = type(part), part_name(part)
         cells = [f"[{slot}](../parts/{slot}.md)", f"[{key}](#{key})<br>{code_link(kind, 'source')}"]

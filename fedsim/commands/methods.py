@@ -94,7 +94,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.methods.listing import in_words
     from fedsim.methods.papers import papers_of
     from fedsim.methods.part_settings import method_facts
-    from fedsim.methods.recipe import Recipe, parts_of
+    from fedsim.methods.recipe import Recipe
     from fedsim.parts.part import part_name
     from fedsim.settings import TrainSettings
     from fedsim.settings.effect import marks
@@ -105,9 +105,9 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     for paper in papers_of(recipe.paper):
         _say_wrapped(f"{paper.title}, {paper.link}")
     _say_wrapped(f"{in_words(recipe)}.")
-    plain = [(slot, repr(part)) for slot, part in parts_of(Recipe())]
+    plain = [(slot, repr(part)) for slot, part in Recipe().pairs]
     standard = []
-    for slot, part in parts_of(recipe):
+    for slot, part in recipe.pairs:
         if (slot, repr(part)) in plain and not dataclasses.fields(part):
             standard.append(f"{slot} {part_name(part)}")
         else:

@@ -13,7 +13,7 @@ from fedsim.data import Benchmark, benchmark, client_names, find_dataset
 from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
-from fedsim.methods.recipe import SLOTS, Recipe, in_order, parts_of
+from fedsim.methods.recipe import SLOTS, Recipe, in_order
 from fedsim.methods.registry import find_row
 from fedsim.models import build_model
 from fedsim.models.net import Net
@@ -38,7 +38,7 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
         _check_preset(experiment, recipe)
         check_recipe(recipe, experiment.method_name)
     task = find_dataset(experiment.data.dataset).task
-    for _, part in parts_of(recipe):
+    for _, part in recipe.pairs:
         if task not in part.tasks:
             raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
                             f"{experiment.data.dataset} is a data set for {task}; use a method without it")  # fmt: skip
@@ -77,7 +77,7 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
     """The recipe of the `[method]` settings with `[parts]` values; its parts are not yet checked against each other."""
     recipe, name = in_order(complete(_asked(method))), method["name"]
     settings = {key: value for key, value in method.items() if key not in ("name", "add", *SLOTS)}
-    present = [part_name(part) for _, part in parts_of(recipe)]
+    present = [part_name(part) for _, part in recipe.pairs]
     own = values_for(recipe, values)
     for key, fields in [*own.items(), *settings.items()]:
         recipe = set_fields(recipe, key, fields, name)
@@ -95,7 +95,7 @@ def _asked(method: Mapping[str, Json]) -> Recipe:
 
 def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
     """The recipe with the field values that its parts set in other parts; values that the user gave are kept."""
-    for _, part in parts_of(recipe):
+    for _, part in recipe.pairs:
         for key, fields in part.sets.items():
             wanted = {field: value for field, value in fields.items() if field not in given.get(key, {})}
             recipe = set_fields(recipe, key, wanted, name) if key in given and wanted else recipe

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from fedsim.common.errors import UserError
-from fedsim.methods.recipe import LIST_SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import LIST_SLOTS, Recipe
 from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part, part_name
 from strategies.bank import RESERVED_RECORDS, Bank
@@ -30,7 +30,7 @@ def check_recipe(recipe: Recipe, name: str) -> None:
 
 def _own(recipe: Recipe) -> str:
     """What a part itself refuses."""
-    return next(filter(None, (part.refuses(recipe) for _, part in parts_of(recipe))), "")
+    return next(filter(None, (part.refuses(recipe) for _, part in recipe.pairs)), "")
 
 
 def _facts(recipe: Recipe) -> str:
@@ -70,8 +70,8 @@ def _assumed(part: Part) -> Facts:
 
 def _alone(recipe: Recipe) -> str:
     """Which part acts beside another one, exchanges a record or waits for a visit, and the other is not there."""
-    present = [part_name(part) for _, part in parts_of(recipe)]
-    for _, part in parts_of(recipe):
+    present = [part_name(part) for _, part in recipe.pairs]
+    for _, part in recipe.pairs:
         if part.belongs_to and part.belongs_to not in present:
             return f"{part_name(part)} acts only beside {part.belongs_to}; add that part, or leave this one out"
     banks = {bank.name: bank for bank in recipe.banks}
@@ -95,7 +95,7 @@ def _alone(recipe: Recipe) -> str:
 def _twice(recipe: Recipe) -> str:
     """Which part, or which name of a part, is twice in a recipe."""
     named: dict[str, type] = {}
-    for _, part in parts_of(recipe):
+    for _, part in recipe.pairs:
         if named.setdefault(part_name(part), type(part)) is not type(part):
             return f"two different parts are called {part_name(part)}; rename the class of one"
     for slot in LIST_SLOTS:

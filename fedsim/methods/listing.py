@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.lists import names_of
-from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.parts.facts import Fact
@@ -40,9 +40,9 @@ class MethodRow:
     @cached_property
     def parts(self) -> dict[str, list[str]]:
         """Names of the parts in which the row differs from FedAvg's, by slot."""
-        standard = {repr(part) for _, part in parts_of(Recipe())}
+        standard = {repr(part) for _, part in Recipe().pairs}
         found: dict[str, list[str]] = {}
-        for slot, part in parts_of(self.recipe):
+        for slot, part in self.recipe.pairs:
             if repr(part) not in standard:
                 found.setdefault(slot, []).append(part_name(part))
         return found

@@ -13,7 +13,7 @@ import pydantic
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.values import Json, JsonTable
 from fedsim.methods.docstrings import field_texts
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe, parts_of, slots_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
 from fedsim.settings.effect import Facts, Scene, conditions, in_words
@@ -64,7 +64,7 @@ def complete(recipe: Recipe) -> Recipe:
 
     An example is `requires = {"reports": "generalization_gap"}`.
     """
-    for _, part in parts_of(recipe):
+    for _, part in recipe.pairs:
         for slot, name in part.requires.items():
             present = parts_in(recipe, slot)
             if any(part_name(other) == name for other in present):
@@ -84,7 +84,7 @@ def _beside(part: Part, name: str) -> type | None:
 
 def set_fields(recipe: Recipe, key: str, fields: Json, method: str) -> Recipe:
     """The recipe with fields of the part called `key` changed and checked, in every slot that has the part."""
-    present = {part_name(part): part for _, part in parts_of(recipe)}
+    present = recipe.named
     if key not in present:
         raise UserError(
             f"method {method!r} has no part {key!r}{_hint(key)}; {nearest(key, present)}it has: {', '.join(present)}"
@@ -93,7 +93,7 @@ def set_fields(recipe: Recipe, key: str, fields: Json, method: str) -> Recipe:
     check_field_names(f"method.{key}", type(part), fields)
     changed = validated(part, fields, f"method.{key}")
     changes: Filled = {}
-    for slot in (slot for slot, member in parts_of(recipe) if type(member) is type(part)):
+    for slot in (slot for slot, member in recipe.pairs if type(member) is type(part)):
         members = tuple(changed if type(member) is type(part) else member for member in parts_in(recipe, slot))
         changes[slot] = members if slot in LIST_SLOTS else changed
     return _with(recipe, changes)
@@ -105,7 +105,7 @@ def values_for(recipe: Recipe, values: Mapping[str, Json]) -> dict[str, JsonTabl
     They belong to a data set and are used by every method that has the part. A part from outside may be named by its
     settings name where the recipe has it, and everywhere as `module:Class` or by the name of its entry point.
     """
-    present = {part_name(part): part for _, part in parts_of(recipe)}
+    present = recipe.named
     spelled: dict[type, str] = {}
     found: dict[str, JsonTable] = {}
     for key, fields in values.items():

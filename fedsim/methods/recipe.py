@@ -74,26 +74,31 @@ class Recipe(ClientRecipe):
         return tuple(found)
 
     @property
+    def named(self) -> dict[str, Part]:
+        """The parts by settings name."""
+        return {part_name(part): part for _, part in self.pairs}
+
+    @property
     def uses_target_unlabelled(self) -> bool:
         """Whether the method trains on unlabelled images of the unseen domain. It is then ranked separately."""
         return self.unlabelled is not None
 
     def label(self, method: str) -> str:
         """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
-        tags = [part.tag for _, part in parts_of(self) if part.tag]
+        tags = [part.tag for _, part in self.pairs if part.tag]
         return f"{method}({', '.join(tags)})" if tags else method
 
     def of(self, kind: type[P]) -> list[P]:
         """The parts of that class or contract, in the order of the slots; a part in two slots is listed once."""
         found: list[P] = []
-        for _, part in parts_of(self):
+        for _, part in self.pairs:
             if isinstance(part, kind) and part not in found:
                 found.append(part)
         return found
 
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""
-        parts = [part.discloses for _, part in parts_of(self) if part.discloses]
+        parts = [part.discloses for _, part in self.pairs if part.discloses]
         return "; ".join([self.discloses, *dict.fromkeys(parts)])
 
 
@@ -103,14 +108,9 @@ def _say_moved(name: str, slot: str) -> None:
     logging.getLogger(__name__).warning("client = '%s' is %s = '%s' now; please write that", name, slot, name)
 
 
-def parts_of(recipe: Recipe) -> list[tuple[str, Part]]:
-    """(slot, part) for every part of a recipe."""
-    return list(recipe.pairs)
-
-
 def values_of(recipe: Recipe) -> dict[str, JsonTable]:
     """The values of all fields by slot and part, as JSON gives them back: {"terms.proximal": {"mu": 0.1}}."""
-    table = {f"{slot}.{part_name(part)}": dataclasses.asdict(part) for slot, part in parts_of(recipe)}
+    table = {f"{slot}.{part_name(part)}": dataclasses.asdict(part) for slot, part in recipe.pairs}
     return json.loads(json.dumps(table, default=str))
 
 

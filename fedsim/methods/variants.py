@@ -8,7 +8,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.values import JsonTable
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, parts_in, validated, values_for
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, values_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, values_of
 from fedsim.methods.registry import shipped_parts
 from fedsim.parts.part import Part, named_part, part_name
 from fedsim.settings.experiment import Experiment
@@ -40,7 +40,7 @@ def variant_words(experiment: Experiment) -> str:
     recipe = assemble(experiment.method, experiment.parts)
     values = values_for(recipe, experiment.parts)
     row = assemble({"name": experiment.method_name}, {})
-    own = {part_name(part) for _, part in parts_of(row)} & values.keys()
+    own = {part_name(part) for _, part in row.pairs} & values.keys()
     row = assemble({"name": experiment.method_name}, {name: values[name] for name in own}) if own else row
     added: list[str] = []
     words: list[str] = []
@@ -61,7 +61,7 @@ def recipe_record(experiment: Experiment, recipe: Recipe) -> dict[str, dict]:
     """What environment.json has of a run's recipe: the values of all fields, and `defaults`, in the tables of the
     settings: those that the recipe would have without the settings, by which a value that repeats one is known."""
     method = {key: value for key, value in experiment.method.items() if key in ("name", "add", *SLOTS)}
-    plain = {part_name(part): part for _, part in parts_of(assemble(method, {}))}
+    plain = assemble(method, {}).named
     own = {key: fields for key, fields in experiment.method.items() if key not in method}
     tables = {
         section: {
@@ -77,7 +77,7 @@ def recipe_record(experiment: Experiment, recipe: Recipe) -> dict[str, dict]:
 
 def _required(recipe: Recipe, slot: str) -> list[str]:
     """The names of parts that another part adds."""
-    return [part.requires[slot].replace(":", ".") for _, part in parts_of(recipe) if slot in part.requires]
+    return [part.requires[slot].replace(":", ".") for _, part in recipe.pairs if slot in part.requires]
 
 
 def _full_name(part: Part) -> str:
@@ -88,7 +88,7 @@ def _full_name(part: Part) -> str:
 
 def _reference(part: Part, row: Recipe, values: JsonTable) -> Part:
     """The row's part of that class, or if there is none, a new one with the experiment's own values."""
-    own = [present for _, present in parts_of(row) if type(present) is type(part)]
+    own = [present for _, present in row.pairs if type(present) is type(part)]
     return own[0] if own else validated(make(type(part)), values, f"parts.{part_name(part)}")
 
 

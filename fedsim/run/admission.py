@@ -19,7 +19,6 @@ from fedsim.common.errors import UserError
 from fedsim.data import check_partitions, find_data
 from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.data.shared_images import SharedImages, shared_images
-from fedsim.methods.recipe import parts_of
 from fedsim.run.checkpoint import FOLDER, Checkpoint, load_checkpoint
 from fedsim.run.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings, refuse_seen
 from fedsim.run.frozen import refuse_other_frozen
@@ -74,7 +73,7 @@ def sites(plan: Plan, domains: Callable[[str], Sequence[str]]) -> Plan:
 
 def server(plan: Plan, known: Mapping[str, Mapping] | None = None) -> None:
     """Before the folder is made, and when fingerprints of sites' data are `known`."""
-    for _, part in parts_of(plan.recipe):
+    for _, part in plan.recipe.pairs:
         part.check_server(plan.experiment, known or {})
 
 

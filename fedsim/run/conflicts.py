@@ -7,7 +7,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
-from fedsim.methods.recipe import Recipe, parts_of, values_of
+from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.variants import same_method
 from fedsim.results.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
 from fedsim.results.environment import read_environment
@@ -28,7 +28,7 @@ def local_fingerprints(experiment: Experiment) -> Fingerprints:
 
 def server_fingerprints(experiment: Experiment, recipe: Recipe) -> Fingerprints:
     """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
-    return {name: own for _, part in parts_of(recipe) for name, own in part.server_data(experiment).items()}
+    return {name: own for _, part in recipe.pairs for name, own in part.server_data(experiment).items()}
 
 
 def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:

@@ -11,7 +11,7 @@ from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.image_tree import ImageTree
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, method_facts
-from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.methods.recipe import Recipe
 from fedsim.models.net import Net
 from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.parts.part import part_name
@@ -48,8 +48,8 @@ def no_effect_remarks(experiment: Experiment, recipe: Recipe, facts: Facts) -> l
     """One line for each changed setting on which nothing depends in this run."""
     facts = {**facts, **method_facts(recipe)}
     said = [(f"{section}.", name, needs) for section, name, needs in _idle_settings(experiment, facts)]
-    row = {type(part): part for _, part in parts_of(assemble({"name": experiment.method_name}, {}))}
-    for part in dict.fromkeys(part for _, part in parts_of(recipe)):
+    row = {type(part): part for _, part in assemble({"name": experiment.method_name}, {}).pairs}
+    for part in dict.fromkeys(part for _, part in recipe.pairs):
         usual = row.get(type(part)) or make(type(part))
         said += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
     return [f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}" for prefix, name, needs in said]

@@ -15,7 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import parts_in, toml_value
-from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import Part, part_name
@@ -53,11 +53,11 @@ def words_of(options: Sequence[Option], base: Experiment) -> list[str]:
     kinds = [type(part) for part in parts]
     if twice := next((part for part in parts if kinds.count(type(part)) > 1), None):
         raise UserError(f"{part_name(twice)} has other fields in {' and '.join(option.text for option in options)}")
-    own = {type(part) for _, part in parts_of(assemble(base.method, base.parts))}
+    own = {type(part) for _, part in assemble(base.method, base.parts).pairs}
     given = base.method.get("add", [])
     added = [part_name(part) for part in parts if type(part) not in own]
     names = [*([given] if isinstance(given, str) else given), *added]
-    made = {part_name(part): part for _, part in parts_of(assemble({**base.method, "add": names}, base.parts))}
+    made = assemble({**base.method, "add": names}, base.parts).named
     words = [f"method.add={toml_value(names)}"] if added else []
     for part in parts:
         name = part_name(part)
@@ -78,7 +78,7 @@ def options_in(
     Rows that pool the data, or that train on unlabelled images of the unseen domain, offer nothing. A part that does
     nothing without data of its own is left out, and so is one that this experiment refuses even with its whole row.
     """
-    own = {part for _, part in parts_of(assemble(base.method, base.parts))}
+    own = {part for _, part in assemble(base.method, base.parts).pairs}
     found: dict[tuple[str, Part], Option] = {}
     refused: dict[tuple[str, Part], str] = {}
     for row in METHODS:
@@ -106,7 +106,7 @@ def _least(
     """(the option with the fewest other parts of the row that is not refused, or why even the whole row is)."""
     if why := _idle(part):
         return None, why
-    standard = {other for _, other in parts_of(Recipe())} | own | {part}
+    standard = {other for _, other in Recipe().pairs} | own | {part}
     others = [other for other in recipe.of(Part) if other not in standard]
     for count in range(len(others) + 1):
         for chosen in itertools.combinations(others, count):

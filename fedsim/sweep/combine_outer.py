@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedsim.common.console import say
 from fedsim.common.errors import UserError
 from fedsim.methods.listing import step_costs
-from fedsim.methods.recipe import parts_of, slots_of
+from fedsim.methods.recipe import slots_of
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.run.plan import resolve, results_folder
@@ -41,7 +41,7 @@ def option_cost(option: Option, costs: Mapping[str, float]) -> float | None:
     kinds: set[type] = {type(part) for part in option.parts}
     if not any(slot in STEP_SLOTS for kind in kinds for slot in slots_of(kind)):
         return 1.0
-    rows = [row for row in METHODS if kinds <= {type(part) for _, part in parts_of(find_row(row))}]
+    rows = [row for row in METHODS if kinds <= {type(part) for _, part in find_row(row).pairs}]
     known = [costs[row] for row in rows if row in costs]
     return max(1.0, min(known)) if known else None
 

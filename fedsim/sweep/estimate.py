@@ -14,7 +14,6 @@ import pandas as pd
 from fedsim.data import benchmark, source_domains
 from fedsim.methods.assembly import assemble
 from fedsim.methods.listing import step_costs
-from fedsim.methods.recipe import parts_of
 from fedsim.methods.variants import method_label
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.work import planned_work
@@ -81,7 +80,7 @@ def _has_its_methods_step(experiment: Experiment) -> bool:
 
 def _step_parts(method: Mapping[str, Any], experiment: Experiment) -> list[tuple[type, dict[str, Any]]]:
     """The parts of a step, each with its fields except decimal numbers and tuples of them."""
-    parts = [part for slot, part in parts_of(assemble(method, experiment.parts)) if slot in STEP_SLOTS]
+    parts = [part for slot, part in assemble(method, experiment.parts).pairs if slot in STEP_SLOTS]
     fields = [{field.name: getattr(part, field.name) for field in dataclasses.fields(part)} for part in parts]
     plain = [{name: value for name, value in own.items() if not _decimal(value)} for own in fields]
     return list(zip(map(type, parts), plain, strict=True))

@@ -6,7 +6,7 @@ from typing import Any
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.methods.part_settings import method_facts, parts_in
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe
 from fedsim.parts.part import part_name
 from fedsim.results.differences import ABSENT
 from fedsim.settings.experiment import Experiment, overlap, parse_override
@@ -33,7 +33,7 @@ def declared_space(experiment: Experiment) -> list[str]:
     recipe = build_recipe(experiment)
     facts = method_facts(recipe)
     found = {f"train.{name}": own for name, own in spaces(experiment.train, facts).items()}
-    for _, part in parts_of(recipe):
+    for _, part in recipe.pairs:
         found |= {f"method.{part_name(part)}.{name}": own for name, own in spaces(part, facts).items()}
     return [f"{key}={own.space}" for key, own in found.items()]
 
@@ -70,7 +70,7 @@ def _own_value(knob: Knob, experiment: Experiment, recipe: Recipe) -> Any:
         names = [part_name(part) for part in parts_in(recipe, path[0])]
         return names if path[0] in LIST_SLOTS else names[0] if names else "none"
     if section == "parts" or (section == "method" and len(path) > 1):
-        present = {part_name(part): part for _, part in parts_of(recipe)}
+        present = recipe.named
         if path[0] not in present:
             raise UserError(f"--space {knob.text}: {experiment.method_name} has no part {path[0]!r}; it has: "
                             f"{', '.join(present)}")  # fmt: skip

@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.methods.part_settings import validated
-from fedsim.methods.recipe import parts_of
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
 from fedsim.run.workspace import close_workspaces
@@ -76,7 +75,7 @@ def effect(method, plain, key, values, folder):
 def test_no_setting_is_without_effect_and_without_a_word(method, tmp_path):
     plain, _ = outcome(method, [], tmp_path / "plain")
     found = {}
-    for part in dict.fromkeys(part for _, part in parts_of(small_plan(method, tmp_path).recipe)):
+    for part in dict.fromkeys(part for _, part in small_plan(method, tmp_path).recipe.pairs):
         for field in dataclasses.fields(part):
             key = f"method.{part_name(part)}.{field.name}"
             values = list(changed(part, field.name))

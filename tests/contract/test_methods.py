@@ -19,7 +19,7 @@ from fedsim.commands.contract import findings, small_plan
 from fedsim.commands.methods import show_findings
 from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
-from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import FOLDERS
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
@@ -49,7 +49,7 @@ def new_parts() -> dict[str, set[str]]:
     """{row: the slots in which it has a kind of part that no row before it has}."""
     seen, found = {}, {}
     for name, recipe in METHODS.items():
-        own = {type(part): slot for slot, part in parts_of(recipe)}
+        own = {type(part): slot for slot, part in recipe.pairs}
         found[name] = {slot for kind, slot in own.items() if kind not in seen} if seen else set(own.values())
         seen |= own
     return found
@@ -107,7 +107,7 @@ def test_refused_on_masks(method, tmp_path):
     with pytest.raises(UserError, match="is made for classification, and digit-masks is a data set for segm") as error:
         small_plan(method, tmp_path, MASKS)
     assert len(str(error.value).splitlines()) == 1
-    parts = [part_name(part) for _, part in parts_of(METHODS[method])]
+    parts = [part_name(part) for _, part in METHODS[method].pairs]
     assert any(name in str(error.value) for name in parts)
 
 

@@ -16,7 +16,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
 from fedsim.methods.assembly import assemble, build_recipe, find_recipe
 from fedsim.methods.groups import FILE, table_text
-from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import FOLDERS, parts_by_slot
 from fedsim.methods.table import METHODS
 from fedsim.methods.variants import method_label, recipe_record, same_method
@@ -113,7 +113,7 @@ def test_every_setting_can_be_copied_at_80_columns(monkeypatch, capsys, name):
         method.setdefault(key.split(".")[1], {})[key.split(".")[2]] = value
     recipe = find_recipe(name)
     assert assemble(method, {}) == recipe
-    for _, part in parts_of(recipe):
+    for _, part in recipe.pairs:
         assert method.get(part_name(part), {}).keys() == {field.name for field in dataclasses.fields(part)}
     assert max(len(line) for line in lines if "fedsim run" not in line and "://" not in line) <= 80
 
@@ -136,7 +136,7 @@ def test_every_slot_has_a_folder_whose_parts_are_known():
     known = parts_by_slot()
     assert {"coordinate_median", "private_mean", "trimmed_mean"} <= set(known["fuse"])
     for recipe in methods.METHODS.values():
-        assert all(part_name(part) in known[slot] for slot, part in parts_of(recipe))
+        assert all(part_name(part) in known[slot] for slot, part in recipe.pairs)
 
 
 def test_a_part_that_a_row_uses_is_known_to_the_settings_in_both_of_its_slots(monkeypatch):

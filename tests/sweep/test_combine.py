@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
-from fedsim.methods.recipe import SLOTS, parts_of
+from fedsim.methods.recipe import SLOTS
 from fedsim.results import read_runs
 from fedsim.results.combinations import section
 from fedsim.settings.experiment import parse_override, read_experiment
@@ -64,7 +64,7 @@ def test_an_option_is_a_part_of_its_row_with_what_it_needs():
     assert left_out == {"refine=ensemble_distillation": "it does nothing without method.ensemble_distillation.data"}
     for one in options:
         method = {"name": "fedavg"} | nested(dict(map(parse_override, words_of([one], DIGITS)))).get("method", {})
-        assert one.parts[0] in [part for _, part in parts_of(assemble(method, DIGITS.parts))]
+        assert one.parts[0] in [part for _, part in assemble(method, DIGITS.parts).pairs]
     plan = planned("infer,refine", 60)
     texts = {one.text for own in plan.candidates for one in own.options}
     assert "infer=sampled_representation+representation" in texts
