@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.models.layout import outputs_of
+
 
 class DoubleConv(nn.Sequential):
     """3x3 convolution - batch norm - ReLU, twice."""
@@ -82,16 +84,8 @@ class EncodedUNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, 3, H, W] -> features [B, feature_dim, H, W]."""
-        maps: dict[str, Tensor] = {}
-        hooks = [
-            self.encoder.get_submodule(path).register_forward_hook(lambda _m, _x, y, path=path: maps.update({path: y}))
-            for path in self.paths
-        ]
-        try:
+        with outputs_of(self.encoder, self.paths) as maps:
             self.encoder(x)
-        finally:
-            for hook in hooks:
-                hook.remove()
         skips = [x, *(maps[path] for path in self.paths)]
         deep = skips.pop()
         for stage in self.decoder:
