@@ -1,7 +1,11 @@
 """The project's names and version, and texts for messages that say what to install."""
 
+import importlib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fedsim.common.errors import UserError
 
 DISTRIBUTION = "feddg-sim"  # its name on a package index; another project is called fedsim there
 VERSION = "0.1.0"
@@ -10,6 +14,14 @@ VERSION = "0.1.0"
 def extra(name: str) -> str:
     """The command that installs an optional dependency, for messages."""
     return f"pip install '{DISTRIBUTION}[{name}]'"
+
+
+def optional(module: str, need: str, name: str) -> Any:
+    """The module of an optional dependency; without it a UserError says what needs it, and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"{need}: {extra(name)}") from None
 
 
 @cache  # reading the metadata of a package takes milliseconds, and a simulation needs them for every client

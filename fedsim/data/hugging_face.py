@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.cache import DIGEST_BYTES, digest
 from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
@@ -184,10 +184,7 @@ def _saved(data: DataSettings) -> Saved:
 @functools.lru_cache(maxsize=4)
 def _open(saved: Saved, wanted: tuple[str, ...]) -> Opened:
     where, _ = saved
-    try:
-        import datasets  # noqa: F401
-    except ImportError:
-        raise UserError(f"a Hugging Face data set needs the package datasets: {extra('hf')}") from None
+    optional("datasets", "a Hugging Face data set needs the package datasets", "hf")
     opened = join_partitions(where) if isinstance(where, str) else saved_rows(where)
     found = opened.rows.column_names
     for name, theirs in zip(COLUMNS, wanted):

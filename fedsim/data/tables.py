@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
@@ -271,8 +271,4 @@ def _text(file: Path, **options: Any) -> Any:
 
 
 def _parquet(file: Path) -> Any:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UserError(f"a Parquet table needs pyarrow: {extra('parquet')}") from None
-    return ParquetFile(file)
+    return optional("pyarrow.parquet", "a Parquet table needs pyarrow", "parquet").ParquetFile(file)

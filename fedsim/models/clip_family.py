@@ -6,7 +6,6 @@ zero-shot CLIP, which round 0 of FedAvg records. Methods with layers or texts th
 promptfl, fedapt, plan) record the accuracy of those in round 0.
 """
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.values import Foreign
 from fedsim.models.layout import Layout, Statistics, survey
@@ -89,10 +88,7 @@ def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     file of the whole model. For a file `pretrained` says how it was trained, where published weights differ in that.
     Raises UserError for an unknown name or option, and when open_clip is not installed.
     """
-    if importlib.util.find_spec("open_clip") is None:
-        raise UserError(f"model.backbone: 'open_clip:{name}' needs the package open_clip: {extra('clip')}")
-    import open_clip
-
+    open_clip = optional("open_clip", f"model.backbone: 'open_clip:{name}' needs the package open_clip", "clip")
     if name not in open_clip.list_models():
         raise UserError(f"model.backbone: open_clip has no model {name!r}; {nearest(name, open_clip.list_models())}"
                         "open_clip.list_models() lists them")  # fmt: skip

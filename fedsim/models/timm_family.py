@@ -1,6 +1,5 @@
 """timm's models as backbones: `model.backbone = "timm:NAME"` for any of them that gives pooled features."""
 
-import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.values import Foreign
 from fedsim.models.layout import Layout, Statistics, survey
@@ -30,10 +29,7 @@ def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     a local file. For the models in PACKAGES they may come from a Python package ("package"). Raises UserError for an
     unknown name, for an argument that the model does not accept, and when timm is not installed.
     """
-    if importlib.util.find_spec("timm") is None:
-        raise UserError(f"model.backbone: 'timm:{name}' needs the package timm: {extra('timm')}")
-    import timm
-
+    timm = optional("timm", f"model.backbone: 'timm:{name}' needs the package timm", "timm")
     if not timm.is_model(name):
         near = nearest(name, timm.list_models())
         raise UserError(f"model.backbone: timm {timm.__version__} has no model {name!r}; {near}"

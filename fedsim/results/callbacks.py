@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError
 from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment
@@ -68,11 +68,8 @@ class TensorBoardCallback:
     """
 
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(f"run.tensorboard needs TensorBoard: {extra('tensorboard')}") from None
-        self._open = SummaryWriter
+        module = optional("torch.utils.tensorboard", "run.tensorboard needs TensorBoard", "tensorboard")
+        self._open = module.SummaryWriter
         self._folder: Path | None = None
         self._writer: Any = None
 

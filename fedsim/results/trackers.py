@@ -6,13 +6,12 @@ that is resumed continues its record. MLflow itself asks for MLFLOW_ALLOW_FILE_S
 """
 
 import hashlib
-import importlib
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError
 from fedsim.results.callbacks import numbers, scalars
 from fedsim.results.differences import flatten
@@ -23,10 +22,7 @@ AT_ONCE = 100  # parameters or metrics of one request to an MLflow server
 
 
 def _required(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise UserError(f"run.callbacks has {package!r}, which is not installed: {extra(package)}") from None
+    return optional(package, f"run.callbacks has {package!r}, which is not installed", package)
 
 
 def _name(experiment: Experiment) -> str:

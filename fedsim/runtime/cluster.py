@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.settings import RunSettings
 
@@ -45,11 +45,7 @@ def import_ray() -> Any:
     """Import Ray without its log lines and usage statistics; UserError when it is not installed."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise UserError(f"run.runtime 'ray' needs Ray: {extra('ray')}") from None
-    return ray
+    return optional("ray", "run.runtime 'ray' needs Ray", "ray")
 
 
 def open_cluster(run: RunSettings) -> bool:

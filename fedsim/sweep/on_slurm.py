@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError
 from fedsim.run.claim import is_claimed
 from fedsim.run.plan import results_folder
@@ -20,11 +20,7 @@ POLL_SECONDS = 2.0
 
 def import_submitit() -> Any:
     """The package submitit; UserError when it is not installed."""
-    try:
-        import submitit
-    except ImportError:
-        raise UserError(f"--launcher needs the package submitit: {extra('slurm')}") from None
-    return submitit
+    return optional("submitit", "--launcher needs the package submitit", "slurm")
 
 
 class CellJob:

@@ -248,7 +248,7 @@ def guessed_rates(
 ) -> tuple[dict[str, float], list[str]]:
     """({method: seconds per round} of methods that still have rounds and no rate, a text about each of them).
 
-    rates: seconds per round by method, as measured; costs: cost of a local step by method (`method_list.step_costs`).
+    rates: seconds per round by method, as measured; costs: cost of a local step by method (`step_costs`).
     A round takes the mean of the measured seconds per unit of cost, times the method's cost; without a cost their mean.
     """
     left = dict.fromkeys(cell.experiment.method_name for cell in cells if cell.rounds_left)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsim.common.about import extra
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings.experiment import parse_override
 from fedsim.sweep.search import Knob
@@ -27,10 +27,7 @@ def check_sampler(sampler: str, pruner: str = "") -> None:
 
 def import_optuna() -> Any:
     """The package optuna, which then says nothing of itself."""
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(f"the samplers tpe and gp, and pruners, need Optuna: {extra('optuna')}") from None
+    optuna = optional("optuna", "the samplers tpe and gp, and pruners, need Optuna", "optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -77,7 +77,8 @@ def test_the_project_is_called_as_the_program_says():
 
 def test_every_extra_that_a_message_names_is_there():
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    named = {name for file in files for name in re.findall(r"\bextra\(['\"](\w+)['\"]\)", file.read_text())}
+    call = r"\b(?:extra|optional)\(.*?['\"](\w+)['\"]\)"
+    named = {name for file in files for name in re.findall(call, file.read_text())}
     assert {"ray", "tensorboard"} <= named <= set(PROJECT["optional-dependencies"])
     assert fedsim.extra("ray") == "pip install 'feddg-sim[ray]'"
 

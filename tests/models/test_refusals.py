@@ -1,5 +1,7 @@
 """Backbones, settings, norms and inserts that do not fit each other are refused in one line that says what to do."""
 
+import sys
+
 import pytest
 import torch
 from networks import build, make
@@ -62,7 +64,7 @@ def test_backbone_and_task_that_do_not_fit(backbone, task, settings, message):
 
 
 def test_missing_timm_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match=r"pip install 'feddg-sim\[timm\]'"):
         build("timm:resnet18")
 
