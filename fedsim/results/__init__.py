@@ -1,4 +1,4 @@
-"""Records of runs: writing, reading, selecting, comparing, plotting, reporting; without torch, ray or flwr."""
+"""Records of runs: writing, reading, selecting, comparing; without torch, ray, flwr or matplotlib."""
 
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.environment import environment

@@ -48,8 +48,7 @@ def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
 
 def as_rgb(image: np.ndarray) -> np.ndarray:
     """uint8 [C, H, W] -> float [H, W, 3] in [0, 1]."""
-    rgb = np.broadcast_to(image, (3, *image.shape[1:])) if len(image) == 1 else image
-    return rgb.transpose(1, 2, 0) / 255
+    return np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0) / 255
 
 
 def overlay(grey: np.ndarray, masks: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The rows of clients.csv and details.csv; a round of many clients gets one row per domain instead of per client."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ MOST_ROWS = 200  # up to so many clients in a round have a row each
 MOST_LINES = 12  # of methods, clients or domains in one panel
 SUMMED = ("examples", "images", "steps", "weight", "validation_examples")  # bytes and seconds are summed too
 WORDS = ("round", "client", "domain", "status")
-
-ClientRow = Mapping[str, Any]
 
 
 def client_rows(rows: list[dict[str, Any]], wanted: str = "auto") -> list[dict[str, Any]]:
@@ -61,23 +59,17 @@ def _of_domain(domain: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {"round": rows[0]["round"], "client": f"{domain}/*", "domain": domain, "status": "ok"}
     for column in dict.fromkeys(column for row in rows for column in row if column not in WORDS):
         known = [row for row in rows if row.get(column) is not None]
-        values = [row[column] for row in known]
-        if not values:
-            continue
-        if column in SUMMED or column.startswith("bytes_") or column.endswith("_seconds"):
-            merged[column] = sum(values)
-        else:
-            merged[column] = _mean(values, _weights(column, known))
+        if known and (column in SUMMED or column.startswith("bytes_") or column.endswith("_seconds")):
+            merged[column] = sum(row[column] for row in known)
+        elif known:
+            merged[column] = _mean(column, known)
     return {**merged, "clients": len(rows)}
 
 
-def _weights(column: str, rows: Iterable[ClientRow]) -> list[float]:
+def _mean(column: str, rows: list[dict[str, Any]]) -> float:
     unit = "examples" if column == "train_loss" else "validation_examples" if column.startswith("validation_") else ""
-    return [row.get(unit) or 0 for row in rows] if unit else []
-
-
-def _mean(values: list[float], weights: list[float]) -> float:
-    return float(np.average(values, weights=weights)) if sum(weights) else float(np.mean(values))
+    weights = [row.get(unit) or 0 for row in rows]
+    return float(np.average([row[column] for row in rows], weights=weights if sum(weights) else None))
 
 
 def client_metrics(clients: pd.DataFrame) -> list[str]:

@@ -7,7 +7,7 @@ domain has no average. Difference, p and rank use only pairs of runs that both m
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,16 @@ def numbers(
     """(cells, methods, label of the baseline, seeds of each ranking) of a table with a row per run."""
     sign = -1 if METRICS[metric].less_is_better else 1
     grids = {label: grid_of(table, label) for label in dict.fromkeys(table["label"])}
-    labels, base = _in_order(table, grids, targets, sign), _baseline_label(table, baseline)
-    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, grids[label], targets, by)])
-    methods = corrected(pd.DataFrame([_method(table, label, grids, targets, base, by) for label in labels]), correction)
+    base = _baseline_label(table, baseline)
+
+    def place(row: dict[str, Any]) -> tuple:
+        """By group, the best average first. Labels that lack a target have no average and come last."""
+        missing = math.isnan(row["average"])
+        return GROUPS.index(row["group"]), missing, 0.0 if missing else -sign * row["average"], row["label"]
+
+    rows = sorted((_method(table, label, grids, targets, base, by) for label in grids), key=place)
+    methods = corrected(pd.DataFrame(rows), correction)
+    cells = pd.DataFrame([cell for row in rows for cell in _cells(row, grids[row["label"]], targets, by)])
     methods, ranked_seeds = _with_ranks(methods, grids, targets, base, sign)
     return cells, methods, base, ranked_seeds
 
@@ -184,23 +191,6 @@ def _natural(target: str) -> tuple:
     return (0, float(target), "") if is_number else (1, 0.0, target.lower())
 
 
-def _group(table: pd.DataFrame, label: str) -> str:
-    """The strongest use of target images by a method's runs; empty when they use none."""
-    own = table[table["label"] == label]
-    return next((name for name in reversed(GROUPS) if name and own[name].any()), "")
-
-
-def _in_order(table: pd.DataFrame, grids: Grids, targets: list[str], sign: int) -> list[str]:
-    """The labels by group, the best average first. Labels that lack a target have no average and come last."""
-
-    def place(label: str) -> tuple:
-        average = mean_and_std(per_seed_average(grids[label], targets))["mean"]
-        missing = math.isnan(average)
-        return GROUPS.index(_group(table, label)), missing, 0.0 if missing else -sign * average, label
-
-    return sorted(grids, key=place)
-
-
 def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     if not baseline:
         return ""
@@ -215,20 +205,19 @@ def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     return named[0]
 
 
-def _cells(table: pd.DataFrame, label: str, grid: pd.DataFrame, targets: list[str], by: Sequence[str]) -> list[dict]:
+def _cells(row: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], by: Sequence[str]) -> list[dict]:
+    keys = {key: row[key] for key in ("label", "method", *by)}
     grid = grid.reindex(columns=targets)
-    first = table[table["label"] == label].iloc[0]
-    keys = {key: first[key] for key in ("label", "method", *by)}
     columns = {**{target: grid[target].dropna() for target in targets}, AVERAGE: per_seed_average(grid, targets)}
-    over = {target: {"target": target, "over": frozenset(own.index)} for target, own in columns.items()}
-    return [keys | over[target] | mean_and_std(own) for target, own in columns.items()]
+    return [
+        keys | {"target": target, "over": frozenset(own.index)} | mean_and_std(own) for target, own in columns.items()
+    ]
 
 
 def _method(
     table: pd.DataFrame, label: str, grids: Grids, targets: list[str], base: str, by: Sequence[str]
 ) -> dict[str, Any]:
-    rows = table[table["label"] == label]
-    grid = grids[label]
+    rows, grid = table[table["label"] == label], grids[label]
     average = mean_and_std(per_seed_average(grid, targets))
     row = {key: rows.iloc[0][key] for key in ("label", "method", *by)}
     row |= {"average": average["mean"], "average_std": average["std"], "seeds": average["seeds"]}
@@ -237,13 +226,9 @@ def _method(
         row |= paired(grid, grids[base])
         if label == base:
             row |= {"difference": math.nan, "p_value": math.nan}
-    means = rows[[*BUDGETS, *COSTS]].mean()
-    return (
-        row
-        | means.to_dict()
-        | {name: bool(rows[name].any()) for name in GROUPS if name}
-        | {"group": _group(table, label)}
-    )
+    row |= rows[[*BUDGETS, *COSTS]].mean().to_dict()
+    uses = {name: bool(rows[name].any()) for name in GROUPS if name}
+    return row | uses | {"group": next((name for name in reversed(uses) if uses[name]), "")}  # the strongest use counts
 
 
 def _with_ranks(

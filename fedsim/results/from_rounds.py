@@ -36,15 +36,15 @@ def select_again(
     """
     summary, changed = summary.copy(), {}
     for index, recorded in zip(summary.index, summary.to_dict("records")):
-        rows = rounds.get(recorded["run"]) or []
-        metric = task_in(rows[0]).metric if rows else ""
-        if rows and not any(map(_made, rows)):
-            gone = [name for name in summary if name.endswith(f"_target_{metric}")]
-            summary.loc[index, gone] = math.nan
+        rows = rounds.get(recorded["run"])
+        if not rows:
             continue
-        for rule in ("best_validation", "oracle") if rows else ():
-            oracle = f"target_{metric}"
-            column = oracle if rule == "oracle" else validation_column(experiments[recorded["run"]], metric)
+        metric = task_in(rows[0]).metric
+        if not any(map(_made, rows)):
+            summary.loc[index, [name for name in summary if name.endswith(f"_target_{metric}")]] = math.nan
+            continue
+        columns = {"best_validation": validation_column(experiments[recorded["run"]], metric)}
+        for rule, column in (columns | {"oracle": f"target_{metric}"}).items():
             then = recorded.get(f"{rule}_round")
             row = None if pd.isna(then) else _first_of_equals(rows, column, int(then))
             if row is None:
@@ -62,18 +62,14 @@ def _first_of_equals(rows: Rows, column: str, then: int) -> dict[str, str] | Non
 
     None when that is the first itself, or not the best.
     """
-    unmade = any(int(row["round"]) == then and not _made(row) for row in rows)
-    rows = [row for row in rows if _made(row)]
-    scores = np.array([_number(row.get(column)) for row in rows])
-    if np.isnan(scores).all():
+    made = [row for row in rows if _made(row)]
+    own = next((row for row in rows if int(row["round"]) == then), None)
+    scores = np.array([_number(row.get(column)) for row in made])
+    if own is None or np.isnan(scores).all():
         return None
     best = first_best(scores)
-    if unmade:
-        return rows[best]
-    recorded = [number for number, row in enumerate(rows) if int(row["round"]) == then]
-    if not recorded or recorded[0] == best or comparable(scores[recorded[0]]) != comparable(scores[best]):
-        return None
-    return rows[best]
+    equal = comparable(_number(own.get(column))) == comparable(scores[best])
+    return made[best] if not _made(own) or (equal and made[best] is not own) else None
 
 
 def _made(row: Mapping[str, str]) -> bool:

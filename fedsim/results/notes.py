@@ -215,8 +215,6 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
 
     Their number may vary with the seed, so that it is compared with that of others with the same seed.
     """
-    if "target_images" not in table:  # records of earlier versions
-        return []
     known = table.dropna(subset="target_images")
     most = known.groupby(["target", "seed"])["target_images"].transform("max")
     fewer = known.assign(most=most)[known["target_images"] < most].sort_values("target_images", kind="stable")

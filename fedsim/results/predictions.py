@@ -5,6 +5,7 @@
 (`metrics.py`), so that a new metric needs no new run.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -89,10 +90,8 @@ def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
     """Remove the predictions of rounds that no selection rule would choose now; rounds: the rows of rounds.csv."""
     chosen: set[int] = set()
     for rule in RULES:
-        try:
+        with contextlib.suppress(UserError):  # there is no round to select yet, or all values are NaN
             chosen.add(int(select(rounds, rule, column)["round"]))
-        except UserError:  # there is no round to select yet, or all values are NaN
-            continue
     keep_rounds(run, chosen)
 
 

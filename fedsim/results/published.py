@@ -105,24 +105,38 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
 def beside(
     experiments: Mapping[str, Experiment],
     labels: Mapping[str, str],
-    rows: Mapping[str, str],
+    lines: Mapping[str, str],
     targets: Iterable[str],
     recorded: Mapping[str, Mapping[str, Any]],
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows with the protocol and variant of our runs, and notes on why other rows are left out.
+    """The papers' rows of methods that we ran as the paper did, and notes on why other rows are left out.
 
-    experiments, labels, rows: settings, label, and row of the table of each run. recorded: see `only_theirs`.
+    experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
+    row of our table that a run is in; a paper's row needs one row of ours with its protocol.
+    recorded: environment.json of each run. Parts that its recipe does not have are no difference; its defaults are the
+    values where a protocol gives none.
     """
     first, settings = next(iter(experiments.values())), {setting(experiment) for experiment in experiments.values()}
-    name, methods = DATASETS.get(first.data.dataset, ""), {one.method_name: one for one in experiments.values()}
+    name, why = DATASETS.get(first.data.dataset, ""), ""
     if len(settings) > 1:
         why = "beside rows with different data sets, backbones or settings of the papers."
     elif None in settings:
         why = f"of {name}: the papers have all images of all domains, one client for each, images of "
         why += f"{IMAGE_SIZES.get(name, 224)} pixels, their own backbones, and the weights that these start from."
-    else:
-        return only_theirs(published_rows(first, methods, targets), experiments, labels, rows, recorded)
-    return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
+    if why:
+        return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
+    rows = published_rows(first, dict.fromkeys(one.method_name for one in experiments.values()), targets)
+    kept = []
+    reasons: dict[str, dict[str, None]] = {}
+    for (method, source), own in rows.groupby(["method", "source"], sort=False):
+        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines, recorded)
+        if reason:
+            reasons.setdefault(reason, {})[method] = None
+        else:
+            kept.append(own)
+    texts = [reason.format(methods=", ".join(own)) for reason, own in reasons.items()]
+    left_out = [f"No published number of {text}." for text in texts]
+    return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), left_out
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
@@ -162,33 +176,6 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
             "std": _fraction(rows["std_percent"]),
         }
     ).reset_index(drop=True)
-
-
-def only_theirs(
-    rows: pd.DataFrame,
-    experiments: Mapping[str, Experiment],
-    labels: Mapping[str, str],
-    lines: Mapping[str, str],
-    recorded: Mapping[str, Mapping[str, Any]],
-) -> tuple[pd.DataFrame, list[str]]:
-    """The published rows of methods that we ran as the paper did, and one note for each reason to leave others out.
-
-    experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
-    row of our table that a run is in; a paper's row needs one row of ours with its protocol.
-    recorded: environment.json of each run. Parts that its recipe does not have are no difference; its defaults are the
-    values where a protocol gives none.
-    """
-    kept = []
-    reasons: dict[str, list[str]] = {}
-    for (method, source), own in rows.groupby(["method", "source"], sort=False):
-        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines, recorded)
-        if reason:
-            reasons.setdefault(reason, []).append(method)
-        else:
-            kept.append(own)
-    named = {reason: ", ".join(dict.fromkeys(methods)) for reason, methods in reasons.items()}
-    left_out = [f"No published number of {reason.format(methods=text)}." for reason, text in named.items()]
-    return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), left_out
 
 
 def _reason(

@@ -3,7 +3,7 @@
 import math
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -93,27 +93,23 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     Raises UserError if there is no such folder or no run in it.
     """
     folder = Path(folder)
-    paths = find_runs(folder)
-    finished = [path for path in paths if (path / "summary.csv").is_file()]
+    paths = {_key(path, folder): path for path in find_runs(folder)}
+    finished = {run: path for run, path in paths.items() if (path / "summary.csv").is_file()}
     wanted = paths if unfinished else finished
     if not wanted:
         raise UserError(f"{folder}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
-    experiments = {_key(path, folder): read_settings(path) for path in wanted}
-    frames = {
-        name: _joined([(path, _key(path, folder)) for path in wanted if name in only], name, experiments)
-        for name in TABLES
-    }
-    rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
+    experiments = {run: read_settings(path) for run, path in wanted.items()}
+    frames = {name: _joined(wanted if name in only else {}, name, experiments) for name in TABLES}
+    rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     summarized = set(frames["summary"]["run"])
-    chosen = frames["summary"].set_index("run").get("best_validation_round", {})
-    remarks = {run: remarks_on(rows, chosen.get(run, math.nan)) | again.get(run, {}) for run, rows in rounds.items()}
+    chosen = dict(zip(frames["summary"]["run"], frames["summary"].get("best_validation_round", ())))
     return Runs(
         **frames,
         experiments=experiments,
         folder=folder,
-        unfinished=[_key(path, folder) for path in paths if path not in finished],
-        remarks=remarks,
+        unfinished=[run for run in paths if run not in finished],
+        remarks={run: remarks_on(rows, chosen.get(run, math.nan)) | again.get(run, {}) for run, rows in rounds.items()},
         damaged=[run for run in rounds if run not in summarized],
     )
 
@@ -255,10 +251,10 @@ def _key(path: Path, folder: Path) -> str:
     return path.name if relative == "." else relative
 
 
-def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
+def _joined(paths: Mapping[str, Path], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
     """The rows of one record file of all runs, with the run's keys as first columns."""
     frames, keys = [], []
-    for path, key in paths:
+    for key, path in paths.items():
         try:
             frame = read_record(path / f"{name}.csv")
         except UserError:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -220,17 +221,16 @@ def _every_run(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
 def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:
     """(the settings in which runs differ, with all their values; those that all runs share)."""
     everyone: list[Experiment] = list(runs.comparable.values())
-    own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
     apart = {key: " | ".join(values) for key, values in differing_settings(everyone, between_methods=True).items()}
     shared = {
         key: value_text(value)
         for key, value in comparable_settings(everyone[0]).items()
-        if key not in own and key not in apart
+        if not key.startswith("method.") and key not in apart
     }
     methods: dict[str, list[str]] = {}
     for experiment in everyone:
         for key, value in comparable_settings(experiment).items():
-            if key in own:
+            if key.startswith("method."):
                 methods.setdefault(f"{experiment.method_name}: {key}", []).append(value_text(value))
     apart |= {key: " | ".join(dict.fromkeys(values)) for key, values in methods.items()}
     return apart, shared
@@ -244,10 +244,8 @@ def settings_section(apart: Mapping[str, str], shared: Mapping[str, str]) -> str
 
 def _environments(runs: Runs) -> str:
     """Each distinct environment once, with the number of runs that had it."""
-    found: dict[str, int] = {}
-    for run in runs.experiments:
-        text = json.dumps({key: value for key, value in run_environment(runs, run).items() if key not in RECIPE})
-        found[text] = found.get(text, 0) + 1
+    tables = (run_environment(runs, run) for run in runs.experiments)
+    found = Counter(json.dumps({key: own for key, own in table.items() if key not in RECIPE}) for table in tables)
     parts = []
     for text, count in found.items():
         table: dict[str, Any] = json.loads(text)

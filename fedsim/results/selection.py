@@ -63,22 +63,21 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     """
     if rule not in RULES:
         raise UserError(f"unknown selection rule {rule!r}; {nearest(rule, RULES)}known: {', '.join(RULES)}")
-    numbers = rounds["round"].to_numpy()
-    trained = [place for place in np.argsort(numbers, kind="stable") if numbers[place] >= 1]
-    if not trained:
+    trained = rounds[rounds["round"] >= 1].sort_values("round", kind="stable")
+    if trained.empty:
         raise UserError("no trained round to select from: the records hold round 0 only")
-    made = [place for place in trained if rounds[REPLIES].iat[place] != 0] if REPLIES in rounds else trained
-    if not made:
+    made = trained[trained[REPLIES] != 0] if REPLIES in trained else trained
+    if made.empty:
         raise UserError(f"no round was made: no client's reply was accepted in {len(trained)} rounds")
     if rule == "last":
-        return rounds.iloc[trained[-1]]
+        return trained.iloc[-1]
     column = f"target_{task_of(rounds).metric}" if rule == "oracle" else column
     if column not in rounds:
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
-    values = rounds[column].to_numpy(dtype=float)[made]
+    values = made[column].to_numpy(dtype=float)
     if np.isnan(values).all():
         raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
-    return rounds.iloc[made[first_best(values)]]
+    return made.iloc[first_best(values)]
 
 
 def first_best(scores: np.ndarray) -> int:

@@ -83,7 +83,12 @@ class MLflow:
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Begin the record, or continue that of the same folder."""
-        client = self._open()
+        try:
+            client = self._client = self._mlflow.MlflowClient()
+        except (self._mlflow.MlflowException, ImportError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"run.callbacks: MLflow cannot write to {self._mlflow.get_tracking_uri()} ({reason}); set "
+                            "MLFLOW_TRACKING_URI") from None  # fmt: skip
         found = client.get_experiment_by_name(experiment.name)
         number = found.experiment_id if found else client.create_experiment(experiment.name)
         own = str(folder.resolve())
@@ -110,15 +115,6 @@ class MLflow:
         """Close the record as failed."""
         if self._id:
             self._client.set_terminated(self._id, status="FAILED")
-
-    def _open(self) -> Any:
-        try:
-            self._client = self._mlflow.MlflowClient()
-        except (self._mlflow.MlflowException, ImportError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"run.callbacks: MLflow cannot write to {self._mlflow.get_tracking_uri()} ({reason}); set "
-                            "MLFLOW_TRACKING_URI") from None  # fmt: skip
-        return self._client
 
     def _metrics(self, values: dict[str, float], step: int) -> list[Any]:
         now = int(1000 * time.time())
