@@ -9,7 +9,7 @@ from fedsim.common.console import console, say
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
-from fedsim.settings.experiment import Experiment, from_table, read_experiment
+from fedsim.settings.experiment import from_table, read_experiment
 
 
 def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[str] = ()) -> None:
@@ -24,21 +24,12 @@ def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[s
         table.add_row(escape(row.record), row.when, *amounts)
     refused = ""
     try:
-        plain = [f"{amount:,}" for amount in fedavg_bytes(experiment)]
-    except UserError as error:
+        fedavg = traffic(resolve(from_table({**experiment.model_dump(), "method": {"name": "fedavg"}})))
+        plain = [f"{sum(getattr(row, way) or 0 for row in fedavg):,}" for way in ("down", "up")]  # all are known
+    except UserError as error:  # FedAvg cannot run with these settings, as with texts alone, of which it learns none
         plain, refused = ["-", "-"], str(error)
     table.add_row("FedAvg's model", "round", *plain, style="dim")
     console.print(table)
     if refused:
         say(f"FedAvg has no bytes to compare with, because it is refused with these settings: {refused}")
     say("sums of a round are bytes_down and bytes_up in clients.csv, single banks bytes_down_NAME and bytes_up_NAME")
-
-
-def fedavg_bytes(experiment: Experiment) -> tuple[int, int]:
-    """The bytes that FedAvg sends to one client and receives from it in a round of the same experiment.
-
-    Raises UserError where FedAvg cannot run with its settings, as with texts alone, of which it learns none.
-    """
-    plain = from_table({**experiment.model_dump(), "method": {"name": "fedavg"}})
-    rows = traffic(resolve(plain))
-    return sum(row.down or 0 for row in rows), sum(row.up or 0 for row in rows)  # of FedAvg all are known

@@ -136,7 +136,7 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
             f"{', '.join(whole)} have no seed in common on {apart}; leave some out with --methods or --seeds"
         )
     complete = pd.DataFrame([own.mean() for own in shared.values()])
-    less_is_better = next(iter(parts.values())).less_is_better
+    less_is_better = next(iter(parts.values())).measure.less_is_better
     ranks = complete.rank(axis="columns", ascending=less_is_better).mean().sort_values(kind="stable")
     rows = []
     for one, other in itertools.combinations(ranks.index, 2):

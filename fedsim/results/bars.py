@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Looks, lines_of, set_title, unseen, wrapped
-from fedsim.results.metrics import METRICS
 
 
 def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str, looks: Looks) -> Figure | None:
@@ -38,7 +37,7 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str, loo
     axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
     axes[0][0].set_xlim(left=start)
     # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
-    words = f"target {METRICS[comparison.metric].title} (%)"
+    words = f"target {comparison.measure.title} (%)"
     figure.supxlabel(f"{words}, axis from {start}" if start else words, fontsize=9)
     return figure
 

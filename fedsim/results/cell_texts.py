@@ -53,7 +53,7 @@ def accuracy_cells(comparison: Compared) -> dict[str, list[CellText]]:
     for _, column in texts.groupby("target", sort=False):
         # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
         shown = _of_equal_seeds(column[column["label"].isin(ranked) & (column["text"] != MISSING)])
-        ordered = sorted({float(text) for text in shown["text"]}, reverse=not comparison.less_is_better)
+        ordered = sorted({float(text) for text in shown["text"]}, reverse=not comparison.measure.less_is_better)
         for index, row in column.iterrows():
             place = ordered.index(float(row["text"])) + 1 if index in shown.index else 0
             std = "" if row["spread"] == MISSING else row["spread"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from fedsim.results.metrics import METRICS
+from fedsim.results.metrics import METRICS, Metric
 
 
 @dataclass
@@ -42,21 +42,16 @@ class Compared:
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
-    def measured(self) -> str:
-        """What the cells hold, in words."""
-        return f"{METRICS[self.metric].title} on the unseen domain"
+    def measure(self) -> Metric:
+        """The metric of the cells."""
+        return METRICS[self.metric]
 
     @property
-    def primary(self) -> bool:
-        """Whether the cells hold the task's own metric, as the records have it."""
-        return METRICS[self.metric].primary
+    def measured(self) -> str:
+        """What the cells hold, in words."""
+        return f"{self.measure.title} on the unseen domain"
 
     @property
     def most_seeds(self) -> int:
         """The largest number of seeds of one method; there is a deviation from two on."""
         return int(self.methods["seeds_begun"].max())
-
-    @property
-    def less_is_better(self) -> bool:
-        """Whether the least value of a column is its best."""
-        return METRICS[self.metric].less_is_better

@@ -8,7 +8,6 @@ from matplotlib.ticker import LogLocator
 from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Looks, Style, legend_below, set_title
-from fedsim.results.metrics import METRICS
 from fedsim.results.statistics import over_seeds
 
 FRONT = "cost-quality front"
@@ -35,8 +34,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     set_title(
         figure,
-        f"{name}: cost and {METRICS[comparison.metric].title}\n"
-        f"({comparison.rule}; {over_seeds(methods['seeds'].max())})",
+        f"{name}: cost and {comparison.measure.title}\n({comparison.rule}; {over_seeds(methods['seeds'].max())})",
     )
     for one, (column, title) in zip(axes, shown):
         factor, unit = readable(float(costs[column].max()), column)
@@ -62,7 +60,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
             )
         _scale(one, points["cost"])
         one.set_xlabel(f"{title} ({unit})")
-    axes[0].set_ylabel(f"average target {METRICS[comparison.metric].title} (%)")
+    axes[0].set_ylabel(f"average target {comparison.measure.title} (%)")
     legend_below(figure, axes, [*methods["shown"], OTHER_METHODS, FRONT])
     return figure
 

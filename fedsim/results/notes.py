@@ -43,9 +43,9 @@ def comparison_notes(comparison: Compared, published_reasons: Iterable[str], unf
         f"{comparison.measured[0].upper()}{comparison.measured[1:]} in %, {over}; "
         "averages are taken per seed first, over the seeds that have every target."
     ]
-    if comparison.less_is_better:
+    if comparison.measure.less_is_better:
         notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
-    if not comparison.primary:
+    if not comparison.measure.primary:
         notes.append("Computed from the kept predictions; classes without an image in the unseen domain are left out.")
     if comparison.select == "oracle":
         notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")

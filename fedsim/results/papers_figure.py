@@ -15,7 +15,7 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
     The line of a method joins ours and the papers' mean. None where ours and the papers share too few methods.
     """
     frame = 100 * beside_fedavg(comparison.table, experiment, comparison.targets)
-    if frame.empty or not comparison.primary:
+    if frame.empty or not comparison.measure.primary:
         return None
     frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all").sort_values(OURS)
     if len(frame) < FEWEST:

@@ -15,7 +15,7 @@ from fedsim.results.cell_texts import shown_label
 from fedsim.results.client_rows import client_key, client_metrics, layer_group
 from fedsim.results.compare import Comparison
 from fedsim.results.differences import comparable_settings, value_text
-from fedsim.results.metrics import METRICS, confusion_matrix
+from fedsim.results.metrics import confusion_matrix
 from fedsim.results.notes import missing_cells
 from fedsim.results.predictions import read_predictions
 from fedsim.results.reading import Runs, run_environment, run_folder
@@ -58,7 +58,7 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], fi
             }
         )
     return {
-        "metric": METRICS[comparison.metric].title,
+        "metric": comparison.measure.title,
         "rule": comparison.rule,
         "baseline": comparison.baseline,
         "seeds": comparison.most_seeds,
