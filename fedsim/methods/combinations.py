@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedsim.common.errors import UserError
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe, changed_fields
 from fedsim.parts.part import part_name
 
 TEXTS = ("paper", "discloses")
@@ -43,11 +43,9 @@ def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
         return second if second != standard else first
     one, other = part_name(first), part_name(second)
     if type(first) is type(second):
-        fields = [field.name for field in dataclasses.fields(first)]
-        differing = [field for field in fields if getattr(first, field) != getattr(second, field)]
         one, other = (
-            f"{part_name(part)} with " + ", ".join(f"{field} = {getattr(part, field)!r}" for field in differing)
-            for part in (first, second)
+            f"{part_name(part)} with " + ", ".join(f"{field} = {value!r}" for field, value in own.items())
+            for part, own in ((first, changed_fields(first, second)), (second, changed_fields(second, first)))
         )
     raise UserError(f"{a[0]} and {b[0]} cannot be combined: {slot} is {one} in one and {other} in the other")
 

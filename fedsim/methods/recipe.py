@@ -5,7 +5,7 @@ import json
 import logging
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from clients.parts import Augment, Batches, Companion, LocalUpdate, Objective, Report, Step, Term, Unlabelled
 from clients.recipe import ClientRecipe
@@ -112,6 +112,12 @@ def values_of(recipe: Recipe) -> dict[str, JsonTable]:
     """The values of all fields by slot and part, as JSON gives them back: {"terms.proximal": {"mu": 0.1}}."""
     table = {f"{slot}.{part_name(part)}": dataclasses.asdict(part) for slot, part in recipe.pairs}
     return json.loads(json.dumps(table, default=str))
+
+
+def changed_fields(part: Part, other: Part) -> dict[str, Any]:
+    """{field: its value} of those in which a part differs from another one of its class."""
+    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return {name: value for name, value in values.items() if value != getattr(other, name)}
 
 
 def in_order(recipe: Recipe) -> Recipe:

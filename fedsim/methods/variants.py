@@ -1,6 +1,5 @@
 """A text with the changes of a run's recipe to its row; it is part of the name of the run's folder and of its label."""
 
-import dataclasses
 import hashlib
 import re
 
@@ -8,7 +7,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.values import JsonTable
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, parts_in, validated, values_for
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, values_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, changed_fields, values_of
 from fedsim.methods.registry import shipped_parts
 from fedsim.parts.part import Part, named_part, part_name
 from fedsim.settings.experiment import Experiment
@@ -94,9 +93,7 @@ def _reference(part: Part, row: Recipe, values: JsonTable) -> Part:
 
 def _field_words(part: Part, reference: Part) -> list[str]:
     """`name.field=value` for every field in which two parts of one class differ."""
-    names = [field.name for field in dataclasses.fields(part)]
-    changed = [name for name in names if getattr(part, name) != getattr(reference, name)]
-    return [f"{part_name(part)}.{name}={_text(getattr(part, name))}" for name in changed]
+    return [f"{part_name(part)}.{name}={_text(value)}" for name, value in changed_fields(part, reference).items()]
 
 
 def _text(value: object) -> str:

@@ -15,7 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import parts_in, toml_value
-from fedsim.methods.recipe import Recipe
+from fedsim.methods.recipe import Recipe, changed_fields
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import Part, part_name
@@ -61,10 +61,8 @@ def words_of(options: Sequence[Option], base: Experiment) -> list[str]:
     words = [f"method.add={toml_value(names)}"] if added else []
     for part in parts:
         name = part_name(part)
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            if value != getattr(made[name], field.name):
-                words.append(f"method.{name}.{field.name}={toml_value(value)}")
+        changed = changed_fields(part, made[name])
+        words += [f"method.{name}.{field}={toml_value(value)}" for field, value in changed.items()]
     return words
 
 

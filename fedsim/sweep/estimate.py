@@ -81,9 +81,8 @@ def _has_its_methods_step(experiment: Experiment) -> bool:
 def _step_parts(method: Mapping[str, Any], experiment: Experiment) -> list[tuple[type, dict[str, Any]]]:
     """The parts of a step, each with its fields except decimal numbers and tuples of them."""
     parts = [part for slot, part in assemble(method, experiment.parts).pairs if slot in STEP_SLOTS]
-    fields = [{field.name: getattr(part, field.name) for field in dataclasses.fields(part)} for part in parts]
-    plain = [{name: value for name, value in own.items() if not _decimal(value)} for own in fields]
-    return list(zip(map(type, parts), plain, strict=True))
+    fields = [(type(part), dataclasses.asdict(part)) for part in parts]
+    return [(kind, {name: value for name, value in own.items() if not _decimal(value)}) for kind, own in fields]
 
 
 def _decimal(value: Any) -> bool:
