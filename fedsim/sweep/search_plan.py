@@ -6,7 +6,7 @@ The score comes from the source clients' validation alone. Nothing that was meas
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class PlannedSearch:
     trials: list[Trial]
     overrides: Sequence[str]
     preset: str
-    cells_of: Callable[[dict[str, str]], list[Cell]] = lambda point: []
+    shared: Readers | None = None
 
     @property
     def cells(self) -> list[Cell]:
@@ -166,7 +166,7 @@ class PlannedSearch:
         known = {cell.folder: cell for cell in self.cells}
         for number in range(len(self.trials), len(every)):
             point, first = every[number], alike[number]
-            cells = self.trials[first].cells if first < number else _cells(number, point, self.cells_of)
+            cells = self.trials[first].cells if first < number else self.cells_of(number, point)
             for cell in cells:
                 other = known.setdefault(cell.folder, cell).experiment
                 if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
@@ -174,6 +174,17 @@ class PlannedSearch:
                         f"trial {number} shares the folder {cell.folder} with another one; search other values"
                     )
             self.trials.append(Trial(number, point, first, [known[cell.folder] for cell in cells]))
+
+    def cells_of(self, number: int, point: dict[str, str]) -> list[Cell]:
+        """The cells of a new trial; those of trial 0 have the file's own values."""
+        search, grid = self.search, [f"{key}={text}" for key, text in point.items()]
+        axes = Axes([search.method], search.targets, search.seeds, grid)
+        try:
+            return plan_cells(self.config, axes, self.overrides, self.preset, self.shared)
+        except UserError as error:
+            if not point:
+                raise
+            raise UserError(f"trial {number} ({', '.join(grid)}): {error}") from None
 
     @property
     def folder(self) -> Path:
@@ -202,28 +213,12 @@ def plan_search(
     search = replace(search, method=method)
     experiment = read_experiment(config, [*overrides, f"method.name={method}"], preset)
     knobs = find_space(search.space, experiment, overrides)
-    shared = shared or readers()
-
-    def cells_of(point: dict[str, str]) -> list[Cell]:
-        axes = Axes([method], search.targets, search.seeds, [f"{key}={text}" for key, text in point.items()])
-        return plan_cells(config, axes, overrides, preset, shared)
-
-    target = cells_of({})[0].experiment.run.target
+    plan = PlannedSearch(config, search, knobs, {}, [], overrides, preset, shared or readers())
+    target = plan.cells_of(0, {})[0].experiment.run.target
     words = [*overrides, f"method.name={method}", f"run.target={json.dumps(target, ensure_ascii=False)}"]
-    own = own_values(knobs, lambda *more: read_experiment(config, [*words, *more], preset))
-    plan = PlannedSearch(config, search, knobs, own, [], overrides, preset, cells_of)
+    plan.own = own_values(knobs, lambda *more: read_experiment(config, [*words, *more], preset))
     plan.read()
     return plan
-
-
-def _cells(number: int, point: dict[str, str], cells_of: Callable[[dict[str, str]], list[Cell]]) -> list[Cell]:
-    try:
-        return cells_of(point)
-    except UserError as error:
-        if not point:
-            raise
-        words = ", ".join(f"{key}={text}" for key, text in point.items())
-        raise UserError(f"trial {number} ({words}): {error}") from None
 
 
 def validation_of(cell: Cell, on_target: bool = False) -> float | str:
