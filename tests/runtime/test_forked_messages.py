@@ -2,17 +2,20 @@
 
 import os
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from support import small_experiment, tiny_experiment
 
+import fedsim.runtime.watched
 from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import resolve
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.forked_process import ForkedProcess
+from fedsim.runtime.watched import lonely_grid
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import arrays_of
@@ -90,22 +93,28 @@ def test_a_process_that_is_late_is_ended(tmp_path):
     grid.close()
 
 
+def slow(message, context):
+    time.sleep(0.4 if context.node_id == 2 else 0.04)  # longer than five others together
+    return Message(RecordDict({"pid": ConfigRecord({"pid": os.getpid()})}), reply_to=message)
+
+
+def served(grid, nodes):
+    replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in nodes])
+    return [(reply.metadata.src_node_id, reply.content["pid"]["pid"]) for reply in replies]
+
+
 def test_a_process_takes_its_own_clients_first_and_those_of_another_rather_than_nothing(tmp_path):
-    """Node 2 takes longer than five others together."""
-
-    def slow(message, context):
-        time.sleep(0.4 if context.node_id == 2 else 0.04)
-        return Message(RecordDict({"pid": ConfigRecord({"pid": os.getpid()})}), reply_to=message)
-
     plan = resolve(tiny_experiment(tmp_path, data={"clients_per_domain": 2}, run={"processes": 2}))
-    grid = ForkedGrid(slow, plan, 6)
-
-    def served(nodes):
-        replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in nodes])
-        return {reply.metadata.src_node_id: reply.content["pid"]["pid"] for reply in replies}
-
-    first, second, others = served(range(2, 8)), served(range(2, 8)), served(range(3, 8))
-    grid.close()
+    with closing(ForkedGrid(slow, plan, 6)) as grid:
+        first, second, others = (dict(served(grid, range(start, 8))) for start in (2, 2, 3))
     assert [list(first.values()).count(pid) for pid in (first[2], first[7])] == [1, 5]
     assert second == first
     assert set(others.values()) == set(first.values())
+
+
+def test_a_process_that_check_method_gives_a_client_serves_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(fedsim.runtime.watched, "app", slow)
+    with closing(lonely_grid(resolve(tiny_experiment(tmp_path)))) as grid:
+        first, busy = served(grid, (2, 3, 4)), served(grid, (2, 2, 4))
+    assert len({pid for _, pid in first}) == 3
+    assert set(busy) < set(first)
