@@ -49,9 +49,9 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
     def handle(message: Message, context: Context) -> Message:
         try:
+            message.content = unpack(message.content)
             limit = float(str(config_of(message.content).get("timeout", 0)))
             with time_limit(limit) if limit and is_site(context) else contextlib.nullcontext():
-                message.content = unpack(message.content)
                 content = handler(message, context)
                 content["echo"] = echo_of(message, context)
         except UserError as error:

@@ -18,6 +18,10 @@ PRIVATE = {
     # a grid of our own
     "flwr.supercore.run:Run": "the run to which the messages of a simulation belong",
     "flwr.supercore.task_identity:TaskIdentity": "the node in whose name messages are made",
+    # messages as one record
+    "flwr.common.serde:recorddict_to_proto": "a message's content as protobuf",
+    "flwr.common.serde:recorddict_from_proto": "the content that protobuf holds",
+    "flwr.proto.recorddict_pb2:RecordDict": "the form of that protobuf",
     # replies that are fetched part by part, and refused when they are too large
     "flwr.superlink.grid.http_grid:HttpGrid": "the grid of a SuperLink",
     "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": "the connection of a server app to the SuperLink",

@@ -1,14 +1,18 @@
-"""All tensors of a record in one Array of a message, because Flower sends every Array in requests of its own.
+"""A message in few parts, because Flower sends every record and every Array in requests of its own.
 
-In a deployment each Array costs two HTTP requests between each two of server app, SuperLink, SuperNode and client app.
-A record is therefore packed just before Flower takes the message and unpacked just after. No other code sees packed
-records, and the bytes of the tensors are the same.
+In a deployment each of them costs two HTTP requests between each two of server app, SuperLink, SuperNode and client
+app. A message is therefore packed just before Flower takes it and unpacked just after. No other code sees packed
+messages, and the bytes of the tensors are the same.
 
-The packed record has one Array `packed-1` of type uint8 with this content:
+Each record with tensors gets one Array `packed-1` of type uint8, which messages with the same record share, with this
+content:
 
     8 bytes      length of the header, little-endian
     header       JSON: [[name, dtype, shape, serialization, bytes], ...], at most MOST_HEADER bytes
     payloads     the Arrays' own bytes (`.npy`), one after the other in the header's order
+
+A message of few bytes (MOST_WHOLE) then becomes one ConfigRecord `whole-1`, whose one value is the packed content as
+Flower writes it (protobuf).
 
 Nothing is unpickled. Every length is compared before anything is cut: the payloads fill the rest of the buffer exactly,
 so that unpacking never makes a record larger.
@@ -20,23 +24,24 @@ from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from google.protobuf.message import DecodeError
 
+from fedsim.flower.private import private
 from fedsim.tensors.arrays import record_of, record_to_arrays, state_to_record
-from fedsim.tensors.records import arrays_of, config_of, configs_of
+from fedsim.tensors.records import arrays_of, config_of
 
-PACKED = "packed-1"
+PACKED, WHOLE = "packed-1", "whole-1"
 ANSWER = "packed"  # key of a message's config that asks for a packed reply
+MOST_WHOLE = 1 << 18  # bytes of a message that is sent as one record
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
 
 
 def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
     """The content of a message, packed, with a config that asks for a packed reply (ANSWER). `known`: see `pack`."""
-    content = pack(content, known)
-    configs = configs_of(content)
-    if "config" not in configs:
-        return content
-    return RecordDict({**content, "config": ConfigRecord({**configs["config"], ANSWER: True})})
+    if "config" in content:
+        content = RecordDict({**content, "config": ConfigRecord({**config_of(content), ANSWER: True})})
+    return pack(content, known)
 
 
 def answer(request: RecordDict, content: RecordDict) -> RecordDict:
@@ -45,14 +50,23 @@ def answer(request: RecordDict, content: RecordDict) -> RecordDict:
 
 
 def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
-    """The content of a message with every record of several tensors packed; the content itself when there is none.
+    """The content of a message as one record, or with every record of several tensors packed; itself when it is none.
 
     `known`: packed records by the identity of their record, kept between messages that share records.
     """
     known = {} if known is None else known
     records = arrays_of(content)
     known.update({id(record): pack_record(record) for record in records.values() if id(record) not in known})
-    return _with(content, {name: known[id(record)] for name, record in records.items()})
+    content = _with(content, {name: known[id(record)] for name, record in records.items()})
+    return _whole(content) if records or len(content) > 1 else content
+
+
+def _whole(content: RecordDict) -> RecordDict:
+    """Packed content as one record; the content itself when it is too large for that."""
+    if sum(len(array.data) for record in arrays_of(content).values() for array in record.values()) > MOST_WHOLE:
+        return content
+    whole = private("flwr.common.serde:recorddict_to_proto")(content).SerializeToString()
+    return RecordDict({WHOLE: ConfigRecord({WHOLE: whole})}) if len(whole) <= MOST_WHOLE else content
 
 
 def unpack(content: RecordDict) -> RecordDict:
@@ -61,6 +75,8 @@ def unpack(content: RecordDict) -> RecordDict:
     Raises ValueError with the name of the record when a packed record is malformed. Tensors are views of the packed
     bytes.
     """
+    if set(content) == {WHOLE}:
+        content = _unpack_whole(config_of(content, WHOLE).get(WHOLE))
     records = {}
     for name, record in arrays_of(content).items():
         try:
@@ -70,9 +86,20 @@ def unpack(content: RecordDict) -> RecordDict:
     return _with(content, records)
 
 
+def _unpack_whole(whole: object) -> RecordDict:
+    """The content that these bytes hold; ValueError when they are too many or hold none."""
+    if not isinstance(whole, bytes) or len(whole) > MOST_WHOLE:
+        raise ValueError(f"a packed message that is not bytes, or more than {MOST_WHOLE} of them")
+    try:
+        message = private("flwr.proto.recorddict_pb2:RecordDict").FromString(whole)
+        return private("flwr.common.serde:recorddict_from_proto")(message)
+    except (DecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"a packed message that Flower cannot read: {' '.join(str(error).split())}") from None
+
+
 def pack_record(record: ArrayRecord) -> ArrayRecord:
-    """One record, packed; the record itself when it has fewer than two tensors or too long a header."""
-    if len(record) < 2:
+    """One record, packed; the record itself when it has no tensors or too long a header."""
+    if not record:
         return record
     table = [[name, array.dtype, array.shape, array.stype, len(array.data)] for name, array in record.items()]
     header = json.dumps(table, separators=(",", ":")).encode()
