@@ -7,7 +7,7 @@ Beside Flower's own work it
 - ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
 - tries again where a link is cut in a TLS handshake (Flower gives the site's reply up);
 - sends a heartbeat soon after a cut, before the site counts as gone;
-- asks for work more often while a run goes on than when nothing happens;
+- asks for work more often soon after a message than when nothing happens;
 - ends the task of a message whose run ended while it was fetched or confirmed. Flower 1.41 leaves the task as it is:
   the client process, which does one task after the other, waits for parts that never come. Or it answers a message that
   the SuperNode has forgotten, and all later answers are sent one message too late;
@@ -27,13 +27,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fedsim.common import polling
 from fedsim.common.errors import UserError
 from fedsim.deploy.bundles import Pins
 from fedsim.deploy.warm_client import look_often, write_program
 from fedsim.flower.private import private, replace
 
-IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.25  # between two questions for work: without a run, and while one goes on
-BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
+IDLE_SECONDS, REPLY_SECONDS = 3.0, 0.5  # Flower's waits between two questions for work, and for the client's reply
 HEARTBEAT_SECONDS = 2  # the longest wait after a failed heartbeat; Flower's 20 s can make a minute of a cut of 30 s
 ENDED = 75  # exit code: the polling ended
 NODE_CONFIG = "--node-config"
@@ -179,11 +179,13 @@ def keep_trying(contact: ContactFile) -> None:
 
 
 def pause(contact: ContactFile) -> Callable[[float], None]:
-    """Flower's waits of its main loop: its 3 s between two questions become short while a run goes on."""
+    """Flower's waits of its main loop: its 3 s between two questions become short soon after a message."""
 
     def sleep(seconds: float) -> None:
-        if seconds == IDLE_SECONDS and time.monotonic() - contact.worked < BUSY_FOR_SECONDS:
-            seconds = BUSY_SECONDS
-        time.sleep(min(seconds, IDLE_SECONDS) if seconds != 0.5 else 0.1)  # 0.5: while the client works
+        if seconds == IDLE_SECONDS:
+            seconds = polling.pause(time.monotonic() - contact.worked)
+        elif seconds == REPLY_SECONDS:
+            seconds = 0.05  # no question for the server
+        time.sleep(min(seconds, IDLE_SECONDS))
 
     return sleep

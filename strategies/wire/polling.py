@@ -8,12 +8,11 @@ from itertools import islice
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
+from fedsim.common.polling import pause
 from strategies.wire.packing import packed_message
 from strategies.wire.pulling import Puller, is_flowers_own
 from strategies.wire.wrapped_grid import WrappedGrid
 
-FIRST_SECONDS, LAST_SECONDS = 0.2, 3.0  # between two requests; each is a write to the SuperLink's database
-SHARE = 1 / 20  # a request is late by at most this fraction of the time waited so far
 LARGEST_REPLY = 1 << 30  # bytes, where the expected size is not known
 KEPT_MESSAGES = 1000  # the largest number of unanswered messages that are remembered
 WINDOW = 100  # the largest number of messages of a phase that are sent and not answered
@@ -71,8 +70,8 @@ class QuickGrid(WrappedGrid):
             if (not waiting and not fresh) or (timeout is not None and waited >= timeout):
                 break
             if waiting:
-                pause = min(max(FIRST_SECONDS, SHARE * (time.monotonic() - quiet_since)), LAST_SECONDS)
-                time.sleep(pause if timeout is None else min(pause, timeout - waited))
+                seconds = pause(time.monotonic() - quiet_since)
+                time.sleep(seconds if timeout is None else min(seconds, timeout - waited))
         self._forget(waiting)
 
     def _forget(self, keys: Iterable[str]) -> None:

@@ -7,12 +7,14 @@ import time
 from functools import partial
 from importlib import import_module
 from itertools import islice
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from flwr.common import constant
 from flwr.supercore.heartbeat import HeartbeatSender
 
+from fedsim.deploy import supernode
 from fedsim.deploy.supernode import CONNECTION, ContactFile, keep_trying
 
 MODULES = [(import_module(CONNECTION[:-1]), "make_simple_http_retry_invoker")]
@@ -76,3 +78,17 @@ def test_a_cut_of_half_a_minute_ends_before_the_site_counts_as_gone(contact):
     pause = share * (constant.HEARTBEAT_DEFAULT_INTERVAL - constant.HEARTBEAT_CALL_TIMEOUT)
     late = pause + 30 + max(waits) + constant.HEARTBEAT_CALL_TIMEOUT  # of a try that began before the end of the cut
     assert late < constant.HEARTBEAT_PATIENCE * constant.HEARTBEAT_DEFAULT_INTERVAL
+
+
+@pytest.mark.parametrize(("flowers", "since", "ours"), [
+    (supernode.IDLE_SECONDS, 1.0, 0.25),  # for work, a second after the last message
+    (supernode.IDLE_SECONDS, 20.0, 1.0),
+    (supernode.IDLE_SECONDS, 3600.0, 3.0),
+    (supernode.REPLY_SECONDS, 1.0, 0.05),  # for the client's reply, without a question for the server
+    (60.0, 1.0, 3.0),
+])  # fmt: skip
+def test_a_site_asks_soon_after_a_message_and_seldom_long_after(contact, monkeypatch, flowers, since, ours):
+    slept, now = [], contact.worked + since
+    monkeypatch.setattr(supernode, "time", SimpleNamespace(monotonic=lambda: now, sleep=slept.append))
+    supernode.pause(contact)(flowers)
+    assert slept == [pytest.approx(ours)]

@@ -109,7 +109,7 @@ def test_replies_are_collected_soon_after_they_came_until_the_time_is_over(monke
     monkeypatch.setattr(polling, "time", clock)
     assert clock.replies(a=0.0, b=5.0, c=100.0) == ["a", "b", "c"]
     assert clock.now < 103.1
-    assert (clock.pauses[0], clock.pauses[-1]) == (polling.FIRST_SECONDS, 3.0)
+    assert (clock.pauses[0], clock.pauses[-1]) == (0.25, 3.0)
     assert len(clock.pauses) < 100
     clock.now = 0.0
     assert clock.replies(timeout=10.0) == []
