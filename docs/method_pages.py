@@ -107,7 +107,7 @@ def results(name: str) -> list[str]:
     lines = ["## Results here", ""]
     found = list(results_of(name))
     for table in found:
-        lines += [f"[{table.title}](../tables.md#{table.anchor}):", ""]
+        lines += [f"[{table.title}](../{table.place}):", ""]
         lines += [f"| {' | '.join(row)} |" for row in (table.heads, ["---"] * len(table.heads), *table.rows)]
         lines.append("")
     return lines if found else [*lines, "[The tables](../tables.md) have no run of this method yet."]

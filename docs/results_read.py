@@ -1,4 +1,4 @@
-"""Reads the tables of `tables.md`, so that each method's page can show its own rows."""
+"""Reads the tables of the pages of results, so that each method's page can show its own rows."""
 
 import re
 from collections.abc import Iterator
@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from fedsim.methods.table import METHODS
 
-FILE = Path(__file__).with_name("tables.md")
+FOLDER = Path(__file__).with_name("tables")
+PAGES = ("digits", "pacs", "segmentation", "rotated-mnist", "combinations", "why")
 
 
 class Results(NamedTuple):
-    """A table with a column `method`: its section's title and anchor, its heads, and its rows."""
+    """A table with a column `method`: its section's title, page and anchor, its heads, and its rows."""
 
     title: str
-    anchor: str
+    place: str
     heads: list[str]
     rows: list[list[str]]
 
@@ -28,8 +29,8 @@ def methods_in(cell: str) -> set[str]:
 
 @cache
 def tables() -> list[Results]:
-    """All tables of methods, in the order of the page."""
-    return list(_tables(FILE.read_text()))
+    """All tables of methods, in the order of the pages."""
+    return [table for page in PAGES for table in _tables(page)]
 
 
 def results_of(method: str) -> Iterator[Results]:
@@ -49,9 +50,9 @@ def digits() -> dict[str, dict[str, str]]:
     return {name: row for row in rows for name in methods_in(row["method"])}
 
 
-def _tables(text: str) -> Iterator[Results]:
+def _tables(page: str) -> Iterator[Results]:
     title, number, seen, heads, rows = "", 0, [], [], []
-    for line in [*text.splitlines(), ""]:
+    for line in [*(FOLDER / f"{page}.md").read_text().splitlines(), ""]:
         if line.startswith("#"):
             title, number = line.lstrip("# "), 0
             seen.append(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"))
@@ -64,7 +65,7 @@ def _tables(text: str) -> Iterator[Results]:
                 number += 1
                 yield Results(
                     title + (f", table {number}" if number > 1 else ""),
-                    seen[-1] + (f"-{again}" if again else ""),
+                    f"tables/{page}.md#{seen[-1]}" + (f"-{again}" if again else ""),
                     heads,
                     rows[1:],
                 )

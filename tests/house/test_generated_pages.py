@@ -93,8 +93,8 @@ def test_a_method_has_its_paper_recipe_results_and_source(pages):
         assert "{math}" in text, name
     assert cited == {paper.citation for paper in papers()}
     text = (pages / "methods" / "gperxan.md").read_text()
-    assert "[Digits](../tables.md#digits):\n\n| rank | method |" in text
-    second = "[Digit masks (segmentation), table 2](../tables.md#digit-masks-segmentation):"
+    assert "[Digits](../tables/digits.md#digits):\n\n| rank | method |" in text
+    second = "[Digit masks (segmentation), table 2](../tables/segmentation.md#digit-masks-segmentation):"
     assert second in (pages / "methods" / "elcfs.md").read_text()
     assert re.search(r"^\| 18 \| gperxan \|.*\n\| 35 \| FedAvg \|", text, re.M)
     assert "of the paper is a stage: its checkpoint with" in text
