@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from fedsim.results.callbacks import RunCallback
-from fedsim.run.plan import complete, resolve
+from fedsim.run.plan import complete, resolve, run_folder
 from fedsim.run.serve import serve
 from fedsim.runtime.watched import WatchedGrid as SpyGrid
 from fedsim.settings.experiment import Experiment, from_table
@@ -59,6 +60,13 @@ def run_small(experiment: Experiment, *callbacks: object, tamper: Callable | Non
     plan = resolve(experiment)
     grid = SpyGrid(len(plan.clients), tamper)
     return serve(grid, plan, callbacks), grid
+
+
+def interrupt(experiment: Experiment, after_round: int) -> Path:
+    """Run an experiment inline until Ctrl-C after this round; returns its folder."""
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, Interrupt(after_round))
+    return run_folder(experiment)
 
 
 def numbers(file: Path) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from small_round import CONFIG, changed, client_of, digits_net, fit, small_round, snapshot
-from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
+from support import interrupt, numbers, run_small, small_experiment, tiny_experiment
 
 from clients.companions.ditto import Ditto
 from clients.local_round import LocalRound
@@ -23,7 +23,6 @@ from fedsim.methods.recipe import Recipe
 from fedsim.models.layout import evaluating
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.run.checkpoint import load_checkpoint
-from fedsim.run.plan import run_folder
 from strategies.parts import Share
 from strategies.weights.by_examples import ByExamples
 
@@ -208,9 +207,7 @@ def test_server_parts_know_the_classes_and_records_name_those_that_are_missing(t
 
     monkeypatch.setattr(ByExamples, "weigh", counting)
     experiment = small_experiment(tmp_path, data={**SKEWED, "fraction": 0.05}, train={"rounds": 2})
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(1))
-    folder = run_folder(experiment)
+    folder = interrupt(experiment, 1)
     counts = load_checkpoint(folder / "checkpoint").state.parts["weights"]["counts"]
     assert len(counts) == 6
     clients = numbers(folder / "clients.csv").query("round == 1").set_index("client")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from small_round import colour_images, small_data, small_round
-from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
+from support import interrupt, numbers, run_small, small_experiment, tiny_experiment
 from torch import nn
 
 from clients.companions.ditto import Ditto
@@ -112,8 +112,7 @@ def test_personal_models_survive_a_kill_and_keep_their_batch_norm(tmp_path, run)
     A method without anything personal is refused in one line."""
     folder, experiment = run
     again = experiment.replace(run={"output": str(tmp_path)})
-    with pytest.raises(KeyboardInterrupt):
-        run_small(again, Interrupt(after_round=2))
+    interrupt(again, 2)
     close_workspaces()
     resumed, _ = run_small(again)
     assert numbers(resumed / "clients.csv").equals(numbers(folder / "clients.csv"))

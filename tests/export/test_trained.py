@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file
-from support import Interrupt, run_small, small_experiment
+from support import interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
 import fedsim
@@ -24,7 +24,6 @@ from fedsim.export.features import plot_features
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.run.checkpoint import write_arrays
-from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces
 
 FEW = {"data": {"domains": ["rot0", "rot15", "rot45"]}, "train": {"rounds": 2}}
@@ -97,16 +96,13 @@ def test_entries_after_a_kill(runs, tmp_path):
     """A run that was killed between the checkpoint of its best round and these files writes them when it continues."""
     best = int(pd.read_csv(runs("copa") / "summary.csv")["best_validation_round"][0])
     other = small_experiment(tmp_path, "copa", **FEW)
-    with pytest.raises(KeyboardInterrupt):
-        run_small(other, Interrupt(best))
-    broken = resolve(other).folder
+    broken = interrupt(other, best)
     shutil.rmtree(broken / "inference")
     close_workspaces()
     run_small(other)
     for which in ("best", "last"):
-        one, two = (load_file(folder / "inference" / f"{which}.safetensors") for folder in (runs("copa"), broken))
-        assert one.keys() == two.keys()
-        assert all(np.array_equal(one[key], two[key]) for key in one)
+        files = [folder / "inference" / f"{which}.safetensors" for folder in (runs("copa"), broken)]
+        np.testing.assert_equal(*map(load_file, files))
 
 
 def test_folder_of_images(runs, tmp_path):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import Interrupt, run_small, small_experiment
+from support import interrupt, run_small, small_experiment
 
 from fedsim.client_app import app
 from fedsim.common.errors import UserError
@@ -114,8 +114,7 @@ def test_versions_of_packages_and_hashes_of_files(module, monkeypatch):
 def test_a_run_that_goes_on_with_other_code_says_so(module, tmp_path):
     data = {"domains": ["rot0", "rot15", "rot45"], "fraction": 0.05}
     experiment = small_experiment(tmp_path / "out", "ownrow:row", data=data, train={"rounds": 2})
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(1))
+    interrupt(experiment, 1)
     module.write_text(MODULE + "# changed\n")
     folder, _ = run_small(experiment)
     record = json.loads((folder / "environment.json").read_text())

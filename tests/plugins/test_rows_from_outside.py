@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import Interrupt, run_small, small_experiment
+from support import interrupt, run_small, small_experiment
 
 from clients.objective.consistent_views import ConsistentViews
 from clients.parts import Term, Unlabelled
@@ -24,7 +24,7 @@ from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.methods.variants import method_label
 from fedsim.run.checkpoint import load_checkpoint
-from fedsim.run.plan import resolve, run_folder
+from fedsim.run.plan import resolve
 from fedsim.settings.experiment import Experiment
 from strategies.parts import Bank, RefusedUpdateError, Visit
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
@@ -178,10 +178,7 @@ def experiment_of(tmp_path, row, failure):
 
 @pytest.mark.parametrize(("row", "victim"), [("before", "rot15"), ("after", "rot15"), ("visit", "rot45")])
 def test_the_client_fails_and_the_rest_is_used(tmp_path, row, victim):
-    experiment = experiment_of(tmp_path, row, "continue")
-    with pytest.raises(KeyboardInterrupt):  # after the round, so that its checkpoint is there
-        run_small(experiment, Interrupt(1))
-    folder = run_folder(experiment)
+    folder = interrupt(experiment_of(tmp_path, row, "continue"), 1)  # so that the round's checkpoint is there
     rows = pd.read_csv(folder / "clients.csv").query("round == 1").set_index("client")
     assert "its sum is negative" in rows.loc[victim, "status"]
     assert (rows.drop(index=victim)["status"] == "ok").all()

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from invented import embedded, write_grid
-from support import Interrupt, run_small, tiny_experiment
+from support import interrupt, run_small, tiny_experiment
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
@@ -98,8 +98,7 @@ def test_a_run_keeps_what_its_rules_select(tmp_path):
     kept = {file: file.read_bytes() for file in (folder / "predictions").iterdir()}
     assert set(kept) == {predictions_file(folder, int(summary[f"{rule}_round"])) for rule in RULES}
     again = tiny_experiment(tmp_path / "b", method, rounds=3, run={"checkpoint_every": 2})
-    with pytest.raises(KeyboardInterrupt):
-        run_small(again, Interrupt(1))
+    interrupt(again, 1)
     other, _ = run_small(again)
     assert {file.name: file.read_bytes() for file in (other / "predictions").iterdir()} == {
         file.name: content for file, content in kept.items()

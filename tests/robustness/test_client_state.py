@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Interrupt, numbers, run_small, tiny_experiment
+from support import interrupt, numbers, run_small, tiny_experiment
 
 from clients.store import ClientStore
 from fedsim.common.errors import UserError
-from fedsim.run.plan import run_folder
 from fedsim.run.workspace import close_workspaces
 
 VICTIM = "rot15"
@@ -88,10 +87,9 @@ def fedbn(output, rounds=3, **run):
 
 def test_another_state_stops_the_run_in_one_line_or_loses_one_client_when_asked(tmp_path):
     """A restored backup; then an emptied folder, without which the other clients go on."""
-    with pytest.raises(KeyboardInterrupt):
-        run_small(fedbn(tmp_path), Interrupt(2))
+    folder = interrupt(fedbn(tmp_path), 2)
     close_workspaces()  # a run is resumed in a new process
-    state = run_folder(fedbn(tmp_path)) / "state" / VICTIM
+    state = folder / "state" / VICTIM
     for file in state.glob("personal-*"):
         file.rename(state / "personal-000001.safetensors")
     with pytest.raises(UserError, match=f"^client {VICTIM}: the state of client '{VICTIM}' is of round 1 in .*round 2"):

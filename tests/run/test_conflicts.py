@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from flwr.app import Error, Message
 from image_trees import write_tree
-from support import Interrupt, run_small, small_experiment, tiny_experiment
+from support import interrupt, run_small, small_experiment, tiny_experiment
 
 from fedsim.commands.runs import run_one
 from fedsim.common.errors import ClientFailedError, UserError
@@ -33,8 +33,7 @@ def folders(tmp_path_factory):
         return small_experiment(place / state, **given)
 
     launch(asked("finished"))
-    with pytest.raises(KeyboardInterrupt):
-        run_small(asked("stopped"), Interrupt(1))
+    interrupt(asked("stopped"), 1)
     return asked
 
 
@@ -74,8 +73,7 @@ def five_rounds(output):
 def stopped(tmp_path_factory):
     """The output of a run that was stopped after round 3; its checkpoint is of round 2."""
     output = tmp_path_factory.mktemp("stopped")
-    with pytest.raises(KeyboardInterrupt):
-        run_small(five_rounds(output), Interrupt(3))
+    interrupt(five_rounds(output), 3)
     return output
 
 
@@ -158,8 +156,7 @@ def test_records_and_folders_of_others_stay(tmp_path, monkeypatch):
 
     for _ in range(2):
         assert refused(experiment, "no") == {"notes.txt"}
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(after_round=1))
+    interrupt(experiment, 1)
     for changed, said in ((experiment, "no"), (tiny_experiment(tmp_path, rounds=9), "holds a run with other settings")):
         assert {"experiment.toml", "environment.json", "rounds.csv", "notes.txt"} <= refused(changed, said)
         assert load_checkpoint(folder / "checkpoint").round == 1

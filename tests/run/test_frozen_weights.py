@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from support import Interrupt, run_small, tiny_experiment
+from support import interrupt, run_small, tiny_experiment
 
 import fedsim
 from fedsim.common.errors import UserError
@@ -36,8 +36,7 @@ def test_a_run_is_not_resumed_or_loaded_with_other_frozen_weights(tmp_path):
     """It was stopped after its first round; then another file came to the same path."""
     write_weights(tmp_path / "own.pth", 1)
     stopped = linear_probe(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run_small(stopped, Interrupt(1))
+    interrupt(stopped, 1)
     write_weights(tmp_path / "own.pth", 2)
     with pytest.raises(UserError, match=r"began with another file '.*own.pth'"):
         run_small(stopped)
@@ -62,8 +61,7 @@ def test_another_file_of_initial_weights_is_another_run(tmp_path):
     write_weights(tmp_path / "own.pth", 1)
     folder, _ = run_small(trained_whole(tmp_path))
     assert "frozen" not in json.loads((folder / "environment.json").read_text())
-    with pytest.raises(KeyboardInterrupt):
-        run_small(trained_whole(tmp_path, "fedprox"), Interrupt(0))
+    interrupt(trained_whole(tmp_path, "fedprox"), 0)
     write_weights(tmp_path / "own.pth", 2)
     plan = resolve(trained_whole(tmp_path))
     again = (plan.folder, plan.experiment, plan.recipe)

@@ -5,7 +5,7 @@ import json
 import pytest
 from flwr.app import Context, RecordDict
 from image_trees import write_tree
-from support import Interrupt, numbers, run_small, small_experiment, tiny_experiment
+from support import interrupt, numbers, run_small, small_experiment, tiny_experiment
 
 from fedsim.client_app import node_clients
 from fedsim.common.errors import UserError
@@ -104,9 +104,8 @@ def test_a_resumed_run_records_both_and_a_table_says_it(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         actual = session.environment
         patch.setattr(session, "environment", lambda: actual() | {"python": "3.9.0"})
-        with pytest.raises(KeyboardInterrupt):
-            run_small(tiny_experiment(tmp_path, rounds=3), Interrupt(2))
-    record = json.loads(next(tmp_path.rglob("environment.json")).read_text())
+        folder = interrupt(tiny_experiment(tmp_path, rounds=3), 2)
+    record = json.loads((folder / "environment.json").read_text())
     assert not {"earlier", "from_round"} & record.keys()
     folder, _ = run_small(tiny_experiment(tmp_path, rounds=3, run={"on_client_failure": "continue"}))
     record = json.loads((folder / "environment.json").read_text())

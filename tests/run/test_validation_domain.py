@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from image_trees import write_tree
-from support import Interrupt, run_small, small_experiment, tiny_experiment
+from support import interrupt, run_small, small_experiment, tiny_experiment
 
 from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
@@ -14,7 +14,7 @@ from fedsim.results.differences import comparable_settings
 from fedsim.run import session
 from fedsim.run.checkpoint import link_file, unfinished, write_arrays
 from fedsim.run.inference_bank import kept_entries, round_of, take_over_best
-from fedsim.run.plan import complete, resolve, run_folder
+from fedsim.run.plan import complete, resolve
 from fedsim.settings.experiment import Experiment
 from fedsim.sweep import Axes
 from fedsim.sweep.plan import plan_cells
@@ -129,8 +129,7 @@ def test_the_first_of_equal_rounds_is_kept(tmp_path, scores, stop):
     scores |= TIED
     experiment = tiny_experiment(tmp_path, rounds=3)
     if stop:
-        with pytest.raises(KeyboardInterrupt):
-            run_small(experiment, Interrupt(stop))
+        interrupt(experiment, stop)
     folder, _ = run_small(experiment)
     check_kept(folder, 1)
     assert (folder / "predictions" / "round000001.safetensors").is_file()
@@ -144,9 +143,7 @@ def test_a_model_of_an_interrupted_attempt_is_not_kept(tmp_path, scores, method,
     """Rounds after the last checkpoint are repeated, and may have other scores then: noise does not repeat."""
     experiment = tiny_experiment(tmp_path, method, 4, run={"checkpoint_every": 2})
     scores |= {2: 0.5} | first
-    with pytest.raises(KeyboardInterrupt):
-        run_small(experiment, Interrupt(3))
-    folder = run_folder(experiment)
+    folder = interrupt(experiment, 3)
     assert round_of(folder / "best.safetensors") == ("1" if 1 in first else "2")  # as round 2 was saved
     scores.clear()
     scores |= again

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results.invented import pacs_experiment
 from scipy.stats import wilcoxon
-from support import Interrupt, numbers, run_small, small_experiment
+from support import interrupt, numbers, run_small, small_experiment
 
 from fedsim.results import Runs, compare
 from fedsim.settings import TrainSettings
@@ -146,8 +146,7 @@ def test_messages_and_records_say_who_validated(train, validated, tmp_path):
     assert [asked.count(round) for round in (1, 2, 3)] == validated
     best = numbers(folder / "summary.csv")["best_validation_round"][0]
     assert best == rounds["mean_validation_accuracy"].idxmax()
-    with pytest.raises(KeyboardInterrupt):
-        run_small(many(tmp_path / "cut", **train), Interrupt(2))
+    interrupt(many(tmp_path / "cut", **train), 2)
     cut, _ = run_small(many(tmp_path / "cut", **train))
     assert (cut / "best.safetensors").read_bytes() == (folder / "best.safetensors").read_bytes()
     assert numbers(cut / "rounds.csv").set_index("round").loc[1:].equals(rounds)
