@@ -18,6 +18,7 @@ settings.register_profile("fedsim", deadline=None)  # a busy machine is no fault
 settings.load_profile("fedsim")
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
+pytest_plugins = ["image_trees"]  # fixtures of several folders
 gc.disable()  # until all tests are imported: nothing of what imports make is garbage, and each search takes longer
 # A process of xdist ends without freeing its objects one by one, which takes seconds; its exit code is not read. Others
 # do: of objects that stay frozen triton would name thousands as leaked.

@@ -139,9 +139,8 @@ def test_lists_that_cannot_be_meant_are_refused(lists, tmp_path, lines, said):
     write("photo_val", ["photo/cat/001.png"])
     if lines is None:
         (tmp_path / "lists" / "photo_train.txt").write_bytes("photo/cat/000.png caf\xe9".encode("latin-1"))
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=rf"\A.*{said}.*\Z"):
         load_client(data, "photo")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("changes", "client", "said"), [

@@ -8,13 +8,12 @@ from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 
 import fedsim.run.target
-from clients.base import DomainClient
 from clients.local_steps import BestIterate
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import loading
 from fedsim.results import select
 from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace, close_workspaces, workspace
+from fedsim.run.workspace import Workspace, close_workspaces
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 SHORT = {"rounds": 2, "iterations": 2}
@@ -22,15 +21,6 @@ SHORT = {"rounds": 2, "iterations": 2}
 
 def short(folder, method="fedavg", *, train=None, **sections):
     return run_small(small_experiment(folder, method, train={**SHORT, **(train or {})}, **sections))
-
-
-def last(folder):
-    return load_file(folder / "last.safetensors")
-
-
-def same_model(a, b):
-    assert a.keys() == b.keys()
-    assert [name for name in a if not np.array_equal(a[name], b[name])] == []
 
 
 @pytest.mark.parametrize("method", ["deepall", "csac"])
@@ -70,29 +60,7 @@ def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
     a, b = numbers(single / "clients.csv"), numbers(pooled / "clients.csv")
     for column in ("examples", "validation_examples", "train_loss", "validation_loss"):
         assert list(a[column].dropna()) == list(b[column].dropna())
-    same_model(last(single), last(pooled))
-
-
-def test_personal_state_survives_between_rounds(tmp_path, monkeypatch):
-    """In round 2 a client trains on its own norm side of round 1 and the server's shared tensors."""
-    starts, ends, train = {}, {}, DomainClient._train
-
-    def spy(self, round):
-        starts[round.client, round.round] = snapshot(self.net)
-        loss = train(self, round)
-        ends[round.client, round.round] = snapshot(self.net)
-        return loss
-
-    monkeypatch.setattr(DomainClient, "_train", spy)
-    experiment = small_experiment(tmp_path, "gperxan", train=SHORT)
-    run_small(experiment)
-    places = workspace(experiment.toml()).places
-    personal = [name for name, place in places.items() if place == "upload"]
-    for client in ("rot0", "rot15", "rot30"):
-        assert all(starts[client, 2][name].equal(ends[client, 1][name]) for name in personal)
-    one, other = starts["rot0", 2], starts["rot15", 2]
-    assert all(one[name].equal(other[name]) for name, place in places.items() if place == "shared")
-    assert any(not one[name].equal(other[name]) for name in personal)
+    np.testing.assert_equal(*(load_file(folder / "last.safetensors") for folder in (single, pooled)))
 
 
 # FedIG-A: personal batch norm that starts from the server's average, and an adapter
@@ -146,9 +114,8 @@ def test_best_iterate_is_whole(monkeypatch):
 
     monkeypatch.setattr(client, "validate", validate)
     sent, *_ = fit(client, 1)
-    same_model(
-        dict(zip(client.upload_names(), sent, strict=True)), {key: states[1][key] for key in client.upload_names()}
-    )
+    uploaded = {key: states[1][key].numpy() for key in client.upload_names()}
+    np.testing.assert_equal(dict(zip(client.upload_names(), sent, strict=True)), uploaded)
     name = "backbone.norm1.adapter.fc2.bias"
     assert not torch.equal(states[1][name], states[2][name])
     client.store.open_round(2)

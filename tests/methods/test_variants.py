@@ -1,6 +1,7 @@
 """Parts are known without a second list; a recipe that differs says so; `fedsim methods` lists every row once."""
 
 import dataclasses
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Annotated
@@ -182,10 +183,8 @@ def test_settings_of_parts_that_cannot_be_are_one_line(words, said):
     for key, value in map(parse_override, settings):
         part, _, field = key.partition(".")
         method[part] = {field: value} if field else value
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"\A.*{re.escape(said)}.*\Z"):
         recipe_of(**method)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("parts", "said"), [

@@ -42,9 +42,8 @@ def test_a_second_process_is_refused_or_waits_until_the_first_is_killed(holder, 
     """The workers of a killed sweep need some time to end; within that time a new process waits."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "PATIENCE_SECONDS", 0.1)
-        with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused, claim(tmp_path / "run"):
+        with pytest.raises(UserError, match=rf"\A.*process {holder.pid} on .*\Z"), claim(tmp_path / "run"):
             pass
-    assert "\n" not in str(refused.value)
     subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -9 {holder.pid}"])
     with claim(tmp_path / "run"):
         assert holder.wait(timeout=10) == -signal.SIGKILL

@@ -1,6 +1,7 @@
 """The space of a search: its draws, the arithmetic of scores and ranks, and what is refused."""
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -68,10 +69,8 @@ def test_scores_and_ranks_by_hand():
     (["lr=0.1,0.2"], "whole name"),
 ])  # fmt: skip
 def test_a_space_is_refused_by_itself(space, said):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=rf"\A.*{re.escape(said)}.*\Z"):
         read_space(space)
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=1", "run.device=cpu")

@@ -143,7 +143,7 @@ def test_nonsense_about_data_is_refused(wrong):
     assert len(str(error.value)) < 300
 
 
-def roster_of(plan, folder, client, role="source", frozen=""):
+def roster_of(plan, folder, client, role, frozen):
     grid = InlineGrid(app, 1)
     (node,) = grid.get_node_ids()
     own = {"domain": client, "site": "a", "role": role, "data-dir": "", "state-dir": str(folder)}
@@ -154,12 +154,6 @@ def roster_of(plan, folder, client, role="source", frozen=""):
 
 def planned(**sections):
     return resolve(Experiment.model_validate({"data": DIGITS.model_dump(), **sections}))
-
-
-def test_a_site_says_it_in_the_handshake(tmp_path):
-    roster = roster_of(planned(), tmp_path, "rot15")
-    assert roster.call(60.0) == []
-    assert roster.fingerprints() == {"rot15": fingerprint(DIGITS, "rot15")}
 
 
 def frozen_experiment(seed=0):
