@@ -15,7 +15,6 @@ from clients.tools.disentangling import (
     FEATURES,
     advance,
     auxiliary_networks,
-    both_advance,
     confusion_loss,
     domain_loss,
     information,
@@ -160,30 +159,27 @@ class DisentanglingAdversary(Step):
         features = net.pooled(batch.images)
         with torch.no_grad():
             mine, theirs = seen(features), seen(target)
-        loss = advance(own, domain_loss(aux["domain"](mine), aux["domain"](theirs)), [aux["domain"]])
+        loss = advance(domain_loss(aux["domain"](mine), aux["domain"](theirs)), (own, [aux["domain"]]))
         round.tally("domain_loss", loss)
         if not self.lambda_adv:  # momentum and weight decay would move G without any gradient
             return
         logits = aux["domain"](seen(features))
         loss = source_loss(logits if self.source_half == "paper" else -logits)
-        advance(round.optimizer, self.lambda_adv * loss, [net.backbone])
+        advance(self.lambda_adv * loss, (round.optimizer, [net.backbone]))
 
     def _disentangle(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: Optimizer, small: bool) -> None:
         """Steps 4 to 6, on features of the present backbone."""
         net, specific = round.net, aux["specific"]
         features = net.pooled(batch.images)
         loss = confusion_loss(aux["classes"](specific(features)))
-        if self.confuse_updates_g:
-            both_advance((own, [specific]), (round.optimizer, [net.backbone]), loss)
-        else:
-            advance(own, loss, [specific])
+        advance(loss, (own, [specific]), (round.optimizer, [net.backbone] if self.confuse_updates_g else []))
         features = features.detach()
         if self.lambda_mi and not small:
             self._inform(round, features, aux, own)
         if self.lambda_rec:
             rebuilt = aux["rebuild"](torch.cat([net.bottleneck(features), specific(features)], dim=1))
             loss = self.lambda_rec * F.mse_loss(rebuilt, features)
-            both_advance((own, [specific, aux["rebuild"]]), (round.optimizer, [net.bottleneck]), loss)
+            advance(loss, (own, [specific, aux["rebuild"]]), (round.optimizer, [net.bottleneck]))
 
     def _inform(self, round: LocalRound, features: Tensor, aux: nn.ModuleDict, own: Optimizer) -> None:
         """Step 5."""
@@ -196,10 +192,10 @@ class DisentanglingAdversary(Step):
         if self.mine == "alternate":
             with torch.no_grad():
                 p, q = net.bottleneck(features), specific(features)
-            round.tally("mutual_information", -advance(own, -bound(p, q), [statistic]))
+            round.tally("mutual_information", -advance(-bound(p, q), (own, [statistic])))
         found = bound(net.bottleneck(features), specific(features))
         trained = [specific]
         if self.mine == "joint":
             trained.append(statistic)
             round.tally("mutual_information", found.detach())
-        both_advance((own, trained), (round.optimizer, [net.bottleneck]), self.lambda_mi * found)
+        advance(self.lambda_mi * found, (own, trained), (round.optimizer, [net.bottleneck]))

@@ -1,6 +1,7 @@
 """Networks and losses of adversarial adaptation with disentangled features (FADA), without clients and rounds."""
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -113,27 +114,19 @@ def make_adam(modules: nn.Module, lr: float, weight_decay: float) -> torch.optim
     return eager(torch.optim.Adam)(trained, lr, weight_decay=weight_decay)
 
 
-Group = tuple[torch.optim.Optimizer, list[nn.Module]]
-
-
-def advance(optimizer: torch.optim.Optimizer, loss: Tensor, modules: list[nn.Module]) -> Tensor:
-    """One step of the optimizer on a loss, for these modules' parameters alone; the loss without its graph."""
-    return both_advance((optimizer, modules), (optimizer, []), loss)
-
-
-def both_advance(one: Group, other: Group, loss: Tensor) -> Tensor:
-    """One step of two optimizers on one loss, each for the parameters of its own modules alone."""
-    groups = [(optimizer, [value for module in modules for value in module.parameters() if value.requires_grad])
-              for optimizer, modules in (one, other)]  # fmt: skip
-    everything = [value for _, own in groups for value in own]
+def advance(loss: Tensor, *groups: tuple[torch.optim.Optimizer, Sequence[nn.Module]]) -> Tensor:
+    """One step of each optimizer on one loss, for its own modules' parameters alone; the loss without its graph."""
+    owned = [(optimizer, [value for module in modules for value in module.parameters() if value.requires_grad])
+             for optimizer, modules in groups]  # fmt: skip
+    everything = [value for _, own in owned for value in own]
     if not everything:  # all parameters are frozen
         return loss.detach()
-    gradients = iter(torch.autograd.grad(loss, everything, allow_unused=True))
-    for optimizer, _ in groups:
+    gradients = torch.autograd.grad(loss, everything, allow_unused=True)
+    for optimizer, _ in owned:
         optimizer.zero_grad(set_to_none=True)
-    for parameter in everything:
-        parameter.grad = next(gradients)
-    for optimizer, own in groups:
+    for parameter, gradient in zip(everything, gradients, strict=True):
+        parameter.grad = gradient
+    for optimizer, own in owned:
         if own:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -14,6 +14,7 @@ from clients.step.disentangling_adversary import DisentanglingAdversary
 from clients.tools.disentangling import FEATURES, advance, clustered, identifier, make_adam, source_loss, tightness
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, stream_seed
+from fedsim.models.layout import evaluating
 from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.parts.part import RecipeParts
 from fedsim.settings.effect import Above, Only, Size
@@ -89,16 +90,14 @@ class AdversarialTarget(Unlabelled):
     def _adapt(self, round: LocalRound) -> None:
         net, data = round.net, round.data
         judges = [self._identifier(round, name) for name in sorted(round.records) if name.startswith(IDENTIFIER)]
-        epochs = range(self.epochs if judges else 0)
-        optimizer = make_adam(net.backbone, self.lr, self.weight_decay) if epochs else None
-        for epoch in epochs:
-            order = round.rng(f"adapt-{epoch}").permutation(data.examples)
-            for part in chunks(order, round.train.batch_size):
-                assert optimizer is not None  # there is an epoch
+        if judges and self.epochs:
+            optimizer = make_adam(net.backbone, self.lr, self.weight_decay)
+            orders = (round.rng(f"adapt-{epoch}").permutation(data.examples) for epoch in range(self.epochs))
+            for part in (part for order in orders for part in chunks(order, round.train.batch_size)):
                 features = net.pooled(data.batch(part).images)
                 seen = net.bottleneck(features) if self.di_input == "invariant" else features
                 loss = torch.stack([source_loss(judge(seen)) for judge in judges]).mean()
-                advance(optimizer, loss, [net.backbone])
+                advance(loss, (optimizer, [net.backbone]))
         prefix = "backbone."
         round.send("generator", {name: value for name, value in round.state_of().items() if name.startswith(prefix)})
         round.send(FEATURES, {FEATURES: self._features(round)})
@@ -111,14 +110,10 @@ class AdversarialTarget(Unlabelled):
 
     @torch.no_grad()
     def _features(self, round: LocalRound) -> Tensor:
-        """G(x) of the sample, [m, d], in eval mode; the modes are restored afterwards."""
+        """G(x) of the sample, [m, d], in eval mode."""
         net, data = round.net, round.data
         count = min(self.sample, data.examples)
         positions = np.sort(numpy_rng(round.seed, "adaptation-sample").permutation(data.examples)[:count])
-        modes = {module: module.training for module in net.modules()}
-        net.eval()
         parts = [positions[start : start + EVALUATION_BATCH] for start in range(0, count, EVALUATION_BATCH)]
-        found = torch.cat([net.pooled(data.transforms.normalize(data.raw(part))).float() for part in parts])
-        for module, training in modes.items():
-            module.training = training
-        return found
+        with evaluating(net):
+            return torch.cat([net.pooled(data.transforms.normalize(data.raw(part))).float() for part in parts])
