@@ -1,12 +1,22 @@
 """The commands of a trained model: `evaluate`, `predict`, `export`, `features`. Slow imports are inside them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsim.common.console import console, errors, say
+from fedsim.common.files import atomic_write
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedsim.export.trained import TrainedModel
+
 RunFolder = Annotated[Path, typer.Argument(help="folder of one run, e.g. outputs/pacs/fedavg/sketch/seed0")]
 Which = Annotated[str, typer.Option(help="best, last, or another model file of the run, e.g. personal-photo")]
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+SHOWN = 200  # so many predictions are printed at most
 
 
 def evaluate(
@@ -19,9 +29,27 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="CSV file of all predictions")] = None,
 ) -> None:
     """Evaluate a run's model on labelled images: accuracy, balanced accuracy and macro F1 per domain."""
-    from fedsim.export.verbs import show_evaluation
+    from rich.markup import escape
+    from rich.table import Table
 
-    show_evaluation(run, data, which, output)
+    from fedsim.data import load_target
+    from fedsim.export import judge
+    from fedsim.export.trained import other_images, refuse_other_classes
+
+    model = _model(run, which)
+    if data is None:
+        target = model.experiment.run.target
+        refuse_other_classes(model)
+        images, labels, indices = load_target(model.experiment.data, target)
+        _note(other_images(model))
+        measures, predictions = judge.evaluate_arrays(model, target, images, labels, indices)
+    else:
+        measures, predictions = judge.evaluate(model, judge.labelled_images(data, model.classes))
+    table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
+    for row in measures.itertuples(index=False):
+        table.add_row(escape(str(row[0])), str(row[1]), *(f"{100 * value:.1f} %" for value in row[2:]))
+    console.print(table)
+    _write(predictions, output)
 
 
 def predict(
@@ -31,9 +59,19 @@ def predict(
     output: Annotated[Path | None, typer.Option(help="CSV file with the probabilities of all classes")] = None,
 ) -> None:
     """Predict the classes of image files with a run's model."""
-    from fedsim.export.verbs import show_predictions
+    from rich.markup import escape
+    from rich.table import Table
 
-    show_predictions(run, images, which, output)
+    from fedsim.export import judge
+
+    predictions = judge.predict(_model(run, which), images)
+    table = Table("image", "class", "probability")
+    for row in predictions.head(SHOWN).itertuples(index=False):
+        table.add_row(escape(row.image), escape(row.predicted), f"{100 * row.probability:.1f} %")
+    console.print(table)
+    if len(predictions) > SHOWN:
+        console.print(f"and {len(predictions) - SHOWN} more; --output writes them all")
+    _write(predictions, output)
 
 
 def export(
@@ -43,9 +81,17 @@ def export(
     output: Annotated[Path | None, typer.Option(help="file to write (default: RUN/WHICH.onnx or .pt2)")] = None,
 ) -> None:
     """Write a run's model for other programs, checked on real images, together with a card."""
-    from fedsim.export.verbs import write_export
+    from fedsim.export import files
+    from fedsim.export.card import card
 
-    write_export(run, format, which, output)
+    model = _model(run, which)
+    file = output or run / f"{which}{SUFFIXES.get(format, '')}"
+    text = card(model)  # before the model is written, because it reads records that may be damaged
+    worst, source = files.export(model, format, file)
+    beside = file.with_name(f"{file.stem}-card.md")
+    atomic_write(beside, text)
+    say(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}")
+    say(f"card: {beside}")
 
 
 def features(
@@ -54,11 +100,29 @@ def features(
     per_domain: Annotated[int, typer.Option(min=5, help="images of each domain")] = 200,
 ) -> None:
     """Draw the t-SNE of a run's features by class and by domain."""
-    from fedsim.common.console import errors, say
     from fedsim.export.features import plot_features
     from fedsim.results.kept_model import unfinished
 
-    if note := unfinished(run):
-        errors.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
+    _note(unfinished(run))
     png, _ = plot_features(run, output or run / "plots", per_domain)
     say(f"{png} (and .svg)")
+
+
+def _model(run: Path, which: str) -> "TrainedModel":
+    """The run's model; what is to be known about its file is printed."""
+    from fedsim.export.trained import load_trained
+
+    model = load_trained(run, which)
+    _note(model.remark)
+    return model
+
+
+def _note(text: str) -> None:
+    if text:
+        errors.print(f"note: {text}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _write(table: "pd.DataFrame", output: Path | None) -> None:
+    if output is not None:
+        atomic_write(output, table.to_csv(index=False))
+        say(f"predictions: {output}")

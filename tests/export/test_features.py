@@ -12,9 +12,9 @@ from untrained_run import untrained_run
 import fedsim
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
+from fedsim.export.cli import export
 from fedsim.export.features import domain_features, plot_features
 from fedsim.export.pictures import draw_pictures
-from fedsim.export.verbs import write_export
 from fedsim.results import read_runs
 from fedsim.results.report import pictures
 from fedsim.run.plan import resolve
@@ -138,5 +138,5 @@ def test_nothing_is_exported_when_the_selected_round_is_lost(folder, change):
     records(folder, "mean_validation_accuracy")
     change(pd.read_csv(folder / "rounds.csv")).to_csv(folder / "rounds.csv", index=False)
     with pytest.raises(UserError, match=r"\A.*rounds\.csv: .*; copy the file again.*\Z"):
-        write_export(folder, "torch", "last", None)
+        export(folder, "torch", "last")
     assert not list(folder.glob("last.pt2"))

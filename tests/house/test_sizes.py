@@ -23,12 +23,12 @@ import sys
 from pathlib import Path
 from PIL import Image
 sys.modules["ray"] = None
-from fedsim.export.verbs import show_predictions
+from fedsim.export.cli import predict
 from fedsim.settings.experiment import read_experiment
 from fedsim.runtime.launch import launch
 folder = launch(read_experiment("digits", ["train.rounds=1", "data.fraction=0.05", "run.output=" + sys.argv[1]]))
 Image.new("L", (28, 28)).save("one.png")
-show_predictions(folder, [Path("one.png")], "best", None)
+predict(folder, [Path("one.png")])
 print(*(name for name in sys.argv[2:] if sys.modules.get(name) is not None))
 """
 
