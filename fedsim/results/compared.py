@@ -25,7 +25,7 @@ class Compared:
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
     metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
     predictions), "accuracy" in this text means that metric. rule: `select` in words.
-    table: one row per run, of which all the others are made: label, method, target, seed, accuracy, costs.
+    table: one row per run, of which all the others are made: run, label, method, target, seed, accuracy, costs.
     """
 
     title: str
@@ -50,6 +50,11 @@ class Compared:
     def measured(self) -> str:
         """What the cells hold, in words."""
         return f"{self.measure.title} on the unseen domain"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """{run: the label of its row}."""
+        return dict(zip(self.table["run"], self.table["label"]))
 
     @property
     def most_seeds(self) -> int:

@@ -31,10 +31,9 @@ from fedsim.results.markup import Data
 from fedsim.results.metrics import kept
 from fedsim.results.notes import MARKS, part_notes
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
-from fedsim.results.report_cases import segmentation
 from fedsim.results.report_costs import Notes, costs_section, megabytes
 from fedsim.results.report_data import Json, chart_data, run_data
-from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
+from fedsim.results.report_metrics import accuracy_data, more_than_accuracy, segmentation
 from fedsim.results.selection import RULES
 from fedsim.settings.experiment import Experiment
 
@@ -100,28 +99,27 @@ def _experiment(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Js
     """
     baseline = "fedavg" if "fedavg" in run_labels(runs, by).values() else ""
     comparison = compare(runs, baseline=baseline, by=by)
-    labels = dict(zip(comparison.table["run"], comparison.table["label"]))
     apart, shared = settings_apart(runs)
     groups = {method: own.get("group", "") for method, own in notes.items()}
-    chart, first = len(data["experiments"]), len(data["runs"])
-    data["experiments"].append(chart_data(runs, comparison, groups, first))
+    chart = len(data["experiments"])
+    pages = {run: place for place, run in enumerate(runs.summary["run"], len(data["runs"]))}
+    data["experiments"].append(chart_data(runs, comparison, groups, pages))
     data["runs"] += run_data(runs, comparison, shared)
-    pages = dict(zip(runs.summary["run"], range(first, len(data["runs"]))))
-    cases = kept(runs, labels, comparison.select, read_cases)
+    cases = kept(runs, comparison.labels, comparison.select, read_cases)
     parts = [
         f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>',
         _results(comparison, groups, pages),
         markup.bullets(comparison.notes),
         "<h3>Figures</h3>",
         f'<div class="charts" data-experiment="{chart}"></div>',
-        *pictures(runs, name, labels, cases),
+        *pictures(runs, name, cases),
         more_than_accuracy(runs, comparison, by),
         segmentation(cases),
         combinations.section(runs),
         "<h3>Cost and disclosure</h3>",
-        costs_section(runs, comparison, notes, labels),
+        costs_section(runs, comparison, notes),
         "<h3>Every run</h3>",
-        _every_run(runs, labels, pages),
+        _every_run(runs, comparison.labels, pages),
         "<h3>Settings</h3>",
         settings_section(apart, shared),
         "<h3>Environment</h3>",
@@ -166,9 +164,7 @@ def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
     return cells
 
 
-def pictures(
-    runs: Runs, name: str, labels: Mapping[str, str], cases: Mapping[str, Mapping[str, Sequence[Cases]]]
-) -> list[str]:
+def pictures(runs: Runs, name: str, cases: Mapping[str, Mapping[str, Sequence[Cases]]]) -> list[str]:
     """What remains a picture: combination searches, segmented images, and the t-SNE that `fedsim features` has drawn.
 
     The last ones are PNG: SVG of so many points is large.
@@ -184,7 +180,7 @@ def pictures(
     from fedsim.results.case_grid import case_grid
     from fedsim.results.figure_style import look
 
-    with look([name, *labels.values(), *runs.summary["target"]]):
+    with look([name, *cases, *runs.summary["target"]]):
         found += [_drawn(figure) for _, figure in combinations.figures(searches, name)]
         grids = [
             _drawn(case_grid(own[0], name, label, target))

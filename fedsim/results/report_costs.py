@@ -22,7 +22,7 @@ def megabytes(size: float) -> Data:
     return Data(MISSING if pd.isna(size) else f"{size / 1e6:,.4g}", size / 1e6)
 
 
-def costs_section(runs: Runs, comparison: Comparison, notes: Notes, labels: Mapping[str, str]) -> str:
+def costs_section(runs: Runs, comparison: Comparison, notes: Notes) -> str:
     """A table of bytes per round by record, seconds per round, and the texts that were given per method."""
     records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
     found = (key for method in comparison.methods["method"] for key in notes.get(method, {}))
@@ -35,7 +35,7 @@ def costs_section(runs: Runs, comparison: Comparison, notes: Notes, labels: Mapp
         "s/round",
         *(text.replace("_", " ") for text in texts),
     ]
-    by_record = _record_bytes(runs, records, labels)
+    by_record = _record_bytes(runs, records, comparison.labels)
     rows: list[markup.Cells] = []
     for _, row in comparison.methods.iterrows():
         sizes = [

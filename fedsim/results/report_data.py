@@ -33,13 +33,12 @@ def numbers(values: Iterable[float], factor: float = 1.0) -> list[float | None]:
     return [float(f"{factor * value:.5g}") if np.isfinite(value) else None for value in map(float, values)]
 
 
-def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], first: int) -> Json:
-    """What the charts of one experiment show; `first` is the place of its first run among the report's runs."""
+def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pages: Mapping[str, int]) -> Json:
+    """What the charts of one experiment show; pages: the place of each of its runs among the report's runs."""
     table, methods = comparison.table, comparison.methods
-    rounds = runs.rounds.assign(label=runs.rounds["run"].map(dict(zip(table["run"], table["label"]))))
+    rounds = runs.rounds.assign(label=runs.rounds["run"].map(comparison.labels))
     costs = whole_run_costs(rounds).join(methods.set_index("label")["steps"])
     base = grid_of(table, comparison.baseline) if comparison.baseline else None
-    places = dict(zip(runs.summary["run"], range(first, first + len(runs.summary))))
     ours: list[Json] = []
     for row in methods.to_dict("records"):
         label, grid = row["label"], grid_of(table, row["label"])
@@ -54,7 +53,7 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], fi
                 "cells": {cell.target: numbers([cell.mean, cell.std], 100) for cell in cells.itertuples()},
                 "differences": {} if base is None or label == comparison.baseline else _differences(grid - base),
                 "costs": dict(zip(costs, numbers(costs.loc[label]))) if label in costs.index else {},
-                "runs": [[target, places[run]] for target, run in zip(own["target"], own["run"])],
+                "runs": [[target, pages[run]] for target, run in zip(own["target"], own["run"])],
             }
         )
     return {
@@ -86,7 +85,7 @@ def curve_titles(rounds: pd.DataFrame) -> dict[str, str]:
 
 def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -> list[Json]:
     """The page of each run, in the order of the summaries; shared: settings of all runs, which a page leaves out."""
-    labels = dict(zip(comparison.table["run"], comparison.table["label"]))
+    labels = comparison.labels
     rounds, clients, details = (_by_run(frame) for frame in (runs.rounds, runs.clients, runs.details))
     titles, metrics = curve_titles(runs.rounds), client_metrics(runs.clients)
     metric = task_of(runs.summary, "last_target_").metric

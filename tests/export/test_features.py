@@ -31,7 +31,7 @@ def test_picture_and_its_place_in_the_report(tmp_path):
     pixels = imread(files[0])
     assert min(pixels.shape[:2]) > 500
     assert 0.005 < float(np.mean(pixels[..., :3].min(axis=2) < 0.9)) < 0.6
-    (picture,) = pictures(read_runs(run.parents[2]), "digits", {}, {})
+    (picture,) = pictures(read_runs(run.parents[2]), "digits", {})
     assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in picture
     assert picture.count('src="data:image/png;base64,') == 1
 

@@ -21,8 +21,7 @@ from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
 from fedsim.results.predictions import Predictions
 from fedsim.results.report import premise, report_page, settings_apart, settings_section, write_report
-from fedsim.results.report_cases import segmentation
-from fedsim.results.report_metrics import class_accuracies
+from fedsim.results.report_metrics import class_accuracies, segmentation
 from fedsim.results.reproduce import command_line, override_text
 from fedsim.results.statistics import interval
 from fedsim.run.claim import claim
