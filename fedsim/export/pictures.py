@@ -41,7 +41,7 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
         )
     names = list(plan.clients)
     clients = {name: space.client(name, "") for name in names}
-    data = {name: client.data for name, client in clients.items()}
+    images = {name: example_images(client.data, rows) for name, client in clients.items()}
     label = space.recipe.label(experiment.method_name)
     written = []
     for part in parts:
@@ -50,32 +50,32 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
         (filled,) = [bank for bank in space.recipe.banks if bank.name == part.bank]
         bank = filled.merge({}, entries, ServerRound(0, 1, names, {}))
         for name in names:
-            columns = COLUMNS[type(part)](part, name, data, bank, rows)
+            columns = COLUMNS[type(part)](part, name, images, bank)
             file = output / f"{experiment.name}-{part.bank}-{name.replace('/', '-')}.png"
             written.append(save_grid(columns, f"{label}: images of client {name}", file))
     return written
 
 
-def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+def style_columns(part: CrossClientStyle, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
     """The content images; then, for every other client, one of its images and the content in its style."""
-    content = example_images(data[name], rows)
+    content = images[name]
     space = space_of(part, content.device)
     measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
     columns = [("content", content)]
-    for other in [other for other in data if other != name]:
+    for other in [other for other in images if other != name]:
         rows_of = (torch.from_numpy(bank[other][key]).to(content.device) for key in ("mean", "std"))
         mean, std = (values[torch.arange(len(content)) % len(values)] for values in rows_of)
         affine = style.adain_affine(measured, (mean, std), part.alpha, space.gain)
         columns += [
-            (f"one of\n{other}", example_images(data[other], rows)),
+            (f"one of\n{other}", images[other]),
             (f"in the style of\n{other}", style.apply_affine(space, content, affine)),
         ]
     return columns
 
 
-def contrast_columns(part: StyleContrast, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+def contrast_columns(part: StyleContrast, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
     """The content images, and the content in the style of all clients, as the term uses it and at full strength."""
-    content = example_images(data[name], rows)
+    content = images[name]
     space, correction = space_of(part, content.device), int(part.content_variance == "unbiased")
     mean, std = (torch.from_numpy(bank[SERVER][key]).to(content.device) for key in ("mean", "std"))
     strengths = dict.fromkeys((part.alpha, 1.0))
@@ -85,16 +85,16 @@ def contrast_columns(part: StyleContrast, name: str, data: dict[str, LocalData],
     return [("content", content), *moved]
 
 
-def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+def amplitude_columns(part: EpisodicStep, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
     """The content images, their interpolations with another client's image for several lambda, and that image.
 
     The rows take the other clients in turn.
     """
-    content = example_images(data[name], rows)
-    others = [other for other in data if other != name]
+    content = images[name]
+    others = [own for other, own in images.items() if other != name]
     if not others:
         raise UserError("one source client has no foreign amplitudes; the pictures need at least two")
-    foreign = torch.stack([example_images(data[others[row % len(others)]], rows)[row] for row in range(len(content))])
+    foreign = torch.stack([others[row % len(others)][row] for row in range(len(content))])
     b = frequency.half_width(part.L_w, *content.shape[-2:])
     windows = frequency.amplitude(foreign, b)
     columns = [("content", content)]
@@ -104,10 +104,10 @@ def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData],
     return [*columns, (f"amplitudes of\n(b = {b})", foreign)]
 
 
-def view_columns(part: AlignedViews, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+def view_columns(part: AlignedViews, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
     """The content images, and the views of them that a step makes, with rows of all other clients."""
-    content = example_images(data[name], rows)
-    others = [bank[other] for other in data if other != name and len(bank[other]["mean"])]
+    content = images[name]
+    others = [bank[other] for other in images if other != name and len(bank[other]["mean"])]
     styles = None
     if others:
         joined = (torch.from_numpy(np.concatenate([entry[key] for entry in others])) for key in ("mean", "std"))
