@@ -161,8 +161,12 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
 
 
 def trained_net(file: Path) -> tuple[Plan, Net]:
-    """The plan of the run in whose folder a model's file is, and its network with the tensors of the file."""
-    plan = recorded_plan(file.parent)
+    """The plan of the run in whose folder a model's file is, and its network with the tensors of the file.
+
+    The names of domains and classes are those that the run recorded, not those on disk now.
+    """
+    experiment = read_settings(file.parent)
+    plan = resolve(experiment, recorded=True, found=_facts(experiment, read_environment(file.parent)))
     net = plan.build_net()
     refuse_other_frozen(file.parent, net, plan.experiment.model.weights)
     try:
@@ -187,12 +191,6 @@ def other_images(model: TrainedModel) -> str:
     then = {name: own for name, own in read_environment(model.file.parent).get("data", {}).items() if name == target}
     found = difference(then, {target: fingerprint(data, target)}) if then else ""
     return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
-
-
-def recorded_plan(folder: Path) -> Plan:
-    """The plan of an existing run, with the names of domains and classes that it recorded, not those on disk now."""
-    experiment = read_settings(folder)
-    return resolve(experiment, recorded=True, found=_facts(experiment, read_environment(folder)))
 
 
 def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
