@@ -7,7 +7,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,11 +92,6 @@ def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
     for rule in RULES:
         with contextlib.suppress(UserError):  # there is no round to select yet, or all values are NaN
             chosen.add(int(select(rounds, rule, column)["round"]))
-    keep_rounds(run, chosen)
-
-
-def keep_rounds(run: Path, chosen: Collection[int]) -> None:
-    """Remove the predictions of all other rounds."""
     _remove(run, lambda round: round not in chosen)
 
 

@@ -17,10 +17,10 @@ from fedsim.methods.variants import recipe_record, variant_words
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment, read_environment
-from fedsim.results.predictions import forget_after, keep_rounds, keep_selected, too_many
+from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.record_files import read_record
 from fedsim.results.recorder import Recorder
-from fedsim.results.selection import RULES, last_is_best, summary_row, validation_column
+from fedsim.results.selection import last_is_best, summary_row, validation_column
 from fedsim.run import admission
 from fedsim.run.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
 from fedsim.run.frozen import frozen_record, weights_record
@@ -201,7 +201,7 @@ class Session:
             uses_target_unlabelled=recipe.uses_target_unlabelled,
             target_images=self.target_images,
         )
-        keep_rounds(self.folder, {summary[f"{rule}_round"] for rule in RULES})
+        keep_selected(self.folder, rounds, self.validation)
         self.recorder.write_summary(summary)
         tidy_finished(results_folder(self.experiment), [self.folder])
         for callback in self.callbacks:
