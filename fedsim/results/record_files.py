@@ -18,6 +18,7 @@ SUMMARY_KEYS = ("method", "target", "seed")
 # From 3.1 on pandas reads numbers to the last digit by default; the argument that older versions need is deprecated.
 EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 AGAIN = "copy the file again, or remove the run's folder and repeat the run"
+CHANGED = f"so that another program has changed it; {AGAIN}"
 
 
 def parse_csv(text: str, where: str) -> pd.DataFrame:
@@ -27,7 +28,7 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
         return pd.DataFrame()
     header, *first = csv.reader(whole.splitlines()[:2])
     if first and len(first[0]) > len(header):  # pandas would take the first cells for names of the rows
-        raise UserError(f"{where}: rows have more cells than columns, so that another program has changed it; {AGAIN}")
+        raise UserError(f"{where}: rows have more cells than columns, {CHANGED}")
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
         return pd.read_csv(io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
@@ -46,15 +47,13 @@ def read_record(file: Path) -> pd.DataFrame:
         return frame
     for key in SUMMARY_KEYS if file.name == "summary.csv" else ("round",):
         if key not in frame:
-            raise UserError(f"{file}: it has no column {key!r}, so that another program has changed it; {AGAIN}")
+            raise UserError(f"{file}: it has no column {key!r}, {CHANGED}")
     for rule in RULES if file.name == "summary.csv" else ():
         if f"{rule}_round" not in frame or not any(name.startswith(f"{rule}_target_") for name in frame):
-            raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', so that another program has "
-                            f"changed it; {AGAIN}")  # fmt: skip
+            raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', {CHANGED}")
     strange = [column for column in frame if column not in TEXT_COLUMNS and not _has_numbers(frame[column])]
     if strange:
-        raise UserError(f"{file}: {strange[0]!r} has text in place of numbers, so that another program has changed it; "
-                        f"{AGAIN}")  # fmt: skip
+        raise UserError(f"{file}: {strange[0]!r} has text in place of numbers, {CHANGED}")
     return frame
 
 
