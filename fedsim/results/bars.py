@@ -9,9 +9,9 @@ from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Looks, lines_of, set_title, unseen, wrapped
 
 
-def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str, looks: Looks) -> Figure | None:
-    """Accuracy per target and average, with the seeds as points; runs_table: label, target, seed, accuracy."""
-    cells = comparison.cells
+def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | None:
+    """Accuracy per target and average, with the seeds as points."""
+    cells, runs = comparison.cells, comparison.table
     if cells["mean"].isna().all():
         return None
     groups, labels = [*comparison.targets, "average"], list(comparison.methods["label"])
@@ -23,11 +23,10 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str, loo
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     words = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
     set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {words})")
-    start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
+    start = max(0, 10 * int(10 * runs["accuracy"].min()) - 10)
     for number, (one, group) in enumerate(zip(axes.ravel(), groups)):
         own = cells[cells["target"] == group].set_index("label").reindex(labels)
-        seeds = runs_table[runs_table["target"] == group]
-        _bars(one, own, seeds, looks)
+        _bars(one, own, runs[runs["target"] == group], looks)
         one.tick_params(labelbottom=number + columns >= len(groups))  # only panels without another panel below
         one.set_title("average" if group == "average" else unseen(group))
     for one in axes.ravel()[len(groups) :]:

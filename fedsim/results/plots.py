@@ -82,7 +82,7 @@ def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -
     if len(rounds):
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
-        yield "target-accuracy", target_bars(found, found.table, name, looks)
+        yield "target-accuracy", target_bars(found, name, looks)
         yield "cost", cost_front(found, whole_run_costs(rounds), name, looks)
         yield "papers", beside_papers(found, next(iter(runs.experiments.values())), name)
         predictions = kept_predictions(runs, label, found.select)
