@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -48,7 +47,7 @@ def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence
     """
     own = table[table["label"] == table["method"]]
     cells = own.pivot_table("accuracy", ["target", "seed"], "method")
-    papers = _printed(experiment.data.dataset, frozenset(domain_key(name) for name in targets))
+    papers = _printed(experiment.data.dataset, {domain_key(name) for name in targets})
     if BASELINE not in cells or papers.empty:
         return pd.DataFrame()
     pairs = cells.sub(cells[BASELINE], axis="index").groupby("target").mean().reindex(targets)
@@ -56,8 +55,7 @@ def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence
     return pd.concat([pd.DataFrame(columns, index=papers.index), papers], axis="columns")
 
 
-@cache
-def _printed(dataset: str, domains: frozenset[str]) -> pd.DataFrame:
+def _printed(dataset: str, domains: set[str]) -> pd.DataFrame:
     """Differences to FedAvg by our name of a method, one column for each paper."""
     frame = federated()
     frame = frame[frame["dataset"] == DATASETS.get(dataset)]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.compared import Compared
-from fedsim.results.notes import mark
+from fedsim.results.notes import MARKS
 from fedsim.results.selection import BUDGETS
 
 MISSING = "\N{EN DASH}"
@@ -90,7 +90,7 @@ def further_cells(comparison: Compared, row: pd.Series) -> list[str]:
     """Texts of the columns that follow the accuracies."""
     texts: dict[str, Callable[[Any], str]] = {
         "seeds": lambda seeds: f"{seeds} of {row['seeds_begun']}" if seeds < row["seeds_begun"] else str(seeds),
-        "rank": lambda rank: f"{rank} {mark(row)}".rstrip(),
+        "rank": lambda rank: f"{rank} {MARKS[row['group']]}".rstrip(),
         "difference": lambda value: f"{100 * value:+.1f}",
         "p_value": p_text,
         "p_holm": p_text,
@@ -122,7 +122,7 @@ def published_cells(comparison: Compared) -> list[tuple[str, list[CellText]]]:
 
 def shown_label(row: pd.Series) -> str:
     """Label of a method; a dagger marks those that use images of the target."""
-    return f"{row['label']} {mark(row)}".rstrip()
+    return f"{row['label']} {MARKS[row['group']]}".rstrip()
 
 
 def by_group(comparison: Compared) -> list[pd.DataFrame]:

@@ -77,16 +77,16 @@ def compare(
     require_alike(list(experiments.values()), by, runs.unused_parts)
     recorded = environments(runs)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
-    row_of = dict(zip(table["run"], table["label"]))
-    refuse_unlike(runs, recorded, row_of)
+    refuse_unlike(runs, recorded, dict(zip(table["run"], table["label"])))
     reasons_without: list[str] = []
     if metric != own:
         values, reasons_without = metric_values(runs, metric, select)
         table["accuracy"] = table["run"].map(values)
     targets = _targets(table)
     cells, methods, base, ranked_seeds = numbers(table, targets, by, baseline, correction, metric)
-    others = table if published and METRICS[metric].primary else None  # the papers print no other metric
-    elsewhere, reasons = _beside(runs, recorded, row_of, targets, others, published)
+    elsewhere, reasons = pd.DataFrame(columns=COLUMNS), list[str]()
+    if published and METRICS[metric].primary:  # the papers print no other metric
+        elsewhere, reasons = _beside(runs, recorded, table, targets, published)
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule, table)
@@ -120,22 +120,12 @@ def numbers(
 
 
 def _beside(
-    runs: Runs,
-    recorded: Environments,
-    row_of: dict[str, str],
-    targets: list[str],
-    table: pd.DataFrame | None,
-    published: bool | Path,
+    runs: Runs, recorded: Environments, table: pd.DataFrame, targets: list[str], published: bool | Path
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them.
-
-    table: our runs; None where no number of a paper is wanted
-    """
-    if table is None:
-        return pd.DataFrame(columns=COLUMNS), []
-    given = {run: runs.experiments[run] for run in row_of}
+    """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
+    given = {run: runs.experiments[run] for run in table["run"]}
     first = next(iter(given.values()))
-    rows, notes = beside(given, runs.labels(), row_of, targets, recorded)
+    rows, notes = beside(given, runs.labels(), dict(zip(table["run"], table["label"])), targets, recorded)
     notes += order_notes(table, first, targets)
     if isinstance(published, Path):
         added, more = added_rows(published, first, table["method"], targets)

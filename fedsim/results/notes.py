@@ -1,14 +1,13 @@
 """The remarks below a comparison: what is missing, how numbers are computed, and what must not be compared."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import pandas as pd
 
 from fedsim.results.compared import Compared
 from fedsim.results.reading import Runs
 
-PAPER_NOTES = {
+PAPER_NOTES = {  # what a paper's ± is, and what its protocol
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
     "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
     "take its own row as an upper estimate",
@@ -17,7 +16,8 @@ PAPER_NOTES = {
 FEWEST_PAIRS = 6
 NAMED_RUNS = 3
 BUDGET_TOLERANCE = 0.05
-# Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first.
+# Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first, and
+# methods that never see the target have none.
 MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
 GROUPS = tuple(MARKS)
 # Of the kinds of `Runs.remarks`; the last two are about the round that `best_validation` selects.
@@ -59,15 +59,10 @@ def comparison_notes(comparison: Compared, published_reasons: Iterable[str], unf
             notes.append(f"{MARKS[group]} {text}; ranked apart, not with the others.")
     if len(comparison.published):
         notes.append("Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program.")
-        notes += [f"{note}." for note in paper_notes(comparison.published["source"])]
+        papers = dict.fromkeys(source.split(" Table")[0] for source in comparison.published["source"])
+        notes += [f"{PAPER_NOTES[paper]}." for paper in papers if paper in PAPER_NOTES]
     notes += published_reasons
     return notes + unfinished_notes(unfinished)
-
-
-def paper_notes(sources: Iterable[str]) -> list[str]:
-    """Notes on what a paper's ± and its protocol are, for the papers among the sources."""
-    papers = dict.fromkeys(source.split(" Table")[0] for source in sources)
-    return [PAPER_NOTES[paper] for paper in papers if paper in PAPER_NOTES]
 
 
 def part_notes(only: str) -> list[str]:
@@ -270,8 +265,3 @@ def test_notes(others: pd.DataFrame, base: str, column: str) -> list[str]:
             "too few cells for any p < .05, whatever the difference."
         )
     return notes
-
-
-def mark(method: Any) -> str:
-    """The mark of a method's group; empty for methods that never see the target."""
-    return MARKS[method["group"]]
