@@ -127,16 +127,18 @@ def beside(
         return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
     rows = published_rows(first, dict.fromkeys(one.method_name for one in experiments.values()), targets)
     kept = []
-    reasons: dict[str, dict[str, None]] = {}
+    left_out: dict[tuple[str, str], list[str]] = {}  # the methods by paper and reason
     for (method, source), own in rows.groupby(["method", "source"], sort=False):
-        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines, recorded)
-        if reason:
-            reasons.setdefault(reason, {})[method] = None
+        paper = source.split(" Table")[0]
+        if reason := _reason(paper, method, experiments, labels, lines, recorded):
+            left_out.setdefault((paper, reason), []).append(method)
         else:
             kept.append(own)
-    texts = [reason.format(methods=", ".join(own)) for reason, own in reasons.items()]
-    left_out = [f"No published number of {text}." for text in texts]
-    return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), left_out
+    notes = [
+        f"No published number of {paper} beside {', '.join(methods)}: {reason}."
+        for (paper, reason), methods in left_out.items()
+    ]
+    return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), notes
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
@@ -191,14 +193,14 @@ def _reason(
     plain = [run for run in own if labels[run] == method]
     if not plain:
         variants = ", ".join(dict.fromkeys(labels[run] for run in own))
-        return f"{paper} beside {{methods}}: the runs are variants ({variants})"
+        return f"the runs are variants ({variants})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
     bare = any(not method_words(own[run]) for run in plain)
     found: dict[str, list[str]] = {}
     for run in plain:
         protocol = protocol_of(paper, own[run])
         if protocol is None:
-            return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
+            return f"its protocol is not shipped for {own[run].data.dataset}"
         record = recorded.get(run, {})
         theirs = used_settings(with_values(protocol, record.get("defaults", {})), record)
         differences = protocol_differences(used_settings(own[run], record), theirs)
@@ -206,7 +208,7 @@ def _reason(
             text for text in differences if not (bare and text.startswith("method."))
         )
     least = min(found.values(), key=len)
-    return f"{paper} beside {{methods}}: not its protocol ({shortened(least)})" if least else ""
+    return f"not its protocol ({shortened(least)})" if least else ""
 
 
 def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:

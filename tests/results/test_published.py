@@ -99,6 +99,7 @@ def test_comparison_marks_published_rows():
     ({"overrides": ["data.adapt_share=0.5"]}, "data.adapt_share is 0.5, there 0.0"),
     ({"overrides": ["method.guiding_head.weight=1"]}, "method.guiding_head.weight is 1, there default"),
     ({"labels": {"fedavg": "fedavg(pixel)"}}, "the runs are variants (fedavg(pixel))"),
+    ({"labels": {"fedavg": "fedavg@text={}"}}, "the runs are variants (fedavg@text={})"),
 ])  # fmt: skip
 def test_runs_that_are_not_the_papers_get_no_published_number(settings, said):
     comparison = compare(runs_of(**settings))
