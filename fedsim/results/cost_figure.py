@@ -61,7 +61,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
         _scale(one, points["cost"])
         one.set_xlabel(f"{title} ({unit})")
     axes[0].set_ylabel(f"average target {comparison.measure.title} (%)")
-    legend_below(figure, axes, [*methods["shown"], OTHER_METHODS, FRONT])
+    legend_below(figure, [*methods["shown"], OTHER_METHODS, FRONT])
     return figure
 
 

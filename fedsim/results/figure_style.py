@@ -180,9 +180,9 @@ def band(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
-def legend_below(figure: Figure, axes: Iterable[Axes], names: Iterable[str]) -> None:
+def legend_below(figure: Figure, names: Iterable[str]) -> None:
     """Draw one legend for all axes under the figure, outside of the plotted area, in the order of `names`."""
-    found = _entries(axes, names)
+    found = _entries(figure.axes, names)
     if found:
         texts = [wrapped(name) for name in found]
         columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(width_of, texts))))))

@@ -48,7 +48,7 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
             for label, frame in rounds[rounds["target"] == target].groupby("label", sort=False):
                 band(one, frame, column, looks[label], label, scale=100)
     _round_axis(axes[-1])
-    legend_below(figure, axes.ravel(), looks)
+    legend_below(figure, looks)
     return figure
 
 
@@ -90,7 +90,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
         if high > 0 and high - low <= 1e-6 * high:  # one number: an axis around it would show differences of nothing
             row[0].set_ylim(0, 1.1 * high)
     _round_axis(axes[-1])
-    legend_below(figure, axes.ravel(), looks)
+    legend_below(figure, looks)
     return figure
 
 
@@ -165,7 +165,7 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
         one.xaxis.set_major_locator(MaxNLocator(nbins=5))
         one.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes[0][0].set_ylabel("layers (of all clients, seeds)")
-    legend_below(figure, axes.ravel(), looks)
+    legend_below(figure, looks)
     return figure
 
 

@@ -44,5 +44,5 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
     axes.set_yticks(rows, [written(str(method)) for method in shown.index])
     axes.set_ylabel("method")
     axes.set_xlabel("accuracy on the unseen domains, points above FedAvg of the same table")
-    legend_below(figure, [axes], frame.columns)
+    legend_below(figure, frame.columns)
     return figure

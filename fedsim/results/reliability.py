@@ -36,5 +36,5 @@ def reliability_figure(
             one.plot(x, y, color=style.color, linestyle=style.line, marker=style.marker, markersize=3.5, label=label)
         one.set_xlabel("confidence (%)")
     axes[0][0].set_ylabel("accuracy (%)")
-    legend_below(figure, axes.ravel(), looks)
+    legend_below(figure, looks)
     return figure
