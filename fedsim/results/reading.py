@@ -139,24 +139,28 @@ def choose_runs(
     labels = runs.labels()
     methods = with_commas(methods, set(labels.values()))
     keys = {
-        run: ({experiment.method_name, labels[run], _method_folder(run)}, experiment.run.target, experiment.run.seed)
+        run: ({experiment.method_name, labels[run], _named(run)[0]}, experiment.run.target, experiment.run.seed)
         for run, experiment in runs.experiments.items()
     }
     _require_known("method", methods, [name for names, _, _ in keys.values() for name in sorted(names) if name])
     _require_known("target", targets, [target for _, target, _ in keys.values()])
     _require_known("seed", seeds, [seed for _, _, seed in keys.values()])
-    kept = [
-        run
-        for run, (names, target, seed) in keys.items()
-        if (not methods or names & set(methods)) and (not targets or target in targets) and (not seeds or seed in seeds)
-    ]
+
+    def is_wanted(names: set[str], target: str, seed: str) -> bool:
+        own = not methods or bool(names & set(methods))
+        return own and (not targets or target in targets) and (not seeds or seed in {f"seed{one}" for one in seeds})
+
+    kept = [run for run, (names, target, seed) in keys.items() if is_wanted(names, target, f"seed{seed}")]
     if not kept:
         raise UserError("no finished run has one of these methods, targets and seeds together")
     part = part_of(runs, kept)
     wanted = {"methods": methods, "targets": targets, "seeds": seeds}
     chosen = [f"{what} {', '.join(map(str, names))}" for what, names in wanted.items() if names]
     part.only = "; ".join(filter(None, [runs.only, *chosen]))
-    part.unfinished = [run for run in runs.unfinished if _is_wanted(run, methods, targets, seeds)]
+    paths = {run: _named(run) for run in runs.unfinished}  # nothing else of them is read
+    part.unfinished = [
+        run for run, (folder, *rest) in paths.items() if is_wanted({folder, folder.partition("@")[0]}, *rest)
+    ]
     return part
 
 
@@ -168,21 +172,9 @@ def _require_known(what: str, wanted: Sequence[Any], known: Sequence[Any]) -> No
             raise UserError(f"no finished run of the {what} {str(name)!r}; {near}there are: {listed}")
 
 
-def _method_folder(run: str) -> str:
-    """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`; empty when the path has only a run's own folder."""
-    parts = run.split("/")
-    return parts[-3] if len(parts) > 2 else ""
-
-
-def _is_wanted(run: str, methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int]) -> bool:
-    """Whether an unfinished run, of which only the path is read, is one of the wanted runs."""
-    target, seed = ([""] * 2 + run.split("/"))[-2:]
-    folder = _method_folder(run)
-    return (
-        (not methods or bool({folder, folder.partition("@")[0]} & set(methods)))
-        and (not targets or target in targets)
-        and (not seeds or seed in {f"seed{number}" for number in seeds})
-    )
+def _named(run: str) -> list[str]:
+    """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`, `photo`, `seed0`; empty where the path is shorter."""
+    return ["", "", *run.split("/")][-3:]
 
 
 def part_of(runs: Runs, kept: Sequence[str]) -> Runs:
