@@ -9,7 +9,6 @@ import pandas as pd
 from fedsim.common.tasks import task_of
 from fedsim.results.reading import KEYS
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
-from fedsim.results.statistics import over_seeds
 
 MOST_ROWS = 200  # up to so many clients in a round have a row each
 MOST_LINES = 12  # of methods, clients or domains in one panel
@@ -87,21 +86,20 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
     ]
 
 
-def client_key(clients: pd.DataFrame, seeds: int) -> tuple[pd.DataFrame, str, str]:
+def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     """(frame, column whose values get a line each, words for the title): a line per client, or per domain.
 
     With too many clients there is a line per domain, and with too many domains one line for all clients. Records of
     very many clients have one row per domain already, `name/*`: sums of weights and counts, means of other numbers.
     """
     if clients["client"].str.endswith("/*").any():
-        return clients, "client", f"of each domain's clients together ({over_seeds(seeds)}"
+        return clients, "client", "of each domain's clients together"
     if clients["client"].nunique() <= MOST_LINES:
-        return clients, "client", f"of each client ({over_seeds(seeds)}"
-    over = f"mean ± std over clients{', seeds' if seeds > 1 else ', one seed'}"
+        return clients, "client", "of each client"
     domains = clients["client"].str.rpartition("/")[0].where(clients["client"].str.contains("/"), clients["client"])
     if domains.nunique() <= MOST_LINES:
-        return clients.assign(domain=domains), "domain", f"of the clients of each domain ({over}"
-    return clients.assign(domain="all clients"), "domain", f"of all clients ({over}"
+        return clients.assign(domain=domains), "domain", "of the clients of each domain"
+    return clients.assign(domain="all clients"), "domain", "of all clients"
 
 
 def layer_group(name: str) -> str:

@@ -75,9 +75,13 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     left_out = f"; first {MOST_ROWS} of {len(chosen)} methods" if len(chosen) > MOST_ROWS else ""
     chosen, targets = chosen[:MOST_ROWS], sorted(frame["target"].unique())
     title = column.replace("_", " ")
-    clients, key, of_what = client_key(clients, most_seeds(frame))
+    clients, key, of_what = client_key(clients)
+    seeds = most_seeds(frame)
+    over = over_seeds(seeds)
+    if key == "domain":
+        over = f"mean ± std over clients, {'seeds' if seeds > 1 else 'one seed'}"
     frame = frame.assign(**{key: clients[key]})
-    figure, axes = panels(len(chosen), list(map(unseen, targets)), f"{name}: {title} {of_what}{left_out})")
+    figure, axes = panels(len(chosen), list(map(unseen, targets)), f"{name}: {title} {of_what} ({over}{left_out})")
     # A client has the same style in every figure, whichever methods have a row there.
     looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
@@ -112,7 +116,7 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     spread = bool(frame["group"].any()) and are_shares(frame)
     groups = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
     below = f"{title}\n{'spread between clients' if spread else groups}"
-    frame, who, _ = client_key(frame, frame["seed"].nunique())
+    frame, who, _ = client_key(frame)
     for row, key, text in zip(axes, (who, "group"), (f"{title}\nper domain", below)):
         row[0].set_ylabel(text)
         # Domains are in the order of their names, as in every other figure; layers are in the order of the network.

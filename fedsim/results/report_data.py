@@ -131,7 +131,7 @@ def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
 
     Of very many clients the metrics are means over each domain's.
     """
-    frame, key, _ = client_key(frame, 1)
+    frame, key, _ = client_key(frame)
     drawn = [column for column in metrics if frame[column].notna().any()]
     means = frame.groupby([key, "round"])[drawn].mean()
     series = {
