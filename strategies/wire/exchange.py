@@ -12,8 +12,7 @@ from fedsim.tensors.records import Config, arrays_of
 from strategies.server_round import Arrays, RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
-from strategies.wire.matching import Sent
-from strategies.wire.patience import LOST
+from strategies.wire.matching import LOST, Sent
 from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
@@ -115,13 +114,13 @@ class Exchange:
         """How many clients were asked in this phase."""
         return len(self._asked)
 
-    def client_of(self, message: Message) -> str:
-        """Name of the client whose reply to this message is waited for; empty for another message."""
-        return self._sent.client_of(message)
+    def awaited(self, reply: Message) -> str:
+        """The client for whose message of this phase this is the first reply; empty for any other reply."""
+        return self._sent.awaited(reply)
 
-    def again(self, message: Message) -> Message:
-        """The same message for the node that its client has now; its reply replaces that of the first message."""
-        client = self.client_of(message)
+    def again(self, client: str) -> Message:
+        """A client's message for the node that it has now; its reply replaces that of the first message."""
+        message = self._sent.open[client]
         renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
         return self._sent.add(client, renewed)
 
@@ -143,10 +142,9 @@ class Exchange:
         results: dict[str, T] = {}
         failures: dict[str, tuple[str, str]] = {}
         for reply in replies:
-            matched = self._sent.match(reply)
-            if matched is None:
+            client = self._sent.match(reply)
+            if not client:
                 continue
-            client, _ = matched
             if reply.has_error():
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
@@ -158,7 +156,7 @@ class Exchange:
                     failures[client] = f"{refusal}: {error}", ""
                 except RefusedUpdateError as error:  # of a part that `keep` asks
                     failures[client] = f"{refusal}: {one_line(error.reason)}", ""
-            del reply, matched  # while the next one is on its way, there is room for one reply
+            del reply  # while the next one is on its way, there is room for one reply
         return results, failures
 
     def settle(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:

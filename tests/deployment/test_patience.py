@@ -13,7 +13,7 @@ from strategies.wire.polling import QuickGrid
 
 
 class World:
-    """A grid whose nodes answer from a list, and the sender of the messages; clients are on the nodes 10, 11, ..."""
+    """A grid whose nodes answer from a list, and the exchange of its messages; clients are on the nodes 10, 11, ..."""
 
     def __init__(self, answers, back=True):
         assume_identity(1)
@@ -31,17 +31,18 @@ class World:
         replies = []
         for message in messages:
             stamp(message, f"m{next(self.ids)}")
-            self.asked.append(self.client_of(message))
+            self.asked.append(next(client for client, sent in self.sent.items() if sent is message))
             answer = self.answers[self.asked[-1]].pop(0)
             if answer is not None:
                 replies.append(Message(answer if isinstance(answer, Error) else RecordDict(), reply_to=message))
         return replies
 
-    def client_of(self, message):
-        return next((client for client, sent in self.sent.items() if sent is message), "")
+    def awaited(self, reply):
+        answered = reply.metadata.reply_to_message_id
+        return next((client for client, sent in self.sent.items() if sent.metadata.message_id == answered), "")
 
-    def again(self, message):
-        client = self.client_of(message)
+    def again(self, client):
+        message = self.sent[client]
         self.sent[client] = Message(message.content, message.metadata.dst_node_id + 100, "train")
         return self.sent[client]
 

@@ -17,12 +17,9 @@ from strategies.wire.patience import PatientGrid
 
 
 class Quiet:
-    """The sender of messages whose replies are never lost."""
+    """The exchange of messages whose replies are never lost."""
 
     roster = None
-
-    def client_of(self, message):
-        return ""
 
 
 def test_messages_are_made_when_they_are_sent_and_replies_are_not_kept():
@@ -64,19 +61,21 @@ def test_a_reply_finds_its_message_by_the_id_that_sending_gave_it():
     assume_identity(1)
     sent = Sent()
     first, second = (sent.add(name, Message(RecordDict(), node, "train")) for name, node in (("a", 7), ("b", 8)))
-    assert sent.client_of(first) == ""  # it has no id yet
+    assert sent.awaited(answer(first)) == ""  # it has no id yet
     for number, message in enumerate((first, second)):
         stamp(message, f"m{number}")
-    assert sent.client_of(first) == "a"
-    assert sent.match(answer(second)) == ("b", second)
-    assert sent.match(answer(second)) is None
+    assert sent.awaited(answer(first)) == "a"
+    assert sent.match(answer(second)) == "b"
+    assert sent.awaited(answer(second)) == ""
+    assert sent.match(answer(second)) == ""
     assert "answered before" in sent.strays[-1]
     foreign = answer(first)
     foreign.metadata.__dict__["_src_node_id"] = 8
-    assert sent.match(foreign) is None
+    assert sent.match(foreign) == ""
     assert "it comes from node 8, not 7" in sent.strays[-1]
     again = sent.add("a", Message(RecordDict(), 9, "train"))
     stamp(again, "m2")
-    assert sent.match(answer(first)) is None  # the message was made again
+    assert sent.awaited(answer(first)) == ""
+    assert sent.match(answer(first)) == ""  # the message was made again
     assert "answers no message" in sent.strays[-1]
-    assert sent.match(answer(again, error=True)) == ("a", again)
+    assert sent.match(answer(again, error=True)) == "a"
