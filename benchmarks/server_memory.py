@@ -78,7 +78,7 @@ def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, 
     space = Workspace(resolve(experiment))
     strategy = FedDG(space.recipe, experiment, space.places, {"experiment": experiment.toml(), "token": TOKEN})
     strategy.storage = Storage(folder, memory=1 << 60) if held else Storage(folder)
-    strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
+    strategy.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
     names = space.plan.clients[:clients]
     strategy.exchange.sites = {name: Site(name, node, EXAMPLES) for node, name in enumerate(names, start=2)}
     arrays = state_to_record(space.net.state_dict(), space.travelling)

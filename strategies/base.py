@@ -19,7 +19,6 @@ from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import Config
 from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
-from strategies.model import ServerModel
 from strategies.participation import trainers, validators
 from strategies.parts import ArrayDict, Arrays, Bank, Entries, Place, RefusedUpdateError
 from strategies.recipe import ServerRecipe
@@ -30,7 +29,6 @@ from strategies.wire.arrivals import Arrivals
 from strategies.wire.cuts import taken
 from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
-from strategies.wire.handshake import Roster
 from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import check_collected, check_validation, one_line
 from strategies.wire.reply_limits import records_over_limit
@@ -83,15 +81,6 @@ class FedDG(FedAvg):
     def log(self) -> RoundNotes:
         """The record of the current round."""
         return self.exchange.log
-
-    def join(self, roster: Roster) -> None:
-        """Waits for the sites (`run.wait_for_sites`); ClientFailedError names missing sites without which the run
-        cannot start."""
-        self.exchange.join(roster)
-
-    def describe(self, model: ServerModel) -> None:
-        """Sets the network with the trained tensors."""
-        self.parts.model = model
 
     def resume(self, round: int, state: ServerState) -> None:
         """Continues after a round, with the server's state of that time."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedsim.models.infer.base import EvalMode, Infer
-from fedsim.parts.part import Part, RecipeParts
+from fedsim.parts.part import RecipeParts
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
 from strategies.share.everything import Everything
@@ -21,7 +21,3 @@ class ServerRecipe(RecipeParts):
     refine: tuple[Refine, ...] = ()
     visits: tuple[Visit, ...] = ()
     infer: Infer = EvalMode()
-
-    def needs(self) -> set[str]:
-        """The metrics without which a reply to a train message cannot be used, those of all parts."""
-        return {name for part in self.of(Part) for name in part.needs}

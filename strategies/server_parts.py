@@ -74,8 +74,8 @@ class ServerParts:
         return share.cut(self.model.net, client, self.round, self.experiment.run.seed)
 
     def needs(self) -> set[str]:
-        """The metrics without which a reply cannot be used."""
-        return self.recipe.needs() if self.training else set()
+        """The metrics without which a reply to a train message cannot be used, those of all parts."""
+        return {name for part in self.recipe.of(Part) for name in part.needs} if self.training else set()
 
     # --- banks ------------------------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
     strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
     target = experiment.run.target if on_site else ""
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
-    strategy.join(roster)
+    strategy.exchange.join(roster)
     strategy.target = shared or TargetSite(strategy.exchange, roster)
     tested = evaluator.class_counts() if evaluator else roster.target.class_counts if roster.target else ()
     _meet(session, roster, tested)

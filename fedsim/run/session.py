@@ -105,7 +105,7 @@ class Session:
         self.evaluate_held_out = evaluate_held_out
         space = self.space
         strategy.storage.folder = self.folder
-        strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
+        strategy.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:

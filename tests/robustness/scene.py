@@ -98,7 +98,7 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
-    strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
+    strategy.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
     strategy.exchange.sites = {
         name: Site(name, node, space.client(name, "").data.examples)
         for node, name in enumerate(space.plan.clients, start=2)
