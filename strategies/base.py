@@ -6,6 +6,7 @@ configure_evaluate -> clients validate -> aggregate_evaluate -> the server app e
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -216,7 +217,9 @@ class FedDG(FedAvg):
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
         views = self.parts.views([bank])
         refusal = f"{bank.name} refused"
-        found = exchange.sift(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
+        found = exchange.sift(
+            check_collected, replies, refusal, lambda expected: replace(expected, banks=(bank,), views=views), owned
+        )
         entries = exchange.settle(*found)
         layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
         odd = self.parts.odd(bank, layouts)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from flwr.app import Message
 
@@ -12,7 +13,7 @@ from strategies.stored import Storage, heads_of
 from strategies.wire.cuts import put_back, taken
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
-from strategies.wire.reply_checks import Wanted, check_update
+from strategies.wire.reply_checks import Expected, check_update
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.update_limit import model_norm, update_size
@@ -36,9 +37,13 @@ class Arrivals:
         layouts: dict[str, dict[str, str]] = {bank.name: {} for bank in banks}
         norms: dict[str, dict[str, float]] = {bank.name: {} for bank in banks}
 
-        def own(client: str) -> Wanted:
-            cut = parts.cut(client)
-            return {"shapes": fuse.form(heads_of(taken(model, cut)))} if cut else {}
+        shapes, views, metrics = fuse.form(heads_of(model)), parts.views(banks), parts.needs()
+        nonnegative = open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative
+
+        def wanted(expected: Expected) -> Expected:
+            cut = parts.cut(expected.client)
+            own = fuse.form(heads_of(taken(model, cut))) if cut else shapes
+            return replace(expected, shapes=own, nonnegative=nonnegative, banks=banks, views=views, metrics=metrics)
 
         def keep(update: Update) -> Update:
             cut = parts.cut(update.client)
@@ -54,18 +59,8 @@ class Arrivals:
                 update.records[bank.name] = self.storage.put(record)
             return update
 
-        found = self.exchange.sift(
-            check_update,
-            timed(replies, self.exchange.log),
-            "reply refused",
-            own,
-            keep,
-            shapes=fuse.form(heads_of(model)),
-            nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
-            banks=banks,
-            views=parts.views(banks),
-            metrics=parts.needs(),
-        )
+        arriving = timed(replies, self.exchange.log)
+        found = self.exchange.sift(check_update, arriving, "reply refused", wanted, keep)
         updates = self.exchange.settle(*found)
         self._compare(updates, banks, layouts, norms)
         if not fuse.masked:

@@ -1,7 +1,7 @@
 """Builds the messages to the clients, and decides which of their replies are used."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar, Unpack
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
@@ -16,7 +16,6 @@ from strategies.wire.matching import LOST, Sent
 from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
-    Wanted,
     client_failure,
     failure_reason,
     judged,
@@ -129,16 +128,14 @@ class Exchange:
         check: Callable[[RecordDict, Expected], T],
         replies: Iterable[Message],
         refusal: str,
-        own: Callable[[str], Wanted] = lambda client: {},
+        wanted: Callable[[Expected], Expected] = lambda expected: expected,
         keep: Callable[[T], T] = lambda result: result,
-        **expected: Unpack[Wanted],
     ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
         """For `settle`: the results of the check for each reply, and the failures (reason, traceback), both by client.
 
-        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `expected` are fields of
-        `Expected` beside those that the message itself says, `own` those of single clients.
+        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `wanted` fills in the fields
+        of `Expected` that the message itself does not say.
         """
-        known = {"arrays", *(bank.name for bank in expected.get("banks", ()))}
         results: dict[str, T] = {}
         failures: dict[str, tuple[str, str]] = {}
         for reply in replies:
@@ -148,10 +145,11 @@ class Exchange:
             if reply.has_error():
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
+                expected = wanted(self._expected(client))
+                known = {"arrays", *(bank.name for bank in expected.banks)}
                 self.log.count(client, "up", arrays_of(reply.content), known)
-                wanted = self._expected(client, {**expected, **own(client)})
                 try:
-                    results[client] = keep(judged(check, reply.content, wanted))
+                    results[client] = keep(judged(check, reply.content, expected))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
                 except RefusedUpdateError as error:  # of a part that `keep` asks
@@ -163,11 +161,28 @@ class Exchange:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
         for line in self._sent.strays:
             self.log.note(line)
-        silent = f"no reply within {self.experiment.run.timeout:g} s", ""
         for client in self._asked:
             if client not in results:
-                self.fail(client, *failures.get(client, silent))
+                self.fail(client, *failures.get(client, (self._silence(), "")))
         return {client: results[client] for client in self._asked if client in results}
+
+    def settle_one(
+        self, reply: Message | None, check: Callable[[RecordDict, Expected], T], expected: Expected, refusal: str
+    ) -> T | None:
+        """The result of the check of a reply that comes alone; None when it is missing or fails, which is recorded."""
+        if reply is None:
+            self.fail(expected.client, self._silence())
+        elif reply.has_error():
+            self.fail(expected.client, failure_reason(reply), str(reply.error.reason))
+        else:
+            try:
+                return judged(check, reply.content, expected)
+            except RejectedReplyError as error:
+                self.fail(expected.client, f"{refusal}: {error}")
+        return None
+
+    def _silence(self) -> str:
+        return f"no reply within {self.experiment.run.timeout:g} s"
 
     def settle_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
         """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
@@ -185,7 +200,7 @@ class Exchange:
             return
         raise client_failure(client, self.log.round, reason, traceback)
 
-    def _expected(self, client: str, more: Wanted) -> Expected:
+    def _expected(self, client: str) -> Expected:
         return Expected(
             client=client,
             token=self.token,
@@ -194,7 +209,6 @@ class Exchange:
             examples=self.sites[client].examples,
             metric=self.metric,
             data=self.sites[client].content,
-            **more,
         )
 
 

@@ -5,7 +5,7 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -68,16 +68,6 @@ class Expected:
     metrics: Collection[str] = ()
     metric: str = CLASSIFICATION.metric
     data: str = ""
-
-
-class Wanted(TypedDict, total=False):
-    """Fields of `Expected` beside those that a message itself says."""
-
-    shapes: Mapping[str, Head]
-    nonnegative: Collection[str]
-    banks: tuple[Bank, ...]
-    views: Mapping[str, ServerRound]
-    metrics: Collection[str]
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:

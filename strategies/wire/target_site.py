@@ -19,10 +19,9 @@ from strategies.wire.reply_checks import (
     RejectedReplyError,
     check_echo,
     check_examples,
+    check_names,
     check_ranges,
     check_records,
-    failure_reason,
-    judged,
     read_metrics,
 )
 from strategies.wire.sites import Site
@@ -70,7 +69,7 @@ class TargetSite:
         self.score = TargetScore()
         self._sent: Message | None = None
         self._round = 0
-        self._genuine: list[Message] = []  # replies of the site
+        self._reply: Message | None = None  # the site's first one of this round
 
     @property
     def site(self) -> Site:
@@ -78,14 +77,9 @@ class TargetSite:
         assert self.roster.target is not None  # there is no TargetSite without one
         return self.roster.target
 
-    @property
-    def answer(self) -> Message | None:
-        """The site's first reply of this round."""
-        return self._genuine[0] if self._genuine else None
-
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
-        exchange, self.score, self._sent, self._genuine = self.exchange, TargetScore(), None, []
+        exchange, self.score, self._sent, self._reply = self.exchange, TargetScore(), None, None
         self._round = round
         if self.roster.missing([self.site.client]):
             exchange.fail(self.site.client, NOT_ONLINE)
@@ -103,14 +97,20 @@ class TargetSite:
         for reply in replies:
             if asked is None or reply.metadata.reply_to_message_id != asked.message_id:
                 yield reply
-            elif reply.has_error() or reply.metadata.src_node_id == asked.dst_node_id:
-                self._genuine.append(reply)
+            elif self._reply is None and (reply.has_error() or reply.metadata.src_node_id == asked.dst_node_id):
+                self._reply = reply
 
     def take(self, used: bool = True) -> None:
         """Keep the score of our message's reply, unless its model is not used. A failure is handled as
         `run.on_client_failure`."""
-        if self._sent is not None and (used or not self.answer):
-            self._read(self.answer)
+        if self._sent is not None and (used or self._reply is None):
+            exchange, site = self.exchange, self.site
+            wanted = site.client, exchange.token, self._round, PHASE, site.examples
+            expected = Expected(*wanted, metric=exchange.metric, data=site.content)
+            found = exchange.settle_one(self._reply, read_score, expected, "evaluation refused")
+            if found is not None:
+                self.score, seconds = found
+                exchange.log.row(site.client)["evaluation_seconds"] = seconds
         self._sent = None
 
     def ask(self, grid: Grid, arrays: ArrayRecord) -> TargetScore:
@@ -120,21 +120,6 @@ class TargetSite:
             pass  # a stray reply
         self.take()
         return self.score
-
-    def _read(self, reply: Message | None) -> None:
-        exchange, client = self.exchange, self.site.client
-        if reply is None:
-            exchange.fail(client, f"no reply within {exchange.experiment.run.timeout:g} s")
-        elif reply.has_error():
-            exchange.fail(client, failure_reason(reply), str(reply.error.reason))
-        else:
-            wanted = client, exchange.token, self._round, PHASE, self.site.examples
-            expected = Expected(*wanted, metric=exchange.metric, data=self.site.content)
-            try:
-                self.score, seconds = judged(read_score, reply.content, expected)
-                exchange.log.row(client)["evaluation_seconds"] = seconds
-            except RejectedReplyError as error:
-                exchange.fail(client, f"evaluation refused: {error}")
 
 
 def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
@@ -158,10 +143,7 @@ def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, fl
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)
     metric = expected.metric
-    needed = {metric, "loss", "evaluation_seconds"}
-    missing, extra = sorted(needed - metrics.keys()), sorted(metrics.keys() - needed)
-    if missing or extra:
-        raise RejectedReplyError(f"missing metrics {missing[:3]}, unexpected metrics {extra[:3]}")
+    check_names("metrics", sorted(metrics), sorted({metric, "loss", "evaluation_seconds"}))
     check_ranges(metrics)
     rows = _detail_rows(config_of(content, "details"))
     return TargetScore(metrics[metric], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]

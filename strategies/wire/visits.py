@@ -18,8 +18,6 @@ from strategies.wire.reply_checks import (
     check_echo,
     check_finite,
     check_records,
-    failure_reason,
-    judged,
     one_line,
     read_arrays,
 )
@@ -40,8 +38,7 @@ class Visits:
 
     def ask(self, visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> dict[str, Arrays] | None:
         """The records of the answer, or None when no answer is accepted."""
-        exchange = self.exchange
-        client = exchange.experiment.run.target
+        exchange, client = self.exchange, self.exchange.experiment.run.target
         roster = exchange.roster
         site = roster.target if roster is not None else None
         if roster is not None and site and roster.missing([site.client]):
@@ -58,29 +55,17 @@ class Visits:
         matched = [reply for reply in replies if asked.match(reply)]
         for line in asked.strays:
             exchange.log.note(line)
-        return self._judge(visit, matched[0] if matched else None, server)
+        reply = matched[0] if matched else None
+        if reply is not None and reply.has_content():
+            exchange.log.count(client, "up", arrays_of(reply.content), set(visit.records))
+        expected = Expected(client, exchange.token, server.round, visit.phase, data=site.content if site else "")
+        check = partial(read_answer, visit, server)
+        return exchange.settle_one(reply, check, expected, f"answer to {visit.phase!r} refused")
 
     def refuse(self, visit: Visit, reason: str) -> None:
         """Records that the server's part refuses the answer, or ends the run."""
         target = self.exchange.experiment.run.target
         self.exchange.fail(target, f"answer to {visit.phase!r} refused: {one_line(reason)}")
-
-    def _judge(self, visit: Visit, reply: Message | None, server: ServerRound) -> dict[str, Arrays] | None:
-        exchange, client = self.exchange, self.exchange.experiment.run.target
-        if reply is None:
-            exchange.fail(client, f"no reply within {exchange.experiment.run.timeout:g} s")
-        elif reply.has_error():
-            exchange.fail(client, failure_reason(reply), str(reply.error.reason))
-        else:
-            exchange.log.count(client, "up", arrays_of(reply.content), set(visit.records))
-            target = exchange.roster.target if exchange.roster is not None else None
-            known = target.content if target else ""
-            expected = Expected(client, exchange.token, server.round, visit.phase, data=known)
-            try:
-                return judged(partial(read_answer, visit, server), reply.content, expected)
-            except RejectedReplyError as error:
-                exchange.fail(client, f"answer to {visit.phase!r} refused: {error}")
-        return None
 
 
 def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected: Expected) -> dict[str, Arrays]:
