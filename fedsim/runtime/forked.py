@@ -20,7 +20,6 @@ from flwr.clientapp import ClientApp
 
 from fedsim.common.cores import free_cores
 from fedsim.common.values import Foreign
-from fedsim.flower.identity import stamp
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan
 from fedsim.run.processes import reason_of_machine, reason_of_settings
@@ -120,11 +119,6 @@ class ForkedGrid(InlineGrid, RunCallback):
             yield from super().send_and_receive(messages, timeout=timeout)
             return
         yield from self._exchange(self._stamped(messages), timeout if self._limited else None)
-
-    def _stamped(self, messages: Iterable[Message]) -> Iterator[Message]:
-        for message in messages:
-            stamp(message, f"m{next(self._ids)}")
-            yield message
 
     def _exchange(self, source: Iterator[Message], seconds: float | None = None) -> Iterator[Message]:
         made: list[Message] = []  # that no process has yet

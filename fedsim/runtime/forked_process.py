@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -18,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.common.errors import CLIENT_APP_RAISED, UserError
 from fedsim.flower.identity import with_content
-from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
+from fedsim.runtime.parcel import Parcel, answer, joined, select, standing, without_arrays
 from fedsim.tensors.records import arrays_of
 
 FITS = 2**16  # bytes that a pipe holds for a process that does not read
@@ -120,7 +119,7 @@ class ForkedProcess:
         self.waiting.popleft()
         self._sent -= 1
         self._attempts = 0
-        return with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
+        return joined(reply, parcels)
 
     def _replace(self) -> Message | None:
         attempts, waiting = self._attempts + 1, list(self.waiting)
@@ -160,13 +159,7 @@ def answer_messages(
         except (EOFError, OSError):
             return
         message = with_content(message, RecordDict({**opened(records, kept, known), **message.content}))
-        try:
-            reply = app(message, contexts[message.metadata.dst_node_id])
-        except Exception:
-            reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        sent = {} if reply.has_error() else arrays_of(reply.content)
-        parcels = {name: Parcel(record) for name, record in sent.items()}
-        pipe.send_bytes(pickle.dumps((without_arrays(reply) if parcels else reply, parcels), protocol=5))
+        pipe.send_bytes(pickle.dumps(answer(app, message, contexts), protocol=5))
 
 
 def opened(records: dict[str, Any], kept: list[ArrayRecord], known: int) -> dict[str, ArrayRecord]:

@@ -11,6 +11,8 @@ from flwr.serverapp import Grid
 
 from fedsim.flower.identity import assume_identity, stamp
 
+RUN_ID = 1
+
 
 class LocalGrid(Grid):
     """Flower's Grid for clients that run in this process or in processes that it starts.
@@ -20,13 +22,13 @@ class LocalGrid(Grid):
 
     at_once: int = 1  # messages that are delivered together
 
-    def __init__(self, nodes: int, run_id: int = 1) -> None:
-        self._run = assume_identity(run_id)
+    def __init__(self, nodes: int) -> None:
+        self._run = assume_identity(RUN_ID)
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self.node_ids = list(range(2, nodes + 2))  # node 1 is the server
         self.contexts = {
-            node: Context(run_id, node, {"partition-id": index, "num-partitions": nodes}, RecordDict(), {})
+            node: Context(RUN_ID, node, {"partition-id": index, "num-partitions": nodes}, RecordDict(), {})
             for index, node in enumerate(self.node_ids)
         }
 
@@ -55,9 +57,7 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages; returns their ids."""
-        messages = list(messages)
-        for message in messages:
-            stamp(message, f"m{next(self._ids)}")
+        messages = list(self._stamped(messages))
         ids = [message.metadata.message_id for message in messages]
         self._replies.update(zip(ids, self.deliver(messages), strict=True))
         return ids
@@ -68,13 +68,17 @@ class LocalGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Deliver `at_once` messages at a time and yield their replies, so that few replies are in memory."""
-        source = iter(messages)
+        source = self._stamped(messages)
         while group := list(islice(source, self.at_once)):
-            for message in group:
-                stamp(message, f"m{next(self._ids)}")
             for reply in self.deliver(group):
                 yield reply
                 del reply
+
+    def _stamped(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """The messages, each with an id of its own."""
+        for message in messages:
+            stamp(message, f"m{next(self._ids)}")
+            yield message
 
     def close(self) -> None:
         """Release the resources of this runtime."""

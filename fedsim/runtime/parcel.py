@@ -5,13 +5,16 @@ that reads them uses the object store's memory.
 """
 
 import pickle
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
+from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.flower.identity import with_content
 from fedsim.tensors.arrays import record_of
+from fedsim.tensors.records import arrays_of
 
 
 class Parcel:
@@ -43,6 +46,24 @@ def without_arrays(message: Message) -> Message:
         if not isinstance(record, ArrayRecord):
             small[name] = record
     return with_content(message, small)
+
+
+def answer(
+    app: Callable[[Message, Context], Message], message: Message, contexts: Mapping[int, Context]
+) -> tuple[Message, dict[str, Parcel]]:
+    """The client app's reply without its array records, and these; what the app raises becomes an error reply."""
+    try:
+        reply = app(message, contexts[message.metadata.dst_node_id])
+    except Exception:
+        reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
+    if reply.has_error():
+        return reply, {}
+    return without_arrays(reply), {name: Parcel(record) for name, record in arrays_of(reply.content).items()}
+
+
+def joined(reply: Message, records: Mapping[str, ArrayRecord]) -> Message:
+    """A reply with the array records that were sent apart from it."""
+    return with_content(reply, RecordDict({**records, **reply.content})) if records else reply
 
 
 def standing(record: ArrayRecord, kept: Sequence[ArrayRecord]) -> int | None:

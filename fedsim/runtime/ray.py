@@ -14,13 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message
 
 from fedsim.common.errors import CLIENT_APP_RAISED
-from fedsim.flower.identity import stamp, with_content
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
+from fedsim.runtime.parcel import Parcel, joined, select, standing, without_arrays
 from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 from fedsim.tensors.arrays import nbytes
@@ -125,9 +124,8 @@ class RayGrid(LocalGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages to their workers, which start at once; returns the ids."""
-        messages = list(messages)
+        messages = list(self._stamped(messages))
         for message in messages:
-            stamp(message, f"m{next(self._ids)}")
             self._handle_of[message.metadata.dst_node_id].jobs.append(self._pack(message))
         for handle in self._handles:
             self._submit(handle)
@@ -223,8 +221,7 @@ class RayGrid(LocalGrid):
             self._replace(handle, error)
         else:
             for job, (reply, parcels) in zip(list(handle.jobs), answered):
-                whole = with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
-                self._answer(handle, job, whole)
+                self._answer(handle, job, joined(reply, parcels))
         handle.call = None
         handle.careful = handle.careful and bool(handle.jobs)
         self._submit(handle)

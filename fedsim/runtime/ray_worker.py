@@ -3,19 +3,17 @@
 import importlib
 import os
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedsim.common.edge import refuse_hidden_packages
-from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
+from fedsim.common.errors import USER_ERROR, UserError
 from fedsim.flower.identity import with_content
-from fedsim.runtime.parcel import Parcel, select, without_arrays
+from fedsim.runtime.parcel import Parcel, answer, select
 from fedsim.tensors.arrays import nbytes
-from fedsim.tensors.records import arrays_of
 
 BUNDLE_BYTES = 4 * 2**20  # the largest size of replies that are returned together
 BUNDLE_SECONDS = 0.5  # the longest work before replies are returned together
@@ -73,14 +71,7 @@ class Worker:
         content = dict(message.content.items())
         for name, position, names in wants:
             content[name] = records[position] if names is None else select(records[position], names)
-        message = with_content(message, RecordDict(content))
-        try:
-            reply = self.app(message, self.contexts[message.metadata.dst_node_id])
-        except Exception:
-            reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        if reply.has_error():
-            return reply, {}
-        return without_arrays(reply), {name: Parcel(record) for name, record in arrays_of(reply.content).items()}
+        return answer(self.app, with_content(message, RecordDict(content)), self.contexts)
 
     def adopt(self, contexts: dict[int, Context]) -> None:
         """Take over the clients of a worker that is gone."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.runtime.cluster import NoRoomError, import_ray, open_cluster, plan_workers
-from fedsim.runtime.ray import FORWARDED
+from fedsim.runtime.ray import FORWARDED, essence
 from fedsim.settings import RunSettings
 from fedsim.sweep.budget import Budget
 from fedsim.sweep.cell_process import Message, for_elsewhere, run_cell_elsewhere
@@ -112,5 +112,4 @@ class RayPool(Pool):
         try:
             return self._ray.get(task)
         except self._ray.exceptions.RayError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            return "failed", f"the Ray task died: {lines[0]}", None
+            return "failed", f"the Ray task died: {essence(error)}", None
