@@ -11,21 +11,13 @@ The kit pins bundles when it has the file `apps/allowed`. Signatures are Ed25519
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 
 from fedsim.common.errors import UserError
 from fedsim.deploy.apps import CHECK, RUN
@@ -78,13 +70,6 @@ class Pins:
 def text(found: str) -> bytes:
     """The text that is signed for a bundle."""
     return f"fedsim app {found}".encode()
-
-
-def write_operator_key(write_private: Callable[[Path, bytes], None], private: Path, public: Path) -> None:
-    """A new Ed25519 key that signs app bundles, and its public half for the kits."""
-    key = Ed25519PrivateKey.generate()
-    write_private(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" operator\n")
 
 
 def sign(app: Path, private: Path) -> tuple[str, str]:

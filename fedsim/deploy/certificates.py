@@ -1,4 +1,4 @@
-"""The federation's own CA, the server's certificate and the sites' keys, all on NIST curves.
+"""The federation's own CA, the server's certificate and the sites' keys, all on NIST curves; the operator's key.
 
 Private key files are created with the mode 0600 and never have another.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -64,6 +65,13 @@ def write_site_key(site: str, key_file: Path, public_file: Path) -> None:
     write_private(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     public_file.write_bytes(public + b" " + site.encode() + b"\n")
+
+
+def write_operator_key(key_file: Path, public_file: Path) -> None:
+    """A new Ed25519 key that signs app bundles (0600), and its public half for the kits."""
+    key = Ed25519PrivateKey.generate()
+    write_private(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public_file.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" operator\n")
 
 
 def read_ca(key_file: Path, certificate_file: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -19,8 +19,8 @@ from pathlib import Path
 import tomli_w
 
 from fedsim.common.errors import UserError
-from fedsim.deploy.bundles import own_bundles, write_operator_key
-from fedsim.deploy.certificates import write_ca, write_private, write_server_certificate, write_site_key
+from fedsim.deploy.bundles import own_bundles
+from fedsim.deploy.certificates import write_ca, write_operator_key, write_server_certificate, write_site_key
 from fedsim.deploy.federation import CONNECTION, Federation, Site, host_and_port, read_federation
 
 TEMPLATES = Path(__file__).parent / "kit"
@@ -128,7 +128,7 @@ def _build(federation: Federation, folder: Path) -> None:
     server.mkdir(mode=0o700)
     ca = (folder / "operator" / "ca.key", server / "ca.crt")
     write_ca(federation.name, federation.days, *ca)
-    write_operator_key(write_private, folder / "operator" / "apps.key", server / "operator.pub")
+    write_operator_key(folder / "operator" / "apps.key", server / "operator.pub")
     files = (server / "server.key", server / "server.pem")
     write_server_certificate(federation.name, federation.server_names, federation.days, ca, files)
     (server / "sites").mkdir()
