@@ -8,7 +8,6 @@ import json
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
@@ -76,8 +75,3 @@ class Registry:
             return
         self._by_key = {b64encode(each.key).decode(): each for each in found}
         self._by_node = {each.node: each for each in found}
-
-
-def identities(federation: str) -> Callable[[int], Member | None] | None:
-    """A function that returns the site whose key a node has; None without a federation file."""
-    return Registry(read_federation(federation).kit("server")).of_node if federation else None

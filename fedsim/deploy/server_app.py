@@ -9,7 +9,7 @@ from fedsim.common.files import atomic_write
 from fedsim.deploy.expected import EXPECTED
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.progress import Progress
-from fedsim.deploy.registry import identities
+from fedsim.deploy.registry import Registry
 from fedsim.run.log_lines import LogLines
 from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
@@ -23,18 +23,13 @@ class BoundedGrid(QuickGrid):
     """A grid that tells the gate how large its replies may be."""
 
     def __init__(self, grid: Grid, kit: Path, run_id: int) -> None:
-        self._file = kit / EXPECTED / str(run_id)
         super().__init__(grid)
+        self._file = kit / EXPECTED / str(run_id)
+        self.expect(self.largest_reply)
 
-    @property
-    def largest_reply(self) -> int:
-        """Bytes of the largest reply that is expected."""
-        return self._largest
-
-    @largest_reply.setter
-    def largest_reply(self, size: int) -> None:
+    def expect(self, size: int) -> None:
         """Keeps the size and writes it to the file that the gate reads."""
-        self._largest = size
+        super().expect(size)
         atomic_write(self._file, f"{size}\n")
 
     def close(self) -> None:
@@ -48,8 +43,9 @@ def main(grid: Grid, context: Context) -> None:
     with marked():
         plan = resolve(experiment_of(dict(context.run_config)))
         federation = plan.experiment.run.federation
-        bounded = BoundedGrid(grid, read_federation(federation).kit("server"), context.run_id)
+        kit = read_federation(federation).kit("server")
+        bounded = BoundedGrid(grid, kit, context.run_id)
         try:
-            serve(bounded, plan, [LogLines(), Progress(federation, str(context.run_id))], identities(federation))
+            serve(bounded, plan, [LogLines(), Progress(federation, str(context.run_id))], Registry(kit).of_node)
         finally:
             bounded.close()

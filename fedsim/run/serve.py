@@ -86,7 +86,7 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
 
     session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
     if isinstance(grid, QuickGrid):
-        grid.largest_reply = largest_reply(space)
+        grid.expect(largest_reply(space))
     strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
     target = experiment.run.target if on_site else ""
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)

@@ -30,6 +30,10 @@ class QuickGrid(WrappedGrid):
         self._puller = Puller(grid) if is_flowers_own(grid) else None
         self._sent: dict[str, Message] = {}  # not answered yet
 
+    def expect(self, size: int) -> None:
+        """Say before the first reply how many bytes the largest one may have."""
+        self.largest_reply = size
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends messages; returns their ids."""
         messages = list(messages)

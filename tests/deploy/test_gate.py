@@ -167,7 +167,7 @@ def test_a_reply_is_held_to_what_its_run_expects(world, monkeypatch):
     """The run's server app says it in a file; another run's replies are bounded by the federation alone."""
     monkeypatch.setattr("fedsim.deploy.expected.SLACK", 0)
     grid = BoundedGrid(object(), world.kit, 5)
-    grid.largest_reply = 1 << 20
+    grid.expect(1 << 20)
     assert [(world.push(run=run), world.part()) for run in (6, 5)] == [(200, 200), (200, 413)]
     assert "larger than 1048576 bytes (what its run expects)" in world.audit()[-1]["reason"]
     grid.close()

@@ -14,7 +14,7 @@ from fedsim.deploy.apps import CHECK, RUN
 from fedsim.deploy.bundles import Pins, bundle_hash, own_bundles, sign, text
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.control import add_public_key, registered_nodes
-from fedsim.deploy.registry import identities
+from fedsim.deploy.registry import Registry
 from fedsim.deploy.supernode import ContactFile, enforce, watched
 from fedsim.flower.processes import write_app
 
@@ -152,7 +152,7 @@ def test_a_key_made_at_the_site_is_taken_once_and_only_its_own(federation, tmp_p
 
 def test_keys_are_identities(federation):
     kit = register(federation, alpha=11, delta=12)
-    identify = identities(str(kit / "federation.toml"))
+    identify = Registry(kit).of_node
     assert (identify(11).site, identify(12).role, identify(13)) == ("alpha", "target", None)
     assert identify(11).serves("rot0", "source")
     assert not identify(11).serves("rot15", "source")
