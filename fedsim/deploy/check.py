@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
@@ -25,7 +24,6 @@ from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.status import clock_problem
-from fedsim.flower.processes import write_app
 from fedsim.methods.registry import packages_of
 from fedsim.run.plan import resolve
 from fedsim.run.settle import settle
@@ -39,24 +37,28 @@ LONGEST_TEXT = 500  # characters of a text in a site's answer
 REFUSED_SECONDS = 600.0  # a refusal in this time is given as the reason why a site is offline
 
 
+# A text of a site, as a terminal can show it.
+Text = Annotated[str, AfterValidator(lambda text: printable(text)[:LONGEST_TEXT])]
+
+
 class Answer(Settings):
     """What a node reported about itself; a node that failed reports `problem` only."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=False)  # JSON has no tuples
 
     node: int
-    site: str = ""
-    domain: str = ""
-    role: str = ""
-    fedsim: str = ""
-    flwr: str = ""
-    torch: str = ""
-    python: str = ""
-    device: str = ""
-    problem: str = ""
-    classes: tuple[str, ...] = ()
+    site: Text = ""
+    domain: Text = ""
+    role: Text = ""
+    fedsim: Text = ""
+    flwr: Text = ""
+    torch: Text = ""
+    python: Text = ""
+    device: Text = ""
+    problem: Text = ""
+    classes: tuple[Text, ...] = ()
     counts: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    lacking: tuple[str, ...] = ()
+    lacking: tuple[Text, ...] = ()
 
 
 @dataclass
@@ -141,15 +143,11 @@ def with_names(experiment: Experiment, federation: Federation) -> Experiment:
 def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> list[dict[str, Any]]:
     """The answers of the connected nodes, by a run of the check app; UserError when this run does not end."""
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
-        folder = Path(name)
-        write_app(folder / "app", CHECK)
-        report = folder / "report.json"
+        report = Path(name) / "report.json"
         packages = [package.requirement for package in packages_of(experiment)] if experiment else []
         config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
         config["packages"] = " ".join(dict.fromkeys(packages))
-        (folder / "settings.toml").write_text(tomli_w.dumps(config))
-        words = ["run", str(folder / "app"), CONNECTION, "--run-config", str(folder / "settings.toml")]
-        started = control.flwr(*words)
+        started = control.submit(Path(name), CHECK, config)
         if "run-id" not in started:
             raise UserError(f"the SuperLink refused the check: {started.get('error-message', started)}")
         try:
@@ -204,7 +202,7 @@ def judge(
 
 def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
     try:
-        answer = Answer.model_validate({key: _plain(value) for key, value in raw.items()})
+        answer = Answer.model_validate(raw)
     except ValidationError as error:
         finding.problems.append(f"its answer is not valid: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}")
         return
@@ -230,13 +228,6 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
             finding.problems.append(f"{package} {there} there, {here} here: install the same")
         elif there != here:
             finding.notes.append(f"{package} differs from {here} here: numbers may differ in the last digits")
-
-
-def _plain(value: Any) -> Any:
-    """A value of a site's answer, whose texts a terminal can show."""
-    if isinstance(value, str):
-        return printable(value)[:LONGEST_TEXT]
-    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:

@@ -9,7 +9,9 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write
@@ -20,25 +22,30 @@ WINDOW_SECONDS = 60.0
 SWITCHES = 3  # changes of address within the window; a site that moves to another address makes one
 HEARTBEATS = 6  # heartbeats within the window; one SuperNode sends three or four
 
+Text = Annotated[str, AfterValidator(printable)]
+
 
 @dataclass
 class Contact:
     """What is known about one site. Times are seconds since 1970; `offset`: seconds by which its clock is ahead."""
 
-    address: str = ""
+    address: Text = ""
     since: float = 0.0  # activated
     last: float = 0.0
     offset: float = 0.0
-    version: str = ""
+    version: Text = ""
     bytes_up: int = 0
     bytes_down: int = 0
-    refused: str = ""  # the last refusal
+    refused: Text = ""  # the last refusal
     refused_at: float = 0.0
-    double: str = ""  # why two nodes seem to use this site's key
+    double: Text = ""  # why two nodes seem to use this site's key
     double_at: float = 0.0
-    tried: str = ""  # the address of a SuperNode that was turned away because another one is online
+    tried: Text = ""  # the address of a SuperNode that was turned away because another one is online
     tried_at: float = 0.0  # when that began
     restarted: float = 0.0  # when the SuperNode that is admitted now was started in place of a dead one; 0: it was not
+
+
+TABLE = TypeAdapter(dict[str, Contact])
 
 
 @dataclass
@@ -132,16 +139,9 @@ class Contacts:
 
 def read_contacts(file: Path) -> dict[str, Contact]:
     """The contacts by site; empty while there are none. UserError for a damaged file."""
-    known = Contact.__dataclass_fields__
     try:
-        table: dict[str, dict[str, Any]] = json.loads(file.read_text())
-        found = {site: Contact(**{key: row[key] for key in row if key in known}) for site, row in table.items()}
-        for contact in found.values():
-            for name, default in asdict(Contact()).items():
-                value = type(default)(getattr(contact, name))
-                setattr(contact, name, printable(value) if isinstance(value, str) else value)
+        return TABLE.validate_json(file.read_bytes())
     except OSError:
         return {}
-    except (ValueError, TypeError, AttributeError):
+    except ValidationError:
         raise UserError(f"{file} is damaged; remove it: the SuperLink writes it anew within seconds") from None
-    return found

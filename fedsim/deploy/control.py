@@ -7,9 +7,11 @@ import signal
 import sys
 import time
 from base64 import b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -19,7 +21,7 @@ from fedsim.common.files import atomic_write
 from fedsim.deploy.federation import CONNECTION, Federation
 from fedsim.deploy.kits import is_locked, write_connection
 from fedsim.deploy.registry import members
-from fedsim.flower.processes import QUIET, ask_flwr
+from fedsim.flower.processes import QUIET, ask_flwr, write_app
 
 START_SECONDS = 90.0  # a SuperLink that has just been started
 
@@ -48,6 +50,12 @@ class Control:
     def flwr(self, *words: str) -> dict[str, Any]:
         """The answer of `flwr ... --format json`; {"success": False, "error-message": ...} when it fails."""
         return ask_flwr(words, self.federation.flwr_home, self.environment)
+
+    def submit(self, folder: Path, app: Mapping, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of `flwr run` for an app with this run config, which are written into a folder."""
+        settings = folder / "settings.toml"
+        settings.write_text(tomli_w.dumps(config))
+        return self.flwr("run", str(write_app(folder / "app", app)), CONNECTION, "--run-config", str(settings))
 
     def online(self, wait: float = 0.0) -> dict[int, bool]:
         """Node ids known to the SuperLink, and whether each is online.

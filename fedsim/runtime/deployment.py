@@ -9,16 +9,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import tomli_w
+from typing import Any
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.deploy.apps import RUN as RUN_APP
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, read_federation
 from fedsim.deploy.progress import RUN, note_run
-from fedsim.flower.processes import write_app
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.record_files import read_record
 from fedsim.run import admission
@@ -59,10 +56,7 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 def submit(control: Control, experiment: Experiment, folder: Path) -> str:
     """Submit the run; returns its id, which is also written into its folder."""
     with tempfile.TemporaryDirectory(prefix="fedsim-submit-") as name:
-        settings = Path(name) / "settings.toml"
-        settings.write_text(tomli_w.dumps({"experiment": experiment.toml()}))
-        app = write_app(Path(name) / "app", RUN_APP)
-        answer = control.flwr("run", str(app), CONNECTION, "--run-config", str(settings))
+        answer = control.submit(Path(name), RUN_APP, {"experiment": experiment.toml()})
     if "run-id" not in answer:
         raise ClientFailedError(f"Flower refused the run: {answer.get('error-message', answer)}")
     note_run(folder, str(answer["run-id"]), control.federation.name)
@@ -174,20 +168,12 @@ def stop(control: Control, run_id: str, folder: Path) -> None:
         time.sleep(POLL_SECONDS)
 
 
-@runtime_checkable
-class Noting(Protocol):
-    """A callback that shows notes too."""
-
-    def note(self, text: str) -> None:
-        """Called with each note on a round."""
-
-
 def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    """Give the rows of rounds to all callbacks, and the notes to those that have a method for them."""
+    """Give the rows of rounds to all callbacks, and the notes to those that have a method `note`."""
     for callback in callbacks:
         for row in rows:
             callback.on_round(row, [])
-        if isinstance(callback, Noting):
+        if hasattr(callback, "note"):
             for note in notes:
                 callback.note(note)
 
