@@ -56,7 +56,7 @@ def card(model: TrainedModel) -> str:
 def _summary(model: TrainedModel, method: str) -> list[str]:
     task, backbone = model.plan.data.task, model.experiment.model.backbone
     how = "by federated domain generalization"
-    if model.plan.pooled:
+    if model.plan.recipe.pooled:
         how = "on the pooled data of all source domains, not federated"
     return [f"Model of images for {task}, {backbone}, trained {how} "
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip

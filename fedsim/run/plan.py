@@ -1,6 +1,7 @@
 """The resolved settings of a run, made once per process and passed on: experiment, recipe, data set, clients,
 folder."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,12 @@ import torch
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
+from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.variants import method_label
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
-from fedsim.run.excluded import refuse_excluded
 from fedsim.run.no_effect import refuse_no_effect
 from fedsim.settings.experiment import Experiment
 
@@ -44,15 +45,10 @@ class Plan:
         return run_folder(self.experiment)
 
     @property
-    def pooled(self) -> bool:
-        """Whether one client holds all source data."""
-        return self.recipe.pooled
-
-    @property
     def sources(self) -> int:
         """The number of clients that hold source data; for a pooled run, the clients that were pooled."""
         run = self.experiment.run
-        return len(client_names(self.experiment.data, run.target, self.data) if self.pooled else self.clients)
+        return len(client_names(self.experiment.data, run.target, self.data) if self.recipe.pooled else self.clients)
 
     def build_net(self) -> Net:
         """A new network of this run with its initial weights, which the run's seed determines."""
@@ -79,13 +75,33 @@ def resolve(experiment: Experiment, recorded: bool = False, found: Benchmark | N
     found = found or benchmark(experiment.data)
     if not recorded:  # records may name an augmentation of a package that is not installed here
         refuse_no_effect(experiment, found)
-        refuse_excluded(experiment, found)
+        find_augmentation(experiment.data.augment)
+        if found.structures:
+            check_joint(experiment.data.augment)
+        if reason := next(_excluded(experiment), ""):
+            raise UserError(reason)
     experiment = _with_threads(_with_target(_with_size(experiment), found, recorded))
     recipe = build_recipe(experiment, recorded)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, found))
     return Plan(experiment, recipe, found, clients)
+
+
+def _excluded(experiment: Experiment) -> Iterator[str]:
+    """Which settings of a new run exclude each other."""
+    data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
+    if data.fraction < 1 and data.test_split == "list":
+        yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
+    if data.mix and runtime == "deployment":
+        yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
+    if train.side_by_side > 1 and runtime != "inline":
+        yield "train.side_by_side is for run.runtime = 'inline', where one process has all clients; set it to 1"
+    if train.side_by_side > 1 and train.compile != "off":
+        yield (
+            "train.compile compiles the pass of one client and not that of train.side_by_side; set one of them to its "
+            "default"
+        )
 
 
 def _with_size(experiment: Experiment) -> Experiment:

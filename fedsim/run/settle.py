@@ -18,7 +18,7 @@ def settle(plan: Plan, sites: Callable[[str], Sequence[str]]) -> Plan:
     """
     experiment, clients = with_absolute_paths(plan.experiment), plan.clients
     run = experiment.run
-    if plan.pooled:
+    if plan.recipe.pooled:
         raise UserError(f"{experiment.method_name} pools all source data on one machine; it cannot be deployed")
     weights = weights_file(experiment.model.weights)
     if weights and not weights.is_absolute():

@@ -147,4 +147,4 @@ def training_counts(plan: Plan) -> list[int] | None:
     shares = [images[domain] * data.fraction / data.clients_per_domain for domain in sources]
     shares = [(1 - data.mix) * share + data.mix * float(np.mean(shares)) for share in shares]
     counts = [math.floor(share) - int(data.holdout * share) for share in shares for _ in range(data.clients_per_domain)]
-    return [int(np.sum(counts))] if plan.pooled else counts
+    return [int(np.sum(counts))] if plan.recipe.pooled else counts
