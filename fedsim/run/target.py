@@ -12,8 +12,7 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import TASKS
 from fedsim.common.values import Foreign
 from fedsim.data import load_target, load_target_masks
-from fedsim.data.augment import make_transforms, to_float
-from fedsim.models import weight_statistics
+from fedsim.data.augment import to_float
 from fedsim.models.tasks import Labelled, Predict, TaskRules
 from fedsim.run.workspace import Workspace
 from fedsim.settings.plugins import load
@@ -35,9 +34,8 @@ class TargetEvaluator:
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
             indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
-        channels = space.plan.data.channels
         self.classes = len(space.plan.data.classes)
-        self.normalize = make_transforms(experiment.data, channels, weight_statistics(experiment.model)).normalize
+        self.normalize = space.transforms.normalize
         self.size = self.infer.pass_size(experiment.run.evaluate_batch_size)
         self.indices, self.outputs = indices, space.plan.data.outputs
         self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")

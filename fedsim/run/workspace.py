@@ -19,7 +19,7 @@ from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
 from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
-from fedsim.data.augment import make_transforms
+from fedsim.data.augment import Transforms, make_transforms
 from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import rules_of
@@ -144,6 +144,12 @@ class Workspace:
             train = plan.experiment.train
             self.compiled = compiled.Compiled(self.net, train.batch_size, train.compile)
 
+    @property
+    def transforms(self) -> Transforms:
+        """What is done to the images of this run before the network sees them."""
+        statistics = weight_statistics(self.experiment.model)
+        return make_transforms(self.experiment.data, self.plan.data.channels, statistics)
+
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
         key = (name, state_folder, run)
@@ -154,9 +160,7 @@ class Workspace:
                 del self.clients[next(iter(self.clients))]
             settings, target, found = self.experiment.data, self.experiment.run.target, self.plan.data
             data = load_pooled(settings, target) if name == POOLED else load_client(settings, name, target, found)
-            statistics = weight_statistics(self.experiment.model)
-            transforms = make_transforms(settings, found.channels, statistics)
-            local = LocalData(data, transforms, self.device, self.task)
+            local = LocalData(data, self.transforms, self.device, self.task)
             folder = client_folder(state_folder, name)
             self.clients[key] = DomainClient(
                 self.experiment,
@@ -194,10 +198,7 @@ class Workspace:
         after its first visit."""
         if run not in self._unlabelled:
             data = load_unlabelled(self.experiment.data, self.experiment.run.target)
-            statistics = weight_statistics(self.experiment.model)
-            local = LocalData(
-                data, make_transforms(self.experiment.data, self.plan.data.channels, statistics), self.device
-            )
+            local = LocalData(data, self.transforms, self.device)
             client = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
             self._unlabelled = {run: client}
         return self._unlabelled[run]
