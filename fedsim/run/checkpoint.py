@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedsim.common.errors import UserError
-from fedsim.common.files import file_mode
+from fedsim.common.files import atomic_write, file_mode
 from fedsim.data.fingerprint import Fingerprints
 from strategies.state import ServerState
 
@@ -92,10 +92,7 @@ def run_token(folder: Path) -> str:
     """Random text that marks the messages and client states of this run; made at its start and kept for resuming."""
     file = folder / TOKEN
     if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = unfinished(file)
-        temporary.write_text(secrets.token_hex(8))
-        temporary.replace(file)
+        atomic_write(file, secrets.token_hex(8))
     return file.read_text()
 
 

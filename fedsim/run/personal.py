@@ -34,14 +34,13 @@ def write_personal(
     entries: Sequence[str],
     arrays: Mapping[str, np.ndarray],
     stored: Mapping[str, int],
-) -> list[Path]:
+) -> None:
     """Writes `personal-<client>.safetensors`, the last global model with the client's own tensors, for every client.
 
     The tensors are those of the round in `stored`, the last one with a state that the server counts on. Only clients
     with a state in the run's folder are written. Sites keep their state to themselves, and clients that never trained
     have none.
     """
-    written = []
     for client in clients:
         state = client_folder(str(folder / "state"), client)
         assert state is not None  # of a run with a folder
@@ -53,5 +52,3 @@ def write_personal(
             model |= {name: tensor.numpy() for name, tensor in entry.items()}
         file = folder / f"personal-{client.replace('/', '-')}.safetensors"
         write_arrays(file, model, {"client": client})
-        written.append(file)
-    return written

@@ -177,7 +177,7 @@ class Session:
         if self.counts_rounds and (round or self.space.recipe.prelude) and round <= self.experiment.train.rounds:
             begin_round(self.checkpoint_folder)
 
-    def finish(self) -> Path:
+    def finish(self) -> None:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
         self._check()
@@ -206,7 +206,6 @@ class Session:
         tidy_finished(results_folder(self.experiment), [self.folder])
         for callback in self.callbacks:
             callback.on_end(summary)
-        return self.folder
 
     def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
         """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
