@@ -139,14 +139,9 @@ def read_table(path: Path) -> PaperTable:
     return table.model_copy(update={"blocks": blocks})
 
 
-def row_words(block: Block, row: PaperRow, overrides: Sequence[str] = ()) -> list[str]:
-    """The overrides that turn the block's experiment file into the row's experiment; the user's overrides come last."""
-    return [*block.settings, *row.settings, *overrides]
-
-
 def row_experiment(block: Block, row: PaperRow, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
-    """The settings of one row according to the table's file."""
-    words = [*row_words(block, row, overrides), f"method.name={row.method}", f"name={block.name}"]
+    """The settings of one row according to the table's file; the user's overrides change those."""
+    words = [*block.settings, *row.settings, *overrides, f"method.name={row.method}", f"name={block.name}"]
     words += [f"run.target={target}"] if target else []
     return read_experiment(block.config, words, block.preset)
 
@@ -195,7 +190,7 @@ def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str
         for row in block.rows:
             if targets_of[block.name] and (not choice.methods or {row.method, row.printed} & set(choice.methods)):
                 axes = Axes([row.method], targets_of[block.name], choice.seeds or table.seeds)
-                words = [*row_words(block, row, overrides), f"name={block.name}", f"run.output={output}"]
+                words = [*block.settings, *row.settings, *overrides, f"name={block.name}", f"run.output={output}"]
                 planned.append(PlannedRow(block, row, _plan_row(block, axes, words, shared)))
     return planned
 
