@@ -20,11 +20,12 @@ so that unpacking never makes a record larger.
 
 import json
 from collections.abc import Mapping
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from google.protobuf.message import DecodeError
+from pydantic import Field, StrictStr, TypeAdapter, ValidationError
 
 from fedsim.flower.private import private
 from fedsim.tensors.arrays import record_of, record_to_arrays, state_to_record
@@ -35,6 +36,9 @@ ANSWER = "packed"  # key of a message's config that asks for a packed reply
 MOST_WHOLE = 1 << 18  # bytes of a message that is sent as one record
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
+
+Size = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
+ROWS = TypeAdapter(list[tuple[StrictStr, StrictStr, list[Size], StrictStr, Size]])  # name, dtype, shape, kind, bytes
 
 
 def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
@@ -139,27 +143,16 @@ def _table(buffer: memoryview) -> tuple[list, int]:
         rows = json.loads(bytes(buffer[_LENGTH:place]))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"a packed record with a header that is not JSON ({type(error).__name__})") from None
-    if not isinstance(rows, list) or not all(map(_is_row, rows)):
-        raise ValueError("a packed record with a header that is no list of tensors")
+    try:
+        ROWS.validate_python(rows)
+    except ValidationError:
+        raise ValueError("a packed record with a header that is no list of tensors") from None
     if len({row[0] for row in rows}) != len(rows):
         raise ValueError("a packed record that names a tensor twice")
     announced, there = sum(row[4] for row in rows), len(buffer) - place
     if announced != there:
         raise ValueError(f"a packed record with {there} bytes of tensors, but its header says {announced}")
     return rows, place
-
-
-def _is_row(row: object) -> bool:
-    """Whether this is [name, dtype, shape, serialization, bytes]."""
-    if not isinstance(row, list) or len(row) != 5:
-        return False
-    name, dtype, shape, stype, size = row
-    words = all(isinstance(word, str) for word in (name, dtype, stype))
-    return words and isinstance(shape, list) and all(map(_is_size, shape)) and _is_size(size)
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
 
 
 def _with(content: RecordDict, records: Mapping[str, ArrayRecord]) -> RecordDict:
