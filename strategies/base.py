@@ -61,8 +61,7 @@ class FedDG(FedAvg):
         self.state = ServerState()
         self.parts = ServerParts(recipe, experiment, places, self.state)
         self.exchange = Exchange(experiment, run_config, self.state, metric)
-        self.visits = Visits(self.exchange)
-        self.parts.ask, self.parts.refuse_answer = self.visits.ask, self.visits.refuse
+        self.visits = self.parts.visits = Visits(self.exchange)
         self.guard = Guard(experiment.run.update_limit)
         self.computation = Computation(experiment, self.parts, self.exchange, self.guard)
         self.storage = Storage()  # of the replies' tensors

@@ -27,8 +27,7 @@ from strategies.recipe import ServerRecipe
 from strategies.state import ServerState
 from strategies.wire.fused_check import not_finite
 from strategies.wire.update_limit import update_size
-
-Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] | None]
+from strategies.wire.visits import Visits
 
 
 class ServerParts:
@@ -50,9 +49,7 @@ class ServerParts:
         self.class_counts: dict[str, tuple[int, ...]] = {}
         self.start: Arrays = {}
         self.move = 0.0  # of the fused model of the last `compute`, where it may be too large
-        # What sends a visit's records and returns the answer, and what records that this is refused: the exchange's.
-        self.ask: Ask = lambda visit, records, server: None
-        self.refuse_answer: Callable[[Visit, str], None] = lambda visit, reason: None
+        self.visits: Visits | None = None  # who sends them; without, nobody answers
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
         """Begins a round with the saved model. Broadcasts that were never made are made."""
@@ -182,14 +179,15 @@ class ServerParts:
                     raise
                 saved, server.answers, server.banks = before
                 self.state.restore_parts(saved)
-                self.refuse_answer(visit, error.reason)
+                if self.visits:
+                    self.visits.refuse(visit, error.reason)
         return model
 
     def _visited(self, visit: Visit, model: ArrayDict, server: ServerRound) -> ArrayDict:
         """The model after one visit; the same model without an answer."""
         view = self._view(server, f"visits.{visit.phase}")
         asked = visit.ask(model, view)
-        answer = self.ask(visit, asked, view) if asked is not None else None
+        answer = self.visits.ask(visit, asked, view) if self.visits and asked is not None else None
         if answer is None:
             return model
         server.answers = {**server.answers, visit.phase: answer}
