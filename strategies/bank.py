@@ -133,7 +133,3 @@ class Broadcast(OneForAll):
         """Unknown before the first round, unless the record has its full size from the beginning."""
         made = self.make(server)
         return (sum(array.nbytes for array in made.values()) if made else None), 0
-
-    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """No change, because `make` fills the bank."""
-        return dict(bank)

@@ -26,7 +26,7 @@ import numpy as np
 from fedsim.models.net import Net
 from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part
-from strategies.bank import Bank, Broadcast, OneForAll
+from strategies.bank import Bank, Broadcast, OneForAll, When
 from strategies.server_round import (
     SERVER,
     ArrayDict,
@@ -59,6 +59,7 @@ __all__ = [
     "Update",
     "Visit",
     "Weights",
+    "When",
 ]
 
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.bank import When
-from strategies.parts import SERVER, Arrays, Entries, OneForAll, RefusedUpdateError, ServerRound, Update
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, RefusedUpdateError, ServerRound, Update, When
 
 ROWS = ("r_mu", "r_rho")
 FIRST = {"r_mu": 0.0, "r_rho": 1.0}

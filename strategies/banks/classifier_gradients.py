@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from strategies.bank import When
 from strategies.banks.checks import misfit
-from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound, When
 
 COUNT = "batches"  # the entry with the number of batches in a client's sum
 

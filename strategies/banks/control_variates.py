@@ -6,9 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.bank import When
 from strategies.banks.checks import misfit
-from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound, When
 
 
 @dataclass(frozen=True)

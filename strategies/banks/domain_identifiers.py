@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.bank import When
 from strategies.banks.checks import fault
-from strategies.parts import Arrays, Bank, Entries, ServerRound
+from strategies.parts import Arrays, Bank, Entries, ServerRound, When
 
 LAYOUT = {"0.weight": 2, "0.bias": 1, "2.weight": 2, "2.bias": 1}
 

@@ -5,9 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.bank import When
 from strategies.banks.checks import fault, misfit
-from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound, When
 
 DIMENSIONS = {"hidden.weight": 2, "hidden.bias": 1, "out.weight": 2, "out.bias": 1}
 

@@ -6,9 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.models.inserts.style_exploration import StyleLayers
-from strategies.bank import When
 from strategies.banks.checks import fault
-from strategies.parts import Arrays, Bank, Entries, ServerRound
+from strategies.parts import Arrays, Bank, Entries, ServerRound, When
 
 ROWS = 4  # mean of the means, mean of the deviations, deviation of the means, deviation of the deviations
 STYLE = "style"  # the array of a record

@@ -1,9 +1,9 @@
 """COPA's bank: the classifier of every client, which the server sends to all of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from strategies.parts import Arrays, Bank, Entries, ServerRound, Update
+from strategies.parts import Arrays, Bank, Entries, ServerRound, Update, When
 
 HEAD = "head."  # the classifier of every network, its attribute `head`
 
@@ -18,7 +18,7 @@ class Heads(Bank):
     """
 
     name: ClassVar[str] = "heads"
-    when: ClassVar[Literal["once", "round"]] = "round"
+    when: ClassVar[When] = "round"
     contributed: ClassVar[bool] = False
     discloses: ClassVar[str] = (
         "each client's own classifier, every round, to all clients and to the unseen domain (it shows the "

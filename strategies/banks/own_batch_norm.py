@@ -1,10 +1,10 @@
 """The batch norm of every client, which the server keeps for inference rules that need it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedsim.tensors.kinds import Kind
-from strategies.parts import Arrays, Bank, Entries, ServerRound, Update
+from strategies.parts import Arrays, Bank, Entries, ServerRound, Update, When
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class OwnBatchNorm(Bank):
     """
 
     name: ClassVar[str] = "own_batch_norm"
-    when: ClassVar[Literal["once", "round"]] = "round"
+    when: ClassVar[When] = "round"
     contributed: ClassVar[bool] = False
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:

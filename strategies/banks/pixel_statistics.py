@@ -5,9 +5,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from strategies.bank import When
 from strategies.banks.checks import beyond_images, fault
-from strategies.parts import Arrays, Bank, Entries, ServerRound
+from strategies.parts import Arrays, Bank, Entries, ServerRound, When
 
 ROUNDING = 1e-3  # by so much the mean of an image in [0, 1] may be outside
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.bank import When
-from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
+from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound, When
 from strategies.tools.finch import cluster_means, finch
 
 FEWEST = 4  # of fewer points FINCH never makes two clusters

@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.parts.facts import Fact
-from strategies.bank import When
-from strategies.parts import Arrays, Bank, Entries, ServerRound
+from strategies.parts import Arrays, Bank, Entries, ServerRound, When
 from strategies.tools.masking import ENTRY, SEALED, SECRET, SIGNATURE, examples_of
 
 KEYS, SHARES, OPENED = "secure_keys", "secure_shares", "secure_unmasking"

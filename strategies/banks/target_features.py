@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.bank import When
-from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound, Update
+from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound, Update, When
 
 
 @dataclass(frozen=True)
