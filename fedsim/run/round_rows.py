@@ -32,8 +32,8 @@ def round_row(log: RoundNotes, score: TargetScore, experiment: Experiment, metri
         "steps": sum(row.get("steps", 0) for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "bytes_up": sum(row["bytes_up"] for row in rows),
-        "train_seconds": total(rows, "train_seconds"),
-        "evaluation_seconds": total(rows, "evaluation_seconds") + score.seconds,
+        "train_seconds": sum(row.get("train_seconds", 0.0) for row in rows),
+        "evaluation_seconds": sum(row.get("evaluation_seconds", 0.0) for row in rows) + score.seconds,
         "aggregation_seconds": log.aggregation_seconds,
         "round_seconds": now - (log.started if log.round else before),
     }
@@ -72,8 +72,3 @@ def mean(rows: list[Row], column: str, weight: str = "") -> float | None:
     if not pairs:
         return None
     return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
-
-
-def total(rows: list[Row], column: str) -> float:
-    """Sum of a column over the rows that have it."""
-    return sum(row.get(column, 0.0) for row in rows)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,14 +16,6 @@ from strategies.parts import Entries
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("fedsim")
-
-
-@runtime_checkable
-class Lanes(Protocol):
-    """A grid of several processes."""
-
-    def lanes(self) -> list[int]:
-        """As many nodes as processes."""
 
 
 class SharedTarget:
@@ -45,7 +36,7 @@ class SharedTarget:
         """One message to each process, where there are several and the rule predicts each image by itself."""
         self._sent, self._logits = [], {}
         divisible = self.evaluator.divisible and not self._alone
-        lanes = self.grid.lanes() if divisible and isinstance(self.grid, Lanes) else []
+        lanes = self.grid.lanes() if divisible and hasattr(self.grid, "lanes") else []  # a node for each process
         common: Config = {**self.settings, "round": round, "phase": "predict", "client": ""}
         for index, node in enumerate(lanes if len(lanes) > 1 else []):
             places = list(range(len(self.evaluator.cuts())))[index :: len(lanes)]
