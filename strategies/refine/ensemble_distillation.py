@@ -102,8 +102,8 @@ class EnsembleDistillation(Refine):
         server.detail("", "distillation_loss", "first", first)
         server.detail("", "distillation_loss", "last", last)
         state = net.state_dict()
-        names = server.parameters | ({name for name in fused if self.bn == "train"} & fused.keys())
-        return {**fused, **to_arrays({name: state[name] for name in names & fused.keys()})}
+        trained = fused.keys() if self.bn == "train" else server.parameters & fused.keys()
+        return {**fused, **to_arrays({name: state[name] for name in trained})}
 
     def _images(self, server: ServerRound) -> tuple[Prepared, int]:
         """A function from index arrays to normalized images on the server's device, and the number of images."""
