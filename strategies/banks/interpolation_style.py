@@ -7,9 +7,8 @@ import numpy as np
 
 from strategies.banks.style import style_fault
 from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound
-from strategies.tools.finch import cluster_means, partitions
+from strategies.tools.finch import FEWEST, cluster_means, partitions
 
-FEWEST = 4  # of fewer points FINCH never makes two clusters
 ALONE = (
     "fewer than four clients sent a style, and fewer never make two clusters: the interpolation style is the plain "
     "mean of their styles; for clusters set data.clients_per_domain"

@@ -6,9 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.parts import SERVER, Arrays, Entries, OneForAll, ServerRound, When
-from strategies.tools.finch import cluster_means, finch
+from strategies.tools.finch import FEWEST, cluster_means, finch
 
-FEWEST = 4  # of fewer points FINCH never makes two clusters
 ALONE = (
     "no class has prototypes of four or more clients, and fewer never make two clusters: every class has one "
     "prototype, the plain mean of its clients; for clusters set data.clients_per_domain"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+FEWEST = 4  # of fewer points no two clusters are ever made
 TIE = 1e-12  # cosines that differ by less are equal: their products are rounded
 
 
