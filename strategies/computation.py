@@ -35,7 +35,7 @@ class Computation:
         self._before = self.state.saved_parts(), dict(self.state.banks), self.state.known_kept()
 
     def undo(self, client: str, reason: str) -> None:
-        """Restores the state with which the round began; the client, if there is one, has failed."""
+        """Drops the round with all that it has changed; the client, if one is named, has failed."""
         self._restore()
         if client:
             self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
@@ -55,14 +55,14 @@ class Computation:
             try:
                 server, fused = self.parts.compute(updates)
             except LostRoundError as error:
-                self._lose(str(error))
+                self.undo("", str(error))
                 return {}
             except RefusedUpdateError as error:
                 if error.client not in [update.client for update in updates]:
                     raise
                 self.exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
                 if self.parts.recipe.fuse.masked:
-                    self._lose(f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
+                    self.undo("", f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
                     return {}
                 updates = [update for update in updates if update.client != error.client]
                 self.state.restore_parts(saved)
@@ -85,11 +85,6 @@ class Computation:
         self._restore()
         self.log.note("no reply was accepted; the model stays as it was")
         return {}
-
-    def _lose(self, reason: str) -> None:
-        """Drop the round with all that it has changed."""
-        self._restore()
-        self.drop(reason)
 
     def _restore(self) -> None:
         """The state with which the round began. Without a model of the round, nothing of it is kept."""
