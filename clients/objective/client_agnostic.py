@@ -17,6 +17,7 @@ from fedsim.common.values import Foreign
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import RecipeParts
 from fedsim.settings.tuned import Tuned
 from strategies.bank import Bank
@@ -72,7 +73,7 @@ class ClientAgnostic(Objective):
                 "mix_ig needs the averaged batch norm on the clients; add 'global_batch_norm' to method.banks, and use "
                 "the share rule 'without_batch_norm'"
             )
-        if not norm.second_view and not norm.keeps_batch_norm:
+        if not norm.second_view and Fact.BATCH_NORM in norm.breaks:
             return (
                 f"client_agnostic makes its second pass by norm 'mix_ig', or by an insert on norm 'batch_norm' or "
                 f"'ibn'; {type(norm).__name__} would track both passes"

@@ -145,6 +145,7 @@ def _check_maps(model: ModelSettings, row: Backbone, task: TaskRules) -> None:
 
 
 def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:
+    """Lets a norm part change the layers; UserError for one that needs batch norm where there is none."""
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
     if Fact.PLAIN_LAYERS in norm.breaks and not has_batch_norm:
         raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "

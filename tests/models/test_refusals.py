@@ -40,7 +40,6 @@ NO_LAYER = "model.train: the backbone has no normalization layers"
     *((f"timm:{name}", {"norm": XAN(), "size": 64}, NO_NORM) for name in ("convnext_atto", "vit_tiny_patch16_224")),
     ("densenet121", {"norm": IBN("b")}, "variant 'b' is defined for ResNets only"),
     ("timm:tf_efficientnet_lite0", {"norm": IBN("b")}, "variant 'b' is defined for ResNets only"),
-    ("resnet18", {"norm": IBN("c")}, "'a' or 'b'"),
     ("resnet18", {"norm": XAN(stages=(), stem=False)}, "hold no batch norm"),
     ("digits-cnn", {"insert": Adapters()}, "no blocks with batch norm"),
     ("digits-cnn", {"insert": FeatureHighlighter()}, "no stages"),

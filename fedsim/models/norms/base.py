@@ -20,11 +20,6 @@ class Norm(Part):
         """New layers, with statistics of their own."""
         return (Fact.BATCH_NORM, Fact.PLAIN_LAYERS)
 
-    @property
-    def keeps_batch_norm(self) -> bool:
-        """Whether inference rules that exchange batch-norm statistics can act on this network."""
-        return Fact.BATCH_NORM not in self.breaks
-
     def apply(self, net: Net) -> None:
-        """Changes the layers of `net` in place."""
+        """Changes the layers of `net` in place; a part that breaks PLAIN_LAYERS gets a network with batch norm."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.moments import Moments, tracked_affine
-from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.models.norms.placement import batch_norm_paths, replace
 from fedsim.tensors.kinds import Kind
 
 
@@ -71,6 +71,5 @@ class DSON(Norm):
     channelwise: bool = False
 
     def apply(self, net: Net) -> None:
-        """Replaces the layers in place. Raises UserError without batch norm."""
-        require_batch_norm(net, self)
+        """Replaces the layers in place."""
         replace(net, batch_norm_paths(net), lambda bn: DSONLayer(bn, self.channelwise))

@@ -11,7 +11,7 @@ from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
-from fedsim.models.norms.placement import batch_norm_paths, copied_from, replace, require_batch_norm, within
+from fedsim.models.norms.placement import batch_norm_paths, copied_from, replace, within
 from fedsim.parts.facts import Fact
 
 
@@ -103,10 +103,7 @@ class IBN(Norm):
     breaks = (Fact.PLAIN_LAYERS,)
 
     def apply(self, net: Net) -> None:
-        """Replaces the layers in place. Raises UserError without batch norm, or where the variant is not defined."""
-        require_batch_norm(net, self)
-        if self.variant not in ("a", "b"):
-            raise UserError(f"norm IBN: variant is 'a' or 'b', not {self.variant!r}")
+        """Replaces the layers in place. Raises UserError where the variant is not defined."""
         if hasattr(net.backbone, "layer1"):
             self._apply_resnet(net)
         elif hasattr(net.backbone, "features") and hasattr(net.backbone.features, "denseblock1"):

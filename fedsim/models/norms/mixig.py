@@ -16,7 +16,7 @@ from fedsim.models.norms.base import Norm
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
 from fedsim.models.norms.moments import BatchNormLayer, batch_moments, instance_affine, running
-from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.models.norms.placement import batch_norm_paths, replace
 from fedsim.parts.facts import Fact, Facts
 from fedsim.settings.effect import Only
 
@@ -274,7 +274,6 @@ class MixIG(Norm):
         return (Fact.ADAPTERS,) if self.adapter else ()
 
     def apply(self, net: Net) -> None:
-        """Wraps the layers in place. Raises UserError without batch norm."""
-        require_batch_norm(net, self)
+        """Wraps the layers in place."""
         head = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm1d)]
         replace(net, [*batch_norm_paths(net), *head], lambda bn: MixIGLayer(bn, self))

@@ -5,7 +5,6 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 
 M = TypeVar("M", bound=nn.Module)
@@ -30,15 +29,6 @@ def batch_norm_paths(net: Net, stages: Collection[int] | None = None, stem: bool
 def within(path: str, prefix: str) -> bool:
     """Whether a module's path is `prefix` or below it."""
     return path == prefix or path.startswith(prefix + ".")
-
-
-def require_batch_norm(net: Net, part: object) -> None:
-    """Raises UserError when the backbone has no batch norm to replace (AlexNet, ViT, digits-cnn)."""
-    if not batch_norm_paths(net):
-        name = type(part).__name__
-        raise UserError(
-            f"norm {name} needs a backbone with batch norm; use digits-cnn-bn, a ResNet, an EfficientNet or densenet121"
-        )
 
 
 class NormThenAct(nn.Module):

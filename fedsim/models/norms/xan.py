@@ -14,7 +14,7 @@ from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance import has_positions
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import Moments, tracked_affine
-from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.models.norms.placement import batch_norm_paths, replace
 from fedsim.settings.effect import Only, Scene
 from fedsim.tensors.kinds import Kind
 
@@ -105,8 +105,7 @@ class XAN(Norm):
     in_init: Literal["ones", "copy_bn"] = "ones"
 
     def apply(self, net: Net) -> None:
-        """Replaces the layers in place. Raises UserError without batch norm, or when the stages have none."""
-        require_batch_norm(net, self)
+        """Replaces the layers in place. Raises UserError when the stages have no batch norm."""
         paths = batch_norm_paths(net, self.stages, self.stem)
         if not paths:
             raise UserError(f"norm XAN: stages {list(self.stages)} hold no batch norm; known: {sorted(net.stages)}")
