@@ -55,7 +55,7 @@ class FixedAlpha(Infer):
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that mixes by alpha."""
-        return with_rule(net, lambda: lambda mean, variance, bn, positions: mix_by(self.alpha, mean, variance, bn))
+        return with_rule(net, lambda mean, variance, bn, positions: mix_by(self.alpha, mean, variance, bn))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RandomAlpha(Infer):
             draw = torch.rand(len(mean), 1, generator=generator).to(mean.device)
             return mix_by(self.low + (self.high - self.low) * draw, mean, variance, bn)
 
-        ruled = with_rule(net, lambda: rule)
+        ruled = with_rule(net, rule)
         return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
 
 

@@ -60,4 +60,4 @@ class IABN(Infer):
             mu, var = instance_aware(mean, unbiased + bn.eps, mean_g, variance_g + bn.eps, positions, self.k)
             return mu, torch.sqrt(var.clamp_min(bn.eps))
 
-        return with_rule(net, lambda: rule)
+        return with_rule(net, rule)

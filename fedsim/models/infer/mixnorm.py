@@ -56,20 +56,17 @@ class MixNorm(Infer):
             sigma = torch.sqrt(self.m * variance + (1 - self.m) * variance_g + bn.eps)
             return mu.repeat(self.views, 1), sigma.repeat(self.views, 1)
 
-        ruled = with_rule(net, lambda: rule, pooled=self.views > 1)
-        draws = self.draws()
+        ruled = with_rule(net, rule, pooled=self.views > 1)
+        # Five numbers in [0, 1) for each crop; drawn beforehand, because an exported program cannot draw.
+        generator = torch.Generator().manual_seed(self.seed)
+        draws = [torch.rand(5, generator=generator).tolist() for _ in range(self.views - 1)]
         return lambda images: ruled(self.make_views(images, draws))[: images.shape[0]]
 
-    def draws(self) -> list[list[float]]:
-        """Five numbers in [0, 1) for each crop; drawn beforehand, because an exported program cannot draw."""
-        generator = torch.Generator().manual_seed(self.seed)
-        return [torch.rand(5, generator=generator).tolist() for _ in range(self.views - 1)]
-
-    def make_views(self, images: Tensor, draws: list[list[float]] | None = None) -> Tensor:
+    def make_views(self, images: Tensor, draws: list[list[float]]) -> Tensor:
         """[B, C, H, W] to [V * B, C, H, W], with the original images first."""
         height, width = images.shape[2:]
         views = [images]
-        for area, ratio, top, left, flip in self.draws() if draws is None else draws:
+        for area, ratio, top, left, flip in draws:
             side = math.sqrt(self.scale + (1 - self.scale) * area)
             stretch = math.sqrt((3 / 4) ** (1 - 2 * ratio))
             sides = ((height, side * stretch), (width, side / stretch))

@@ -34,12 +34,12 @@ class RuledNorm(nn.Module):
         return normalize_by(x, mu.expand_as(mean), sigma.expand_as(mean), self.bn)
 
 
-def with_rule(net: nn.Module, make_rule: Callable[[], StatisticsRule], pooled: bool = False) -> nn.Module:
-    """A copy of the network in eval mode in which every BatchNorm2d has a rule of its own. `net` is not changed.
+def with_rule(net: nn.Module, rule: StatisticsRule, pooled: bool = False) -> nn.Module:
+    """A copy of the network in eval mode in which every BatchNorm2d follows the rule. `net` is not changed.
 
     Batch norm of vectors (in the bottleneck) is not changed. pooled: see RuledNorm
     """
     net = copy.deepcopy(net).eval()
     paths = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
-    replace(net, paths, lambda bn: RuledNorm(bn, make_rule(), pooled))
+    replace(net, paths, lambda bn: RuledNorm(bn, rule, pooled))
     return net

@@ -1,5 +1,6 @@
 """TsmoBN: statistics of the unseen domain, updated over its test batches."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
-from fedsim.models.infer.statistics import StatisticsRule, with_rule
+from fedsim.models.infer.statistics import with_rule
 from fedsim.models.net import Net
 from fedsim.models.norms.moments import batch_moments, running
 from fedsim.parts.facts import Fact
@@ -43,13 +44,10 @@ class TsmoBN(Infer):
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that updates its statistics."""
-        ruled = with_rule(net, self._tracker, pooled=True)
-        return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
-
-    def _tracker(self) -> StatisticsRule:
-        state: list[Tensor] = []
+        states: dict[nn.Module, list[Tensor]] = defaultdict(list)  # of each layer its mean and variance
 
         def rule(mean: Tensor, variance: Tensor, bn: nn.BatchNorm2d, positions: int) -> tuple[Tensor, Tensor]:
+            state = states[bn]
             if len(mean) * positions < 2:
                 mu, square = state or running(bn)
                 return mu, torch.sqrt(square + bn.eps)
@@ -59,4 +57,5 @@ class TsmoBN(Infer):
             state[:] = [self.tau * old + (1 - self.tau) * value for old, value in zip(state, new, strict=True)]
             return state[0], torch.sqrt(state[1] + bn.eps)
 
-        return rule
+        ruled = with_rule(net, rule, pooled=True)
+        return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
