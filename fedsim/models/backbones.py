@@ -1,21 +1,20 @@
-"""The catalog of backbones: one row each, with its module, its layout and its published weights."""
+"""The catalog of backbones: one row each (`fedsim.models.layout.Backbone`)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 from fedsim.common.errors import UserError
-from fedsim.common.values import Foreign
 from fedsim.models.clip_family import clip_row
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
-from fedsim.models.layout import Layout, Statistics
+from fedsim.models.layout import Backbone, Layout, Statistics
 from fedsim.models.timm_family import timm_row
 from fedsim.models.tiny_clip import FEATURES, TinyClip
 from fedsim.models.unet import EncodedUNet, UNet
-from fedsim.models.weights import StateDict, download_imagenet
+from fedsim.models.weights import download_imagenet
 from fedsim.settings import ModelSettings
 from fedsim.settings.plugins import instance, lookup
 
@@ -23,45 +22,6 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 ALEXNET_POOLS_FROM = 63  # below, the third pooling of AlexNet would make an empty map
 DENSENET_POOLS_FROM = 32  # below, the last transition of DenseNet would
-
-
-Source = Callable[[nn.Module, int], StateDict]  # (backbone, image_size) -> its weights
-
-
-@dataclass(frozen=True)
-class Backbone:
-    """One row of the catalog.
-
-    make: a function (image_size, channels) -> module with a forward pass that gives pooled features
-    layout: the feature width and the paths of stages and levels, or a function (backbone, image_size) that finds them
-    classifier: the prefixes of the original classifier's keys in weight files
-    sources: where weights come from, by the word for them in `model.weights`
-    statistics: the mean and deviation that the weights expect; None: images in [0, 1] without normalization
-    input_size: the side in pixels of the images that the weights were trained on; 0: none
-    licence: the licence of the published weights; empty: not known
-    own_channels: it takes one-channel images without repeating them
-    channels_last: it is faster in this memory layout on CPUs too
-    maps: the forward pass gives features of every pixel, [B, D, H, W], for segmentation
-    inner: the path of the module inside the backbone to which weights belong, the rest starts from the seed; empty: all
-    text: (backbone, class names, prompt) -> the head that compares features with the names' texts; None: has no texts
-    unclear: why a local weights file is refused, because the settings do not say how it was trained; empty: it is read
-    finish: called when the weights are loaded and the head is made
-    """
-
-    make: Callable[[int, int], nn.Module]
-    layout: Layout | Callable[[nn.Module, int], Layout]
-    classifier: str | tuple[str, ...] = "fc."
-    sources: Mapping[str, Source] = field(default_factory=dict)
-    statistics: Statistics | None = None
-    input_size: int = 0
-    licence: str = ""
-    own_channels: bool = False
-    channels_last: bool = False
-    maps: bool = False
-    inner: str = ""
-    text: Callable[[Foreign, Sequence[str], str], nn.Module] | None = None
-    unclear: str = ""
-    finish: Callable[[Foreign], None] | None = None
 
 
 def _resnet(name: str, image_size: int, channels: int) -> nn.Module:
@@ -215,8 +175,8 @@ BACKBONES |= {
 
 # Rows that are built from a name, as in "timm:resnet18": prefix -> function (name, model.options) -> the row
 FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Backbone]] = {
-    "timm": lambda name, options: Backbone(**timm_row(name, options)),
-    "open_clip": lambda name, options: Backbone(**clip_row(name, options)),
+    "timm": timm_row,
+    "open_clip": clip_row,
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.values import Foreign
-from fedsim.models.layout import Layout, Statistics, survey
+from fedsim.models.layout import Backbone, Statistics, survey
 from fedsim.models.texts import TextEncoder, TextHead, Texts, refuse_equal
 from fedsim.models.weights import StateDict
 
@@ -81,8 +81,8 @@ def _texts(clip: Foreign, name: str, tokenizer: Foreign, classes: Sequence[str],
     )  # fmt: skip
 
 
-def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the catalog's row for open_clip's model `name`.
+def clip_row(name: str, options: Mapping[str, Any]) -> Backbone:
+    """The catalog's row for open_clip's model `name`.
 
     Weights are our seed's ("none"), published ones ("hub", of which `model.options.pretrained` names one), or a local
     file of the whole model. For a file `pretrained` says how it was trained, where published weights differ in that.
@@ -103,18 +103,18 @@ def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     quick_gelu, mean, std = _facts(name, tag)
     differ = "pretrained" not in options and len({_facts(name, other) for other in tags}) > 1
     size = open_clip.get_model_config(name)["vision_cfg"]["image_size"]
-    return {
-        "make": partial(_make, name, quick_gelu),
-        "layout": partial(_layout, name),
-        "classifier": ("(none)",),
-        "sources": {"hub": partial(_from_hub, name, tag)} if tag else {},
-        "statistics": Statistics(mean, std),
-        "input_size": size if isinstance(size, int) else size[0],
-        "inner": "clip",
-        "text": ClipEncoder.text_head,
-        "unclear": _unclear(name, tags) if differ else "",
-        "finish": ClipEncoder.keep_images_only,
-    }
+    return Backbone(
+        partial(_make, name, quick_gelu),
+        lambda backbone, side: survey(backbone, side, {}, f"open_clip:{name}"),
+        "(none)",
+        {"hub": partial(_from_hub, name, tag)} if tag else {},
+        statistics=Statistics(mean, std),
+        input_size=size if isinstance(size, int) else size[0],
+        inner="clip",
+        text=ClipEncoder.text_head,
+        unclear=_unclear(name, tags) if differ else "",
+        finish=ClipEncoder.keep_images_only,
+    )
 
 
 def _facts(name: str, tag: str) -> tuple[bool, tuple[float, ...], tuple[float, ...]]:
@@ -141,10 +141,6 @@ def _make(name: str, quick_gelu: bool, image_size: int, channels: int) -> ClipEn
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise UserError(f"model.backbone: open_clip cannot build {name!r} for images of {image_size} px "
                         f"({first_line(error)})") from None  # fmt: skip
-
-
-def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
-    return survey(backbone, image_size, {}, f"open_clip:{name}")
 
 
 def _from_hub(name: str, tag: str, backbone: nn.Module, image_size: int) -> StateDict:

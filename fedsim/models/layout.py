@@ -1,6 +1,6 @@
-"""What other code needs to know about a backbone: its feature width, its stages and its feature maps."""
+"""What other code needs to know about a backbone: a row of the catalog, with its stages and its feature maps."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError, first_line
+from fedsim.common.values import Foreign
+from fedsim.models.weights import StateDict
 
 STAGE_REDUCTIONS = {4: 1, 8: 2, 16: 3, 32: 4}  # image side / map side -> number of the stage, as in a ResNet
 LEVEL_STAGES = (2, 3, 4)  # the stages whose outputs are CSAC's feature maps
+Source = Callable[[nn.Module, int], StateDict]  # (backbone, image_size) -> its weights
 
 
 class Statistics(NamedTuple):
@@ -34,6 +37,42 @@ class Layout:
     levels: tuple[str, ...] = ()
     stages: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     level_margin: int = 0
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One row of the catalog.
+
+    make: a function (image_size, channels) -> module with a forward pass that gives pooled features
+    layout: the feature width and the paths of stages and levels, or a function (backbone, image_size) that finds them
+    classifier: the prefixes of the original classifier's keys in weight files
+    sources: where weights come from, by the word for them in `model.weights`
+    statistics: the mean and deviation that the weights expect; None: images in [0, 1] without normalization
+    input_size: the side in pixels of the images that the weights were trained on; 0: none
+    licence: the licence of the published weights; empty: not known
+    own_channels: it takes one-channel images without repeating them
+    channels_last: it is faster in this memory layout on CPUs too
+    maps: the forward pass gives features of every pixel, [B, D, H, W], for segmentation
+    inner: the path of the module inside the backbone to which weights belong, the rest starts from the seed; empty: all
+    text: (backbone, class names, prompt) -> the head that compares features with the names' texts; None: has no texts
+    unclear: why a local weights file is refused, because the settings do not say how it was trained; empty: it is read
+    finish: called when the weights are loaded and the head is made
+    """
+
+    make: Callable[[int, int], nn.Module]
+    layout: Layout | Callable[[nn.Module, int], Layout]
+    classifier: str | tuple[str, ...] = "fc."
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    statistics: Statistics | None = None
+    input_size: int = 0
+    licence: str = ""
+    own_channels: bool = False
+    channels_last: bool = False
+    maps: bool = False
+    inner: str = ""
+    text: Callable[[Foreign, Sequence[str], str], nn.Module] | None = None
+    unclear: str = ""
+    finish: Callable[[Foreign], None] | None = None
 
 
 @contextmanager

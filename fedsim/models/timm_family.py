@@ -10,7 +10,7 @@ from torch import nn
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.values import Foreign
-from fedsim.models.layout import Layout, Statistics, survey
+from fedsim.models.layout import Backbone, Layout, Statistics, survey
 from fedsim.models.narrow import narrow
 from fedsim.models.weights import StateDict, load_packaged
 
@@ -22,8 +22,8 @@ PACKAGES = {
 }
 
 
-def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
+def timm_row(name: str, options: Mapping[str, Any]) -> Backbone:
+    """The catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
 
     The initial weights come from our seed ("none"), from timm's published files ("hub", which needs a network), or from
     a local file. For the models in PACKAGES they may come from a Python package ("package"). Raises UserError for an
@@ -38,16 +38,16 @@ def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     sources = {"hub": partial(_from_hub, name, options), "imagenet": partial(_from_hub, name, options)}
     if (architecture := name.partition(".")[0]) in PACKAGES:
         sources["package"] = partial(load_packaged, *PACKAGES[architecture])
-    return {
-        "make": partial(_make, name, options),
-        "layout": partial(_layout, f"timm:{name}"),
-        "classifier": tuple(f"{head}." for head in _classifiers(config)),
-        "sources": sources,
-        "statistics": Statistics(config.mean, config.std) if config else None,
-        "input_size": config.input_size[-1] if config else 0,
-        "licence": (config.license or "") if config else "",
-        "channels_last": True,
-    }
+    return Backbone(
+        partial(_make, name, options),
+        partial(_layout, f"timm:{name}"),
+        tuple(f"{head}." for head in _classifiers(config)),
+        sources,
+        statistics=Statistics(config.mean, config.std) if config else None,
+        input_size=config.input_size[-1] if config else 0,
+        licence=(config.license or "") if config else "",
+        channels_last=True,
+    )
 
 
 def _classifiers(config: Any) -> tuple[str, ...]:

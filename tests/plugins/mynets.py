@@ -2,8 +2,7 @@
 
 from torch import nn
 
-from fedsim.models.backbones import Backbone
-from fedsim.models.layout import Layout
+from fedsim.models.layout import Backbone, Layout
 
 
 def make(image_size: int, channels: int) -> nn.Module:
