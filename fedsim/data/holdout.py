@@ -4,9 +4,8 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.client_data import Split
-from fedsim.data.reader import reader
-from fedsim.data.row import Benchmark
-from fedsim.data.splits import random_split, stratified_split
+from fedsim.data.reader import Reader
+from fedsim.data.splits import fraction_subset, random_split, seed_hash, stratified_split
 from fedsim.settings import DataSettings
 
 
@@ -17,15 +16,26 @@ def split_pool(data: DataSettings, labels: np.ndarray, seed: int) -> Split:
     return random_split(len(labels), data.holdout, seed)
 
 
-def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> Split:
+def whole_split(read: Reader, domain: str, labels: np.ndarray) -> Split:
+    """(train, validation) of a domain whose images have these labels, before they are shared between clients."""
+    data = read.data
+    stream = data.seed_of_splits, read.found.environment(domain)
+    if data.split == "lists":
+        return _listed_split(read, domain, seed_hash(*stream))
+    pool = fraction_subset(labels, data.fraction, seed_hash(*stream, "fraction"))
+    train, validation = split_pool(data, labels[pool], seed_hash(*stream))
+    return pool[train], pool[validation]
+
+
+def _listed_split(read: Reader, domain: str, seed: int) -> Split:
     """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
+    data = read.data
     if data.clients_per_domain > 1 or data.fraction < 1:
         raise UserError(
             "data.split = 'lists' gives all images of a domain to one client; leave "
             "data.clients_per_domain and data.fraction at 1"
         )
-    train = required(data, found, domain, "train")
-    validation = reader(data, found).listed(domain, "validation")
+    train, validation = read.required(domain, "train"), read.listed(domain, "validation")
     if validation is None:
         kept, held = random_split(len(train), data.holdout, seed)
         return train[kept], train[held]
@@ -40,12 +50,3 @@ def refuse_few(client: str, train: int, validation: int, change: str) -> None:
     if train < 2 or not validation:
         raise UserError(f"client {client!r} has {train} training and {validation} validation images, at least 2 and 1 "
                         f"are needed; change {change}")  # fmt: skip
-
-
-def required(data: DataSettings, found: Benchmark, domain: str, part: str) -> np.ndarray:
-    """Indices of the images that a published list names; UserError without the list."""
-    read = reader(data, found)
-    indices = read.listed(domain, part)
-    if indices is None:
-        raise UserError(read.unlisted(domain, part))
-    return indices

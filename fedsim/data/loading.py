@@ -7,9 +7,9 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
-from fedsim.data.holdout import listed_split, refuse_few, required, split_pool
+from fedsim.data.holdout import refuse_few, split_pool, whole_split
 from fedsim.data.mixing import check_mix, load_mixed
-from fedsim.data.reader import reader
+from fedsim.data.reader import Reader, reader
 from fedsim.data.row import Benchmark
 from fedsim.data.splits import dirichlet_partition, fraction_subset, iid_partition, random_split, seed_hash, shuffled
 from fedsim.settings import DataSettings
@@ -64,43 +64,38 @@ def load_client(data: DataSettings, client: str, target: str = "", found: Benchm
     if data.clients_per_domain == 1 and client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     index = _client_index(data, client) if data.clients_per_domain > 1 else 0
+    read = reader(data, found)
     if data.mix:
         sources = source_domains(data, target, found)
-        return load_mixed(data, found, client, sources.index(domain) * data.clients_per_domain + index, sources)
-    read = reader(data, found)
+        return load_mixed(read, client, sources.index(domain) * data.clients_per_domain + index, sources)
     images, labels = read.images(domain)
-    train, validation = _own_split(data, found, client, domain, index, labels)
+    train, validation = _own_split(read, client, domain, index, labels)
     place, sizes, masks = np.zeros(len(labels), np.int64), unless_square(read.sizes(domain)), read.masks(domain)
     return ClientData(client, images, labels, train, validation, found.classes, (domain,), place, sizes, masks)
 
 
-def _own_split(data: DataSettings, found: Benchmark, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
+def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
     """(train, validation) indices of a client among its domain's images with these labels; `index` is its number there.
 
     Raises UserError when these are too few.
     """
-    environment, split_seed = found.environment(domain), data.seed_of_splits
-    if data.clients_per_domain > 1:
+    data = read.data
+    if data.clients_per_domain == 1 or data.split == "lists":
+        train, validation = whole_split(read, domain, labels)
+    else:
+        stream = data.seed_of_splits, read.found.environment(domain)
         drawn = data.partition, data.clients_per_domain, data.alpha
-        pool = _pools(_SameArray(labels), data.fraction, drawn, (split_seed, environment))[index]
-        seed = seed_hash(split_seed, environment, index)
-    else:
-        pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
-        seed = seed_hash(split_seed, environment)
-    if data.split == "lists":
-        pool = np.arange(len(labels))
-        train, validation = listed_split(data, found, domain, seed)
-    else:
-        train, validation = split_pool(data, labels[pool], seed)
+        pool = _pools(_SameArray(labels), data.fraction, drawn, stream)[index]
+        train, validation = (pool[part] for part in split_pool(data, labels[pool], seed_hash(*stream, index)))
     change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
     refuse_few(client, len(train), len(validation), change)
-    return pool[train], pool[validation]
+    return train, validation
 
 
-def split_of_domain(data: DataSettings, found: Benchmark, domain: str, labels: np.ndarray) -> Split:
+def split_of_domain(read: Reader, domain: str, labels: np.ndarray) -> Split:
     """(train, validation) indices of all clients of a domain among its images with these labels."""
-    names = clients_of(domain, data.clients_per_domain)
-    parts = [_own_split(data, found, name, domain, index, labels) for index, name in enumerate(names)]
+    names = clients_of(domain, read.data.clients_per_domain)
+    parts = [_own_split(read, name, domain, index, labels) for index, name in enumerate(names)]
     train, validation = map(np.concatenate, zip(*parts))
     return train, validation
 
@@ -116,13 +111,14 @@ def load_target(
     """
     found = found or benchmark(data)
     domain = resolve_domain(found, domain)
-    images, labels = reader(data, found).images(domain, found.test_apart)
+    read = reader(data, found)
+    images, labels = read.images(domain, found.test_apart)
     environment, split_seed = found.environment(domain), data.seed_of_splits
     indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     if data.test_split == "list":
-        indices = required(data, found, domain, "test")
+        indices = read.required(domain, "test")
     if domain != held_out(data, found):
         indices = indices[~np.isin(indices, adaptation_indices(data, found, domain, len(images)))]
     if not len(indices):
@@ -169,12 +165,12 @@ def load_target_masks(data: DataSettings, domain: str, found: Benchmark | None =
 def check_partitions(data: DataSettings, target: str, found: Benchmark | None = None) -> None:
     """Raises UserError when a client would have too few images to train or to validate; opens no images."""
     found = found or benchmark(data)
+    read, sources = reader(data, found), source_domains(data, target, found)
     if data.mix:
-        check_mix(data, found, source_domains(data, target, found))
-        return
-    read = reader(data, found)
-    for domain in source_domains(data, target, found):
-        split_of_domain(data, found, domain, read.labels(domain))
+        check_mix(read, sources)
+    else:
+        for domain in sources:
+            split_of_domain(read, domain, read.labels(domain))
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -18,59 +18,49 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.data.client_data import ClientData, Split, clients_of, joined, unless_square
-from fedsim.data.holdout import listed_split, refuse_few, split_pool
-from fedsim.data.reader import reader
-from fedsim.data.row import Benchmark
-from fedsim.data.splits import deal, dirichlet_deal, fraction_subset, seed_hash, shuffled
+from fedsim.data.holdout import refuse_few, whole_split
+from fedsim.data.reader import Reader
+from fedsim.data.splits import deal, dirichlet_deal, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
 CHANGE = "data.holdout, data.fraction, data.mix or data.clients_per_domain"
 
 
-def load_mixed(data: DataSettings, found: Benchmark, client: str, place: int, domains: Sequence[str]) -> ClientData:
+def load_mixed(read: Reader, client: str, place: int, domains: Sequence[str]) -> ClientData:
     """Data of client number `place` (in the order of clients) of the source `domains`, one after the other.
 
     Raises UserError when it has fewer than two training images and one validation image.
     """
-    read, parts = reader(data, found), []
+    parts, classes = [], read.found.classes
     for domain in domains:
         images, labels = read.images(domain)
-        train, validation = _shares(data, found, domains, domain, labels)[place]
+        train, validation = _shares(read, domains, domain, labels)[place]
         own = np.concatenate([train, validation])
         train, validation = np.split(np.arange(len(own), dtype=np.int64), [len(train)])
         zeros = np.zeros(len(own), np.int64)
         sizes, masks = (None if each is None else each[own] for each in (read.sizes(domain), read.masks(domain)))
-        part = images[own], labels[own], train, validation, found.classes, (domain,), zeros, unless_square(sizes), masks
+        part = images[own], labels[own], train, validation, classes, (domain,), zeros, unless_square(sizes), masks
         parts.append(ClientData(client, *part))
     whole = joined(client, parts, parts)
     refuse_few(client, len(whole.train), len(whole.validation), CHANGE)
     return whole
 
 
-def check_mix(data: DataSettings, found: Benchmark, domains: Sequence[str]) -> None:
+def check_mix(read: Reader, domains: Sequence[str]) -> None:
     """UserError when the mixture leaves a client with too few images; opens none."""
-    read = reader(data, found)
-    shares = [_shares(data, found, domains, domain, read.labels(domain)) for domain in domains]
-    clients = [client for domain in domains for client in clients_of(domain, data.clients_per_domain)]
+    shares = [_shares(read, domains, domain, read.labels(domain)) for domain in domains]
+    clients = [client for domain in domains for client in clients_of(domain, read.data.clients_per_domain)]
     for client, own in zip(clients, zip(*shares), strict=True):
         train, validation = (sum(map(len, part)) for part in zip(*own))
         refuse_few(client, train, validation, CHANGE)
 
 
-def _shares(
-    data: DataSettings, found: Benchmark, domains: Sequence[str], domain: str, labels: np.ndarray
-) -> list[Split]:
+def _shares(read: Reader, domains: Sequence[str], domain: str, labels: np.ndarray) -> list[Split]:
     """Indices of every client in one of the source `domains`."""
-    environment, split_seed = found.environment(domain), data.seed_of_splits
-    if data.split == "lists":
-        parts = listed_split(data, found, domain, seed_hash(split_seed, environment))
-    else:
-        pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
-        train, validation = split_pool(data, labels[pool], seed_hash(split_seed, environment))
-        parts = pool[train], pool[validation]
-    own, classes = data.clients_per_domain, len(found.classes)
+    data, environment, split_seed = read.data, read.found.environment(domain), read.data.seed_of_splits
+    own, classes = data.clients_per_domain, len(read.found.classes)
     dealt = []
-    for name, indices in zip(("train", "validation"), parts):
+    for name, indices in zip(("train", "validation"), whole_split(read, domain, labels)):
         order = indices[shuffled(len(indices), seed_hash(split_seed, environment, "mix", name))]
         common = round(data.mix * len(order))
         shares = _dealt(data, labels, order[:common], classes, own * len(domains), seed_hash(split_seed, "mix"))

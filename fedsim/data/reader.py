@@ -56,6 +56,13 @@ class Reader:
         where = f" in {self.data.lists}" if self.data.lists else ""
         return f"no list {domain}_{part}*.txt{where}; data.split and data.test_split ask for one"
 
+    def required(self, domain: str, part: str) -> np.ndarray:
+        """Indices of the images that a published list names; UserError without the list."""
+        indices = self.listed(domain, part)
+        if indices is None:
+            raise UserError(self.unlisted(domain, part))
+        return indices
+
     def digests(self, domain: str) -> np.ndarray | None:
         """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""
         return None

@@ -110,7 +110,7 @@ def shared_images(data: DataSettings, target: str, found: Benchmark | None = Non
     anywhere = set().union(*copies.values())
     where = {domain: sum(one in seen for one in wanted) for domain, seen in copies.items()}
     shared = sum(one in anywhere for one in wanted)
-    alike = {domain: pair for domain in sources if (pair := _alike(data, found, read, domain))[0]}
+    alike = {domain: pair for domain in sources if (pair := _alike(read, domain))[0]}
     classes = {domain: pair for domain, pair in torn.items() if pair[0]}
     return SharedImages(unseen, len(wanted), shared, where, classes, _between(files), alike)
 
@@ -129,13 +129,13 @@ def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:
     return {names: pair for names, pair in pairs.items() if pair[0] > MOST_SHARED * pair[1]}
 
 
-def _alike(data: DataSettings, found: Benchmark, read: Reader, domain: str) -> tuple[int, int]:
+def _alike(read: Reader, domain: str) -> tuple[int, int]:
     """(validation images of a domain that look like a training image of their class, all of them)."""
-    looks = None if data.mix else read.looks(domain)  # mixed clients split what they hold by themselves
+    looks = None if read.data.mix else read.looks(domain)  # mixed clients split what they hold by themselves
     if looks is None:
         return 0, 0
     labels = read.labels(domain)
-    train, validation = split_of_domain(data, found, domain, labels)
+    train, validation = split_of_domain(read, domain, labels)
     classes = np.unique(labels)
     own = ((looks[validation[labels[validation] == k]], looks[train[labels[train] == k]]) for k in classes)
     return sum(near_copies(*pair) for pair in own), len(validation)

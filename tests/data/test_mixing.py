@@ -6,6 +6,7 @@ import pytest
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, check_partitions, client_names, load_client, load_pooled
 from fedsim.data.mixing import _shares
+from fedsim.data.reader import reader
 from fedsim.data.splits import dirichlet_deal
 from fedsim.results.published import setting
 from fedsim.run.plan import resolve
@@ -53,7 +54,7 @@ def test_shared_images_validate_once_and_masks_go_with_their_images():
     roles = {"train": set(), "validation": set()}
     domains = ["rot0", "rot15", "rot30"]
     for domain in domains:
-        for train, validation in _shares(data, benchmark(data), domains, domain, labels):
+        for train, validation in _shares(reader(data, benchmark(data)), domains, domain, labels):
             roles["train"] |= set(train)
             roles["validation"] |= set(validation)
     assert (len(roles["train"]), len(roles["validation"])) == (900, 100)
