@@ -18,8 +18,7 @@ class ClientData:
     domain_index: int64 [N], the position of each image's domain in `domains` (pooled data has several)
     sizes: int32 [N,2], heights and widths of the images before they were resized to squares; None when all were square
     masks: uint8 [N,Q,H,W], for Q structures, where the data set has masks
-    pooled: whether this is the data of all clients together, where domains are validated one by one
-    held: of pooled data, the training images of each client
+    held: the training images of each client in the data of all together, where domains are validated one by one
 
     A client of mixed domains (data.mix) has its own images only, domain after domain.
     """
@@ -34,7 +33,6 @@ class ClientData:
     domain_index: np.ndarray
     sizes: np.ndarray | None = None
     masks: np.ndarray | None = None
-    pooled: bool = False
     held: tuple[int, ...] = ()
 
     @property
@@ -82,7 +80,6 @@ def joined(
         np.repeat(np.arange(len(parts), dtype=np.int64), sizes),
         _joined_sizes(parts),
         np.concatenate(masks) if masks else None,
-        pooled=bool(held),
         held=held,
     )
 

@@ -124,7 +124,7 @@ def pooled_data(sizes=SIZES, held_out=3):
     domains = np.repeat(np.arange(len(sizes) + 1), (*sizes, held_out))  # the held-out ones are another domain's
     parts = order[order < sum(sizes)], order[order >= sum(sizes)]
     labels, images = np.arange(count) % 3, colour_images(count)
-    data = ClientData("pooled", images, labels, *parts, tuple("xyz"), ("a",), domains, pooled=True, held=sizes)
+    data = ClientData("pooled", images, labels, *parts, tuple("xyz"), ("a",), domains, held=sizes)
     return LocalData(data, Transforms(lambda x: x, Normalization()), torch.device("cpu"))
 
 
