@@ -4,7 +4,6 @@ benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon",
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.catalog import BENCHMARKS
@@ -38,7 +37,7 @@ def find_dataset(name: str) -> Benchmark:
 
 
 def benchmark(data: DataSettings) -> Benchmark:
-    """The benchmark that the settings name, with the chosen `data.domains`; "folder" is read from disk.
+    """The benchmark that the settings name, with the chosen `data.domains`.
 
     Domains come in the (sorted) order of the benchmark, whatever the order of `data.domains`. Raises UserError with the
     nearest name for an unknown data set or domain.
@@ -47,8 +46,6 @@ def benchmark(data: DataSettings) -> Benchmark:
     refuse_repeated(data.classes, "data.classes")
     if found.discover:
         found = load(found.discover, "data set")(data, found)
-    if data.dataset == "folder":
-        found = _named(data) or _discover(data_root(data), data.domains, sorted(map(composed, data.classes)))
     found = replace(found, **found.variants.get(data.variant, {}))
     for name in data.domains or found.domains:
         if reason := unusable(name):
@@ -82,24 +79,20 @@ def resolve_domain(found: Benchmark, name: str) -> str:
     return domain
 
 
-def _named(data: DataSettings) -> Benchmark | None:
-    """The benchmark of a machine without images, by the names that the settings give; None when they give none."""
-    if not (data.domains and len(data.classes) > 1) or any((data_root(data) / name).is_dir() for name in data.domains):
-        return None
-    domains, classes = (tuple(sorted(map(composed, names))) for names in (data.domains, data.classes))
-    return replace(BENCHMARKS["folder"], domains=domains, classes=classes)
+def discover(data: DataSettings, row: Benchmark) -> Benchmark:
+    """The row with the domains and classes of a tree root/domain/class/image.
 
-
-def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
-    """The benchmark of a tree root/domain/class/image; `asked` domains may be missing here (they are on other sites).
-
-    Where the classes are `named`, a domain may lack some of them, because hospitals differ.
+    Domains of the settings may be missing here, because they are on other sites. Where all are, and the settings name
+    the classes, no folder is read. Where classes are named, a domain may lack some of them, because hospitals differ.
     """
+    root = data_root(data)
+    asked, named = (sorted(map(composed, names)) for names in (data.domains, data.classes))
+    if asked and len(named) > 1 and not any((root / name).is_dir() for name in data.domains):
+        return replace(row, domains=tuple(asked), classes=tuple(named))
     if not root.is_dir():
         hint = "set data.root or $FEDSIM_DATA; a server without images needs data.domains and data.classes"
         raise UserError(f"no folder of images {root}{read_from(root)}; {hint}")
     on_disk = names_in(root)
-    asked = [composed(name) for name in asked]
     for name in set(asked) - set(on_disk):
         hint = nearest(name, set(on_disk) - set(asked))
         if hint or not set(asked) & set(on_disk):
@@ -129,4 +122,4 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
         raise UserError(f"{root}: the class folders are called {', '.join(classes)}, which are parts of a split; "
                         "expected domain/class/image: put the images of a class into one folder, or name them in a "
                         "table with the column split (data.dataset = 'table')")  # fmt: skip
-    return replace(BENCHMARKS["folder"], domains=domains, classes=tuple(classes))
+    return replace(row, domains=domains, classes=tuple(classes))

@@ -96,6 +96,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "folder", "Any folder domain/class/image", (), (), 3,
         source="your own images",
         note="domains and classes are read from disk; a site that holds one domain only must set data.domains",
+        discover="fedsim.data.benchmarks:discover",
     ),
     "domainnet": Benchmark(
         "domainnet", "DomainNet", _DOMAINNET, _unnamed(345), 3,

@@ -26,16 +26,6 @@ class ImageRow(NamedTuple):
     part: str = ""
 
 
-def folder_of(data: DataSettings, found: Benchmark, *needed: str) -> Path:
-    """The data set's folder, which holds `needed`: the data root, or a folder below it called as the data set."""
-    for folder in places(data, found):
-        if all((folder / name).exists() for name in needed):
-            return folder
-    root = data_root(data)
-    raise UserError(f"{found.title}: no {needed[0]!r} in {root} or in a folder {found.folder[0]!r} below it"
-                    f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
-
-
 def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
     """The row with its classes read from the class folders of its domains; UserError for another number of them.
 
@@ -63,8 +53,13 @@ class PublishedRows(ImageTree):
     root: ClassVar[str] = ""  # a file or folder that tells the data set's folder
 
     def folder(self) -> Path:
-        """Where the data set lies."""
-        return folder_of(self.data, self.found, self.root)
+        """Where the data set lies: the data root, or a folder below it called as the data set."""
+        for folder in places(self.data, self.found):
+            if (folder / self.root).exists():
+                return folder
+        root, found = data_root(self.data), self.found
+        raise UserError(f"{found.title}: no {self.root!r} in {root} or in a folder {found.folder[0]!r} below it"
+                        f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
 
     def find(self) -> None:
         """The data set's folder must be there."""

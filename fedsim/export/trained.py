@@ -201,7 +201,7 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | N
     """
     data, run = experiment.data, experiment.run
     row = find_dataset(data.dataset)
-    if not (row.discover or row.name == "folder") or not {"data", "classes"} <= recorded.keys():
+    if not row.discover or not {"data", "classes"} <= recorded.keys():
         return None
     domains = recorded.get("domains") or {run.target, run.validation_domain, *map(domain_of, recorded["data"])} - {""}
     structures = tuple(data.structures) or row.structures
