@@ -179,19 +179,11 @@ def _statistics(
 class Transforms:
     """The operations on a batch between the uint8 array and the model: `augment` (training only), then `normalize`.
 
-    Both take and give float [B,C,H,W]; `augment` works in [0,1]. Objects can be pickled.
+    Both take and give float [B,C,H,W]; `augment` works in [0,1], which `to_float` gives. Objects can be pickled.
     """
 
     augment: Callable[[Tensor], Tensor]
     normalize: Normalization
-
-    def train(self, images: Tensor) -> Tensor:
-        """Training batch of a uint8 batch [B,C,H,W]: scaled to [0,1], augmented, normalized."""
-        return self.normalize(self.augment(to_float(images)))
-
-    def evaluate(self, images: Tensor) -> Tensor:
-        """Evaluation batch of a uint8 batch [B,C,H,W]: scaled to [0,1] and normalized."""
-        return self.normalize(to_float(images))
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import benchmark
-from fedsim.data.augment import make_transforms
+from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.reader import reader
 from fedsim.export.trained import trained_net
 from fedsim.methods.variants import method_label
@@ -37,13 +37,13 @@ def domain_features(
     _, net = trained_net(weights)
     net.eval()
     found = benchmark(experiment.data)
-    transforms = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model))
+    normalize = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model)).normalize
     features, classes, domains = [], [], []
     for index, domain in enumerate(found.domains):
         images, labels = reader(experiment.data, found).images(domain, found.test_apart)
         chosen = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))[:per_domain]
         for part in np.array_split(np.sort(chosen), max(len(chosen) // 256, 1)):
-            maps = net.features(transforms.evaluate(torch.from_numpy(images[part])))
+            maps = net.features(normalize(to_float(torch.from_numpy(images[part]))))
             features.append(maps.flatten(2).mean(dim=2).numpy() if maps.ndim > 2 else maps.numpy())
             classes.append(labels[part])
             domains.append(np.full(len(part), index))

@@ -106,13 +106,13 @@ def test_shares_of_images_that_stay_as_they_are(augment, low, high):
 def test_scaling_and_imagenet_normalization():
     images = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
     assert to_float(images).unique().tolist() == [0.0, 1.0]
-    black = make_transforms(DataSettings(normalize="imagenet"), 3).evaluate(images)[0, :, 0, 0]
+    black = make_transforms(DataSettings(normalize="imagenet"), 3).normalize(to_float(images))[0, :, 0, 0]
     assert black.tolist() == pytest.approx([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], rel=1e-5)
-    digits = make_transforms(DataSettings(normalize="mnist"), 1).evaluate(images[:, :1])[:, 0, 0, 0]
+    digits = make_transforms(DataSettings(normalize="mnist"), 1).normalize(to_float(images[:, :1]))[:, 0, 0, 0]
     assert digits.tolist() == pytest.approx([-0.1307 / 0.3081, (1 - 0.1307) / 0.3081], rel=1e-5)
     with pytest.raises(UserError, match="'mnist' needs grey images, but pacs has 3"):
         make_transforms(DataSettings(dataset="pacs", normalize="mnist"), 3)
-    assert torch.equal(make_transforms(DataSettings(), 3).train(images), to_float(images))
+    assert torch.equal(make_transforms(DataSettings(), 3).normalize(to_float(images)), to_float(images))
     with pytest.raises(UserError, match=r"needs colour images, but digits has 1 channel"):
         make_transforms(DataSettings(normalize="imagenet"), 1)
 
