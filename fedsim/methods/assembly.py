@@ -12,7 +12,7 @@ from fedsim.common.values import Json, JsonTable
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
 from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
-from fedsim.methods.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
+from fedsim.methods.part_settings import add, complete, exchange, set_fields, validated, values_for
 from fedsim.methods.recipe import SLOTS, Recipe, in_order
 from fedsim.methods.registry import find_row
 from fedsim.models import build_model
@@ -52,8 +52,8 @@ def _check_named(experiment: Experiment, recipe: Recipe) -> None:
     """UserError when a slot that the settings name lacks a part that another one needs there."""
     asked = _asked(experiment.method)
     for slot in (slot for slot in SLOTS if slot in experiment.method):
-        kinds = {type(part) for part in parts_in(asked, slot)}
-        needed = [part_name(part) for part in parts_in(recipe, slot) if type(part) not in kinds]
+        kinds = {type(part) for part in asked.parts_in(slot)}
+        needed = [part_name(part) for part in recipe.parts_in(slot) if type(part) not in kinds]
         if needed:
             raise UserError(f"method.{slot}: a part of {experiment.method_name} needs {needed[0]} there; name it too, "
                             f"or leave method.{slot} out")  # fmt: skip
@@ -64,8 +64,8 @@ def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
     preset, keys = experiment.preset
     for slot in (key for key in keys if key in SLOTS):
         row = assemble({"name": experiment.method_name}, {})
-        kept = {type(part) for part in [*parts_in(recipe, slot), *parts_in(Recipe(), slot)]}
-        lost = [part_name(part) for part in parts_in(row, slot) if type(part) not in kept]
+        kept = {type(part) for part in [*recipe.parts_in(slot), *Recipe().parts_in(slot)]}
+        lost = [part_name(part) for part in row.parts_in(slot) if type(part) not in kept]
         if lost:
             raise PresetConflictError(
                 f"the preset {preset!r} sets method.{slot}, which takes {lost[0]} from {experiment.method_name}; use "
@@ -77,11 +77,10 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
     """The recipe of the `[method]` settings with `[parts]` values; its parts are not yet checked against each other."""
     recipe, name = in_order(complete(_asked(method))), method["name"]
     settings = {key: value for key, value in method.items() if key not in ("name", "add", *SLOTS)}
-    present = [part_name(part) for _, part in recipe.pairs]
     own = values_for(recipe, values)
     for key, fields in [*own.items(), *settings.items()]:
         recipe = set_fields(recipe, key, fields, name)
-    given = {key: {**own.get(key, {}), **settings.get(key, {})} for key in present}
+    given = {key: {**own.get(key, {}), **settings.get(key, {})} for key in recipe.named}
     return _agree(recipe, given, name)
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pydantic
 
@@ -25,7 +25,7 @@ def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
     """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
     if slot in LIST_SLOTS:
         names = [] if value == "none" else _names(f"method.{slot}", value)
-        return _with(recipe, {slot: tuple(_made(name, slot, recipe) for name in names)})
+        return _with(recipe, slot, [_made(name, slot, recipe) for name in names])
     if isinstance(value, dict | list):
         hint = f"it takes one part, method.{slot}='NAME'"
         if isinstance(value, dict):  # as in method.weights.d=0.5, where the user means a field of the part in that slot
@@ -35,7 +35,7 @@ def exchange(recipe: Recipe, slot: str, value: Json) -> Recipe:
             )
         raise UserError(f"method.{slot} is a slot: {hint}")
     empty = value == "none" and getattr(Recipe(), slot) is None
-    return _with(recipe, {slot: None if empty else _made(value, slot, recipe)})
+    return _with(recipe, slot, [] if empty else [_made(value, slot, recipe)])
 
 
 def add(recipe: Recipe, value: Json, given: Mapping[str, Json]) -> Recipe:
@@ -48,14 +48,13 @@ def add(recipe: Recipe, value: Json, given: Mapping[str, Json]) -> Recipe:
     for name in names:
         kind = find_part(name)
         for slot in slots_of(kind):
-            if any(type(part) is kind for part in parts_in(recipe, slot)):
+            if any(type(part) is kind for part in recipe.parts_in(slot)):
                 raise UserError(f"method.add: the method has {name} already; set its fields with method.{name}.FIELD")
             if slot in filled:
                 raise UserError(f"method.add: {filled[slot]} and {name} are both for {slot}, which takes one part")
             if slot not in LIST_SLOTS:
                 filled[slot] = name
-            new = make(kind)
-            recipe = _with(recipe, {slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new})
+            recipe = _with(recipe, slot, [*recipe.parts_in(slot), make(kind)])
     return recipe
 
 
@@ -66,13 +65,12 @@ def complete(recipe: Recipe) -> Recipe:
     """
     for _, part in recipe.pairs:
         for slot, name in part.requires.items():
-            present = parts_in(recipe, slot)
+            present = recipe.parts_in(slot)
             if any(part_name(other) == name for other in present):
                 continue
             kind = _beside(part, name) or find_part(name, slot)  # a name with a colon, or of an entry point, is no
             if not any(type(other) is kind for other in present):  # settings name
-                new = make(kind)
-                return complete(_with(recipe, {slot: (*present, new) if slot in LIST_SLOTS else new}))
+                return complete(_with(recipe, slot, [*present, make(kind)]))
     return recipe
 
 
@@ -92,11 +90,10 @@ def set_fields(recipe: Recipe, key: str, fields: Json, method: str) -> Recipe:
     part = present[key]
     check_field_names(f"method.{key}", type(part), fields)
     changed = validated(part, fields, f"method.{key}")
-    changes: Filled = {}
-    for slot in (slot for slot, member in recipe.pairs if type(member) is type(part)):
-        members = tuple(changed if type(member) is type(part) else member for member in parts_in(recipe, slot))
-        changes[slot] = members if slot in LIST_SLOTS else changed
-    return _with(recipe, changes)
+    for slot in [slot for slot, member in recipe.pairs if type(member) is type(part)]:
+        members = [changed if type(member) is type(part) else member for member in recipe.parts_in(slot)]
+        recipe = _with(recipe, slot, members)
+    return recipe
 
 
 def values_for(recipe: Recipe, values: Mapping[str, Json]) -> dict[str, JsonTable]:
@@ -237,20 +234,16 @@ def make(kind: type) -> Part:
     return part
 
 
-def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:
-    """The parts in one slot: none, one or several."""
-    value = getattr(recipe, slot)
-    return value if slot in LIST_SLOTS else () if value is None else (value,)
-
-
-def _with(recipe: Recipe, changes: Filled) -> Recipe:
-    return dataclasses.replace(recipe, **changes)
+def _with(recipe: Recipe, slot: str, parts: Sequence[Part]) -> Recipe:
+    """The recipe with these parts in one slot; where it takes one part, the last of them."""
+    change: Filled = {slot: tuple(parts) if slot in LIST_SLOTS else parts[-1] if parts else None}
+    return dataclasses.replace(recipe, **change)
 
 
 def _made(name: Json, slot: str, recipe: Recipe) -> Part:
     """The part of that name: the one that the recipe has already, with its fields, or else a new one."""
     kind = find_part(name, slot)
-    present = [part for other in (slot, *slots_of(kind)) for part in parts_in(recipe, other)]
+    present = [part for other in (slot, *slots_of(kind)) for part in recipe.parts_in(other)]
     return next((part for part in present if type(part) is kind), None) or make(kind)
 
 

@@ -67,11 +67,12 @@ class Recipe(ClientRecipe):
     @cached_property
     def pairs(self) -> tuple[tuple[str, Part], ...]:
         """(slot, part) for every part; kept, because the parts of all rows are looked through for every setting."""
-        found: list[tuple[str, Part]] = []
-        for slot in SLOTS:
-            value = getattr(self, slot)
-            found += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
-        return tuple(found)
+        return tuple((slot, part) for slot in SLOTS for part in self.parts_in(slot))
+
+    def parts_in(self, slot: str) -> tuple[Part, ...]:
+        """The parts in one slot: none, one or several."""
+        value = getattr(self, slot)
+        return value if slot in LIST_SLOTS else () if value is None else (value,)
 
     @property
     def named(self) -> dict[str, Part]:

@@ -6,7 +6,7 @@ import re
 from fedsim.common.errors import UserError
 from fedsim.common.values import JsonTable
 from fedsim.methods.assembly import assemble
-from fedsim.methods.part_settings import make, parts_in, validated, values_for
+from fedsim.methods.part_settings import make, validated, values_for
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, changed_fields, values_of
 from fedsim.methods.registry import shipped_parts
 from fedsim.parts.part import Part, named_part, part_name
@@ -44,7 +44,7 @@ def variant_words(experiment: Experiment) -> str:
     added: list[str] = []
     words: list[str] = []
     for slot in SLOTS:
-        before, after = ([_full_name(part) for part in parts_in(half, slot)] for half in (row, recipe))
+        before, after = ([_full_name(part) for part in half.parts_in(slot)] for half in (row, recipe))
         if slot in LIST_SLOTS and after[: len(before)] == before:
             added += [name for name in after[len(before) :] if name not in [*added, *_required(recipe, slot)]]
         elif before != after:

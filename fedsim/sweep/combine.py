@@ -14,7 +14,7 @@ from typing import TypeVar
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.methods.assembly import assemble
-from fedsim.methods.part_settings import parts_in, toml_value
+from fedsim.methods.part_settings import toml_value
 from fedsim.methods.recipe import Recipe, changed_fields
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
@@ -85,7 +85,7 @@ def options_in(
             continue
         recipe = assemble({"name": row}, base.parts)
         for slot in slots:
-            for part in parts_in(recipe, slot):
+            for part in recipe.parts_in(slot):
                 if part in own or (slot, part) in found:
                     continue
                 option, why = _least(slot, part, row, recipe, own, refusal)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
-from fedsim.methods.part_settings import method_facts, parts_in
+from fedsim.methods.part_settings import method_facts
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe
 from fedsim.parts.part import part_name
 from fedsim.results.differences import ABSENT
@@ -67,7 +67,7 @@ def _own_value(knob: Knob, experiment: Experiment, recipe: Recipe) -> Any:
     """The value that a setting has without the search, as an override would give it."""
     section, *path = knob.key.split(".")
     if section == "method" and path[0] in SLOTS:
-        names = [part_name(part) for part in parts_in(recipe, path[0])]
+        names = [part_name(part) for part in recipe.parts_in(path[0])]
         return names if path[0] in LIST_SLOTS else names[0] if names else "none"
     if section == "parts" or (section == "method" and len(path) > 1):
         present = recipe.named
