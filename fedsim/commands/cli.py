@@ -80,9 +80,9 @@ def run(
         raise UserError(f"a run has one method; for several: fedsim sweep {config} --methods {method}")
     runtime = runtime or ("deployment" if federation else "")
     given = options.short_options(
-        method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output
-    )
-    given += options.callback_options(callback)
+        method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output,
+        callback=callback,
+    )  # fmt: skip
     from fedsim.settings.experiment import read_experiment, with_options
 
     experiment = read_experiment(config, with_options(set_ or (), given), preset)

@@ -53,7 +53,7 @@ Confirm = Annotated[
 ]
 
 
-def short_options(**options: str | int | None) -> list[str]:
+def short_options(**options: str | int | list[str] | None) -> list[str]:
     """The overrides that options stand for; those without a value are left out."""
     names = {
         "method": "method.name",
@@ -62,15 +62,11 @@ def short_options(**options: str | int | None) -> list[str]:
         "runtime": "run.runtime",
         "federation": "run.federation",
         "output": "run.output",
+        "callback": "run.callbacks",
     }
-    given = {key: value for key, value in options.items() if value not in ("", None)}
+    given = {key: value for key, value in options.items() if value not in ("", None, [])}
     # In quotes, so that a domain called 100 or 1.10 remains a text.
     return [f"{names[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
-
-
-def callback_options(names: list[str] | None) -> list[str]:
-    """The override that `--callback` stands for."""
-    return [f"run.callbacks={json.dumps(names)}"] if names else []
 
 
 def cell_options(cores: int, overrides: list[str] | None) -> list[str]:

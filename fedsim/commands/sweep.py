@@ -49,7 +49,7 @@ def sweep(
 
     named, numbers = names_of("--methods", methods), numbers_of("--seeds", seeds)
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
-    overrides = with_options(options.cell_options(cores_per_cell, set_), options.callback_options(callback))
+    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(callback=callback))
     if (table := find_table(config)) and (grid or preset or draws):
         raise UserError(f"{config} is a table: it has no --grid, --preset and --draws; use --set, or its experiment")
     if not draws and (trials or select or pruner or sampler != "random"):
