@@ -32,7 +32,9 @@ from fedsim.tensors.arrays import record_of, record_to_arrays, state_to_record
 from fedsim.tensors.records import arrays_of, config_of
 
 PACKED, WHOLE = "packed-1", "whole-1"
-ANSWER = "packed"  # key of a message's config that asks for a packed reply
+# The key of a message's config that asks for a reply in this form. A server of another version, which asks for another
+# one, gets a reply that is not packed, and can say that the versions differ.
+ANSWER = "packed"
 MOST_WHOLE = 1 << 18  # bytes of a message that is sent as one record
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
@@ -42,15 +44,15 @@ ROWS = TypeAdapter(list[tuple[StrictStr, StrictStr, list[Size], StrictStr, Size]
 
 
 def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
-    """The content of a message, packed, with a config that asks for a packed reply (ANSWER). `known`: see `pack`."""
+    """The content of a message, packed, with a config that asks for such a reply (ANSWER). `known`: see `pack`."""
     if "config" in content:
-        content = RecordDict({**content, "config": ConfigRecord({**config_of(content), ANSWER: True})})
+        content = RecordDict({**content, "config": ConfigRecord({**config_of(content), ANSWER: WHOLE})})
     return pack(content, known)
 
 
 def answer(request: RecordDict, content: RecordDict) -> RecordDict:
     """The content of a reply as the request asks for it: packed or not (within one process nothing is packed)."""
-    return pack(content) if config_of(request).get(ANSWER) else content
+    return pack(content) if config_of(request).get(ANSWER) == WHOLE else content
 
 
 def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:

@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.wire import packing
-from strategies.wire.packing import MOST_HEADER, PACKED, WHOLE, answer, pack, pack_record, unpack, unpack_record
+from strategies.wire.packing import ANSWER, MOST_HEADER, PACKED, WHOLE, answer, pack, pack_record, unpack, unpack_record
 from strategies.wire.polling import packed
 
 TENSORS = {
@@ -57,7 +57,8 @@ def test_large_messages_take_few_parts_share_the_packed_record_and_ask_for_packe
     contents = [RecordDict({"arrays": record, "config": ConfigRecord({"a": 1})}) for _ in range(2)]
     first, second = (Message(content, node, "train") for node, content in zip((7, 8), contents))
     reply, before = RecordDict({"arrays": record}), len(get_all_nested_objects(first))
-    assert answer(first.content, reply) is reply
+    older = RecordDict({"config": ConfigRecord({ANSWER: True})})  # of a server that knows another form
+    assert answer(first.content, reply) is answer(older, reply) is reply
     with packed([first, second]):
         assert (before, len(get_all_nested_objects(first))) == (204, 6)
         assert first.content.array_records["arrays"] is second.content.array_records["arrays"]
