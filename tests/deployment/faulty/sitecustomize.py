@@ -90,6 +90,7 @@ def install() -> None:
 
     from clients.base import DomainClient
     from fedsim.run.target import TargetEvaluator
+    from strategies.wire.packing import unpack
 
     now: dict = {}
 
@@ -102,7 +103,7 @@ def install() -> None:
 
     def spoiling(answer: Callable) -> Callable:
         def spoiled(app: object, message: object, context: object) -> object:
-            config = message.content.config_records.get("config", {})
+            config = unpack(message.content).config_records.get("config", {})
             now.clear()
             now.update(fault_of(int(config.get("round", -1)), str(config.get("phase", ""))))
             reply = answer(app, message, context)
