@@ -20,7 +20,7 @@ launch() {
   local name=$1
   shift
   (
-    flock -n 9 || { echo "$name is running"; exit 0; }
+    flock -w 2 9 || { echo "$name is running"; exit 0; } # a process that is being killed holds it for a moment
     setsid bash -c 'echo $$ >"run/$0.pid"
       exec "$@" > >(exec grep --line-buffered -v uvicorn.access 9>&-) 2>&1' "$name" "$@" \
       >>"run/$name.log" 2>&1 </dev/null &
