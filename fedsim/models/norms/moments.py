@@ -66,7 +66,7 @@ class _InstanceAffine(torch.autograd.Function):
         ctx.rule, ctx.small = rule, (inputs, (a, b))
         ctx.save_for_backward(x, mean, *tensors)  # batch norm keeps x too; a second map would double the memory
         ctx.mark_non_differentiable(mean, variance)
-        return (centered * _per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
+        return centered.mul_(_per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
 
     @staticmethod
     def backward(ctx: Foreign, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -76,14 +76,15 @@ class _InstanceAffine(torch.autograd.Function):
         inputs, outputs = ctx.small
         a, centered = outputs[0].detach(), x - _per_map(mean)
         grad_b = grad.sum(dim=(2, 3))
-        grad_a = (grad * centered).sum(dim=(2, 3))
+        product = grad * centered
+        grad_a = product.sum(dim=(2, 3))
         grad_mean, grad_variance, *grad_tensors = torch.autograd.grad(
             outputs, inputs, (grad_a, grad_b), retain_graph=True, materialize_grads=True
         )
         size = centered.shape[2] * centered.shape[3]
         # d mu/dx = 1/N, d var/dx = 2 (x - mu)/N, and x - mu subtracts the mean of a*grad
         slope, offset = grad_variance * (2 / size), (grad_mean - a * grad_b) / size
-        grad_x = (grad * _per_map(a)).add_(centered * _per_map(slope)).add_(_per_map(offset))
+        grad_x = torch.mul(grad, _per_map(a), out=product).add_(centered.mul_(_per_map(slope))).add_(_per_map(offset))
         return grad_x, None, *grad_tensors
 
 
