@@ -97,17 +97,15 @@ class ForkedProcess:
     def _letter(self, message: Message) -> tuple[bytes, list[ArrayRecord]]:
         """The message with the tensors that the process does not keep, and what it keeps from then on."""
         arrays = arrays_of(message.content)
-        fresh = [record for record in arrays.values() if standing(record, self._kept) is None]
-        known = self._kept if len(self._kept) + len(fresh) <= KEPT else []
+        places = {name: standing(record, self._kept) for name, record in arrays.items()}
+        known = self._kept if len(self._kept) + list(places.values()).count(None) <= KEPT else []
         kept = list(known)
         records: dict[str, Parcel | tuple[int, list[str]]] = {}
         for name, record in arrays.items():
-            position = standing(record, kept)
-            if position is None:
+            place = places[name] if known else None
+            if place is None:
                 kept.append(select(record, list(record)))  # the guard may put other tensors into the record, in place
-                records[name] = Parcel(record)
-            else:
-                records[name] = position, list(record)
+            records[name] = Parcel(record) if place is None else (place, list(record))
         return pickle.dumps((len(known), without_arrays(message), records), protocol=5), kept
 
     def receive(self) -> Message | None:

@@ -7,13 +7,12 @@ that reads them uses the object store's memory.
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.flower.identity import with_content
-from fedsim.tensors.arrays import record_of
+from fedsim.tensors.arrays import array_of, record_of
 from fedsim.tensors.records import arrays_of
 
 
@@ -32,10 +31,7 @@ def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequ
     """ArrayRecord whose arrays are read-only views of the buffers; nothing is copied."""
     arrays = {}
     for (name, dtype, shape, stype), buffer in zip(heads, buffers, strict=True):
-        arrays[name] = array = Array(
-            dtype, shape, stype, b""
-        )  # the constructor accepts only bytes; the attribute may be a memoryview
-        array.data = cast(bytes, buffer if isinstance(buffer, bytes) else memoryview(buffer))
+        arrays[name] = array_of(dtype, shape, stype, buffer if isinstance(buffer, bytes) else memoryview(buffer))
     return record_of(arrays)
 
 

@@ -43,7 +43,7 @@ def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
         raise ValueError(f"{name}: {error}") from None
     if array.dtype.hasobject:
         raise ValueError(f"{name}: arrays of Python objects cannot be sent")
-    return Array(_dtype_name(array.dtype), array.shape, NUMPY_STYPE, _npy(_header(array.dtype, array.shape), array))
+    return array_of(_dtype_name(array.dtype), array.shape, NUMPY_STYPE, _npy(_header(array.dtype, array.shape), array))
 
 
 def _npy(header: bytes, array: np.ndarray) -> bytes:
@@ -70,6 +70,13 @@ def state_to_record(
     if missing:
         raise ValueError(f"state lacks {missing[0]!r} ({len(missing)} missing)")
     return record_of({name: _encode(name, state[name]) for name in wanted})
+
+
+def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes | memoryview) -> Array:
+    """An Array of fields that are known to be well-formed; Flower's constructor takes longer and no memoryview."""
+    array = Array.__new__(Array)
+    array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
+    return array
 
 
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:

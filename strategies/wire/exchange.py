@@ -21,7 +21,7 @@ from strategies.wire.reply_checks import (
     judged,
     one_line,
 )
-from strategies.wire.round_notes import RoundNotes
+from strategies.wire.round_notes import RoundNotes, payloads
 from strategies.wire.sites import Site
 
 KEPT_RECORDS = 8  # of an encoder
@@ -101,11 +101,14 @@ class Exchange:
         common["saved-round"] = self.saved_round
         if self.experiment.train.budget != "paper":
             common["counts"] = [site.examples for site in self.sites.values() if site.examples]
+        model = {} if arrays is None else {"arrays": arrays}
+        sizes, settings = payloads(model), ConfigRecord(common)
         for client in self._asked:
-            whole: dict[str, ArrayRecord] = ({} if arrays is None else {"arrays": arrays}) | dict(records(client))
-            config = {**common, "client": client, "state-round": self.state.stored.get(client, -1)}
-            self.log.count(client, "down", whole, whole)
-            content = RecordDict({**whole, "config": ConfigRecord(config)})
+            own = records(client)
+            self.log.count(client, "down", sizes | payloads(own), {*model, *own})
+            config = settings.copy()
+            config.update({"client": client, "state-round": self.state.stored.get(client, -1)})
+            content = RecordDict({**model, **own, "config": config})
             yield self._sent.add(client, Message(content, self.sites[client].node_id, kind))
 
     @property
@@ -147,7 +150,7 @@ class Exchange:
             else:
                 expected = wanted(self._expected(client))
                 known = {"arrays", *(bank.name for bank in expected.banks)}
-                self.log.count(client, "up", arrays_of(reply.content), known)
+                self.log.count(client, "up", payloads(arrays_of(reply.content)), known)
                 try:
                     results[client] = keep(judged(check, reply.content, expected))
                 except RejectedReplyError as error:

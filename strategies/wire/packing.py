@@ -20,15 +20,15 @@ so that unpacking never makes a record larger.
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, cast
+from typing import Annotated
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from google.protobuf.message import DecodeError
 from pydantic import Field, StrictStr, TypeAdapter, ValidationError
 
 from fedsim.flower.private import private
-from fedsim.tensors.arrays import record_of, record_to_arrays, state_to_record
+from fedsim.tensors.arrays import array_of, record_of, record_to_arrays, state_to_record
 from fedsim.tensors.records import arrays_of, config_of
 
 PACKED, WHOLE = "packed-1", "whole-1"
@@ -126,9 +126,7 @@ def unpack_record(record: ArrayRecord) -> ArrayRecord:
     table, place = _table(buffer)
     arrays = {}
     for name, dtype, shape, stype, size in table:
-        array = Array(dtype, tuple(shape), stype, b"")
-        array.data = cast(bytes, buffer[place : place + size])  # Flower's own bytes would be a copy
-        arrays[name] = array
+        arrays[name] = array_of(dtype, tuple(shape), stype, buffer[place : place + size])
         place += size
     return record_of(arrays)
 

@@ -29,11 +29,10 @@ class RoundNotes:
         """The client's row, which is made when it is first used."""
         return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
 
-    def count(self, client: str, direction: str, records: Mapping[str, ArrayRecord], known: Collection[str]) -> None:
+    def count(self, client: str, direction: str, sizes: Mapping[str, int], known: Collection[str]) -> None:
         """Adds the tensor bytes of records to the client's row, in total and by the record names that are known."""
         row = self.row(client)
-        for name, record in records.items():
-            size = payload(record)
+        for name, size in sizes.items():
             for column in [f"bytes_{direction}", *([f"bytes_{direction}_{name}"] if name in known else [])]:
                 row[column] = row.get(column, 0) + size
 
@@ -70,7 +69,12 @@ class RoundNotes:
         logger.warning("round %d: %s", self.round, text)
 
 
-def payload(record: ArrayRecord) -> int:
+def payloads(records: Mapping[str, ArrayRecord]) -> dict[str, int]:
+    """The bytes of each record's tensors, by its name."""
+    return {name: _payload(record) for name, record in records.items()}
+
+
+def _payload(record: ArrayRecord) -> int:
     """The bytes of a record's tensors. When a record declares invalid shapes or types: the bytes that it holds."""
     buffers = [getattr(array, "data", None) for array in record.values()]
     held = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytes | memoryview))

@@ -24,6 +24,7 @@ from strategies.wire.reply_checks import (
     check_records,
     read_metrics,
 )
+from strategies.wire.round_notes import payloads
 from strategies.wire.sites import Site
 
 UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for inference rules that need them
@@ -86,7 +87,7 @@ class TargetSite:
             return []
         own = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
         records = {"arrays": arrays, **own}
-        exchange.log.count(self.site.client, "down", records, {"arrays"})
+        exchange.log.count(self.site.client, "down", payloads(records), {"arrays"})
         config: Config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
         self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
         return [self._sent]

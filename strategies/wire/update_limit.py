@@ -33,9 +33,10 @@ BLOCK = 1 << 15  # values that are subtracted and converted at a time, so that t
 def update_size(arrays: Arrays, previous: Arrays) -> float:
     """L2 norm of the difference over the floating-point tensors of `arrays`; infinite when it is beyond float64."""
     total = 0.0
-    for name, array in arrays.items():
-        if array.dtype.kind == "f":
-            total += squared_distance(array, previous.get(name))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in arrays.items():
+            if array.dtype.kind == "f":
+                total += squared_distance(array, previous.get(name))
     return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
@@ -58,10 +59,9 @@ def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
 
 
 def _square(values: np.ndarray, others: np.ndarray | None, dtype: type[np.floating]) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        difference = values if others is None else np.subtract(values, others, dtype=dtype)
-        difference = difference.astype(np.float64, copy=False)
-        return float(difference @ difference)
+    difference = values if others is None else np.subtract(values, others, dtype=dtype)
+    difference = difference.astype(np.float64, copy=False)
+    return float(difference @ difference)
 
 
 def lower_median(sizes: Sequence[float]) -> float:
@@ -113,8 +113,8 @@ def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> dict[st
 
 
 def model_norm(model: Arrays) -> float:
-    """L2 norm of the floating-point tensors."""
-    return math.sqrt(sum(squared_distance(array, None) for array in model.values() if array.dtype.kind == "f"))
+    """L2 norm of the floating-point tensors; infinite when it is beyond float64."""
+    return update_size(model, {})
 
 
 def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:

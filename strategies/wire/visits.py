@@ -21,6 +21,7 @@ from strategies.wire.reply_checks import (
     one_line,
     read_arrays,
 )
+from strategies.wire.round_notes import payloads
 
 KIND = "query.visit"
 
@@ -46,7 +47,7 @@ class Visits:
             return None
         node = site.node_id if site else next(iter(exchange.sites.values())).node_id
         sent = {name: state_to_record(arrays) for name, arrays in records.items()}
-        exchange.log.count(client, "down", sent, {"arrays"})
+        exchange.log.count(client, "down", payloads(sent), {"arrays"})
         config: Config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
         asked = Sent()
         message = asked.add(client, Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND))
@@ -57,7 +58,7 @@ class Visits:
             exchange.log.note(line)
         reply = matched[0] if matched else None
         if reply is not None and reply.has_content():
-            exchange.log.count(client, "up", arrays_of(reply.content), set(visit.records))
+            exchange.log.count(client, "up", payloads(arrays_of(reply.content)), set(visit.records))
         expected = Expected(client, exchange.token, server.round, visit.phase, data=site.content if site else "")
         check = partial(read_answer, visit, server)
         return exchange.settle_one(reply, check, expected, f"answer to {visit.phase!r} refused")
