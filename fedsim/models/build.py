@@ -19,9 +19,6 @@ from fedsim.parts.facts import Fact
 from fedsim.settings import ModelSettings
 from fedsim.settings.model import WEIGHT_WORDS
 
-# Their derivative needs their input, so that autograd copies it before they change it in place
-NEED_INPUT = (nn.Hardtanh, nn.Hardswish, nn.SiLU, nn.Mish)
-
 
 def initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
     """The state that `model.weights` names; None for random weights, UserError for weights that are not known."""
@@ -102,9 +99,6 @@ def build_model(
 def _bare_net(row: Backbone, bottleneck: int, classes: int, channels: int, image_size: int, task: TaskRules) -> Net:
     """The backbone with random weights, in a network of its layout."""
     backbone = row.make(image_size, channels)
-    for module in backbone.modules():
-        if isinstance(module, NEED_INPUT):
-            module.inplace = False
     layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
     return Net(
         backbone, layout.feature_dim, classes, bottleneck=bottleneck,
