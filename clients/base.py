@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class DomainClient(NumPyClient):
 
     experiment: Experiment
     recipe: ClientRecipe
-    view: InitVar[NetView]
+    view: NetView
     places: dict[str, Place]
     initial: dict[str, Tensor]
     data: LocalData
@@ -55,8 +55,7 @@ class DomainClient(NumPyClient):
     build_net: Callable[[], Net]
     compiled: Compiled | None
 
-    def __post_init__(self, view: NetView) -> None:
-        self._see(view)
+    def __post_init__(self) -> None:
         self.counts: list[int] = [self.data.examples]  # training images of every client
         self.spent: list[Amount] = []  # work of the current round
         self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
@@ -66,9 +65,15 @@ class DomainClient(NumPyClient):
         self.stored = 0  # the number of store entries written with the last reply
         self.personal = [part.personal for part in self.recipe.client_parts() if part.personal]
 
-    def _see(self, view: NetView) -> None:
-        self.net, self.state, self.frozen, self._after_step = view.net, view.state, view.frozen, view.after_step
-        self._learned = view.learned
+    @property
+    def net(self) -> Net:
+        """The network that the clients of this process share."""
+        return self.view.net
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The network's tensors by name."""
+        return self.view.state
 
     @property
     def metric(self) -> str:
@@ -128,7 +133,7 @@ class DomainClient(NumPyClient):
     def on(self, net: Net) -> "DomainClient":
         """The same client, with its data and its store, on another network of the same kind; trained side by side."""
         other = copy.copy(self)
-        other._see(view_of(net, self.places))
+        other.view = view_of(net, self.places)
         other.cut, other.outbox, other.compiled = {}, {}, None
         return other
 
@@ -235,12 +240,12 @@ class DomainClient(NumPyClient):
         self.spent.append(Amount.of(plan))
         round.steps, round.images = len(plan), self.spent[-1].images
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
-        for parameter in self._learned:
+        for parameter in self.view.learned:
             parameter.requires_grad_(True)  # a part may have taken the gradient of some in a round that it did not end
         round.optimizer = make_optimizer(net, work, round.lr)
         if work.persist_optimizer and (kept := self.store.get("optimizer")):
             restore_optimizer(round.optimizer, kept)
-        self.train_mode()
+        self.view.train()
         round.terms = [added for term in recipe.terms if term.acts(round.phase) and (added := term.begin(round))]
         round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
         step = recipe.client.begin(round)
@@ -248,7 +253,7 @@ class DomainClient(NumPyClient):
         transfer = recipe.augment.begin(round) if recipe.augment else None
         best = BestIterate(net, self._score, round.steps, work.local_checks)
         late = recipe.augment is not None and recipe.augment.late
-        return LocalSteps(round, work, plan, step, transfer, late, best, self._after_step)
+        return LocalSteps(round, work, plan, step, transfer, late, best, self.view.after_step)
 
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""
@@ -257,21 +262,15 @@ class DomainClient(NumPyClient):
             self.store.put("optimizer", optimizer_tensors(steps.round.optimizer, self.net))
         return float(steps.total) / max(steps.round.steps, 1)
 
-    def train_mode(self) -> None:
-        """Training mode for all modules except those with frozen tensors."""
-        self.net.train()
-        for module in self.frozen:
-            module.eval()
-
     def _score(self) -> float:
         """The primary metric of the model between two steps."""
         score, _ = self.validate()
-        self.train_mode()
+        self.view.train()
         return score
 
     def validate(self, predict: Predict | None = None) -> tuple[float, float]:
         """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains."""
-        self.net.eval()
+        self.view.eval()
         data, groups, size = self.data, self.data.validation_by_domain, self.experiment.run.evaluate_batch_size
         results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
         score, loss = (float(np.mean([result[index] for result in results])) for index in (0, 1))

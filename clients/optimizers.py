@@ -74,8 +74,8 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
     seen: set[int] = set()  # a parameter that several modules share is stepped once, at the rate of the first
     for module in net.modules():
         scales = getattr(module, "lr_scales", {})
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad and id(parameter) not in seen:
+        for name, parameter in module._parameters.items():  # `named_parameters` takes longer
+            if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
                 groups.setdefault(scales.get(name, 1.0), []).append(parameter)
     parameters = [{"params": members, "lr": lr * scale} for scale, members in groups.items()]

@@ -11,7 +11,7 @@ from clients.local_round import LocalRound
 from clients.optimizers import learning_rate
 from clients.recipe import ClientRecipe
 from clients.store import ClientStore
-from clients.tools.networks import freeze
+from clients.tools.networks import freeze, start_training
 from fedsim.common.seeding import seed_library
 from fedsim.common.values import Json
 from fedsim.models.net import Net
@@ -43,9 +43,7 @@ class UnlabelledClient:
         arrays = others.pop("arrays")
         load_arrays(self.net, arrays, list(arrays))
         seed_library(experiment.run.seed, "library", config["client"], phase, round)
-        self.net.train()
-        for module in self.frozen:
-            module.eval()
+        start_training(self.net, self.frozen)
         local = LocalRound(
             client=config["client"],
             net=self.net,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from clients.compiled import FeaturesAndLogits
-from clients.tools.networks import freeze
+from clients.tools.networks import freeze, start_training
 from fedsim.models.net import Net
 from fedsim.models.norms.moments import plain_moments
 from fedsim.models.tasks import TaskRules
@@ -65,9 +65,7 @@ class StackedNet:
         self.task = task
         self.nets = [copy.deepcopy(net) for _ in range(count)]
         self.program = FeaturesAndLogits(copy.deepcopy(net))
-        self.program.train()
-        for module in freeze(self.program.net, places):
-            module.eval()
+        start_training(self.program, freeze(self.program.net, places))
         moving = {n: t for n, t in (*net.named_parameters(), *net.named_buffers()) if places.get(n) != "frozen"}
         self.stacks = {name: _joined(self.nets, name, tensor) for name, tensor in moving.items()}
         self.learned = [name for name, tensor in net.named_parameters() if name in moving and tensor.requires_grad]

@@ -1,7 +1,7 @@
 """Tools for networks: frozen copies, forward passes without side effects, and steps of a second optimizer."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -107,6 +107,13 @@ def freeze(net: nn.Module, places: Mapping[str, str]) -> list[nn.Module]:
     return frozen
 
 
+def start_training(net: nn.Module, frozen: Iterable[nn.Module]) -> None:
+    """Training mode for all modules except those with frozen tensors."""
+    net.train()
+    for module in frozen:
+        module.eval()
+
+
 @dataclass(frozen=True)
 class NetView:
     """What clients know of the network that they share; it is collected once, not for each of thousands of clients.
@@ -115,6 +122,7 @@ class NetView:
     frozen: the modules that have only frozen tensors (see `freeze`)
     after_step: the functions that are called after every optimizer step
     learned: the parameters with gradients
+    modes: every module, and whether it is in training mode while clients train
     """
 
     net: Net
@@ -122,10 +130,23 @@ class NetView:
     frozen: list[nn.Module]
     after_step: list[Callable[[], None]]
     learned: list[nn.Parameter]
+    modes: list[tuple[nn.Module, bool]]
+
+    def train(self) -> None:
+        """Training mode; setting it takes longer than finding that the last client left it so."""
+        if any(module.training is not training for module, training in self.modes):
+            start_training(self.net, self.frozen)
+
+    def eval(self) -> None:
+        """Evaluation mode, in the same way."""
+        if any(module.training for module, _ in self.modes):
+            self.net.eval()
 
 
 def view_of(net: Net, places: Mapping[str, str]) -> NetView:
     """The network for its clients, without gradients of frozen parameters."""
     frozen = freeze(net, places)
     learned = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    return NetView(net, dict(net.state_dict()), frozen, after_step_functions(net), learned)
+    start_training(net, frozen)
+    modes = [(module, module.training) for module in net.modules()]
+    return NetView(net, dict(net.state_dict()), frozen, after_step_functions(net), learned, modes)

@@ -17,7 +17,8 @@ from flwr.clientapp import ClientApp
 
 from fedsim.common.errors import CLIENT_APP_RAISED, UserError
 from fedsim.flower.identity import with_content
-from fedsim.runtime.parcel import Parcel, answer, joined, select, standing, without_arrays
+from fedsim.runtime.parcel import Kept, Parcel, answer, bytes_of, joined, select, standing, without_arrays
+from fedsim.tensors.arrays import keep_views
 from fedsim.tensors.records import arrays_of
 
 FITS = 2**16  # bytes that a pipe holds for a process that does not read
@@ -40,7 +41,7 @@ class ForkedProcess:
         self.waiting: deque[Message] = deque()
         self._sent = 0  # messages, the first of those that wait, which the process has
         self._attempts = 0  # at the first message
-        self._kept: list[ArrayRecord] = []  # what both sides keep of the latest messages
+        self._kept: list[Kept] = []  # what both sides keep of the latest messages
 
     def start(self) -> None:
         """Fork the process; OSError when the machine has no more of them, or no memory."""
@@ -94,7 +95,7 @@ class ForkedProcess:
             except OSError:  # the process is dead: `receive` finds the end of the pipe
                 return
 
-    def _letter(self, message: Message) -> tuple[bytes, list[ArrayRecord]]:
+    def _letter(self, message: Message) -> tuple[bytes, list[Kept]]:
         """The message with the tensors that the process does not keep, and what it keeps from then on."""
         arrays = arrays_of(message.content)
         places = {name: standing(record, self._kept) for name, record in arrays.items()}
@@ -104,7 +105,7 @@ class ForkedProcess:
         for name, record in arrays.items():
             place = places[name] if known else None
             if place is None:
-                kept.append(select(record, list(record)))  # the guard may put other tensors into the record, in place
+                kept.append(bytes_of(record))
             records[name] = Parcel(record) if place is None else (place, list(record))
         return pickle.dumps((len(known), without_arrays(message), records), protocol=5), kept
 
@@ -169,6 +170,7 @@ def opened(records: dict[str, Any], kept: list[ArrayRecord], known: int) -> dict
             position, names = record
             found[name] = select(kept[position], names)
         else:
+            keep_views(record)
             kept.append(record)
             found[name] = record
     return found

@@ -7,6 +7,7 @@ that reads them uses the object store's memory.
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
@@ -14,6 +15,13 @@ from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.flower.identity import with_content
 from fedsim.tensors.arrays import array_of, record_of
 from fedsim.tensors.records import arrays_of
+
+Kept = dict[str, Any]  # the bytes of a record's tensors by name, which a process has
+
+
+def bytes_of(record: ArrayRecord) -> Kept:
+    """The bytes of a record's tensors, whatever becomes of the record: the guard may put other tensors into it."""
+    return {name: array.data for name, array in record.items()}
 
 
 class Parcel:
@@ -62,10 +70,10 @@ def joined(reply: Message, records: Mapping[str, ArrayRecord]) -> Message:
     return with_content(reply, RecordDict({**records, **reply.content})) if records else reply
 
 
-def standing(record: ArrayRecord, kept: Sequence[ArrayRecord]) -> int | None:
-    """The position of the kept record that has all tensors of this one, in the same memory; None when there is none."""
+def standing(record: ArrayRecord, kept: Sequence[Kept]) -> int | None:
+    """The position of the kept tensors that have all of this record, in the same memory; None when there are none."""
     for position, other in enumerate(kept):
-        if len(record) and all(name in other and other[name].data is array.data for name, array in record.items()):
+        if len(record) and all(other.get(name) is array.data for name, array in record.items()):
             return position
     return None
 

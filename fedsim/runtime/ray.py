@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.parcel import Parcel, joined, select, standing, without_arrays
+from fedsim.runtime.parcel import Kept, Parcel, bytes_of, joined, select, standing, without_arrays
 from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 from fedsim.tensors.arrays import nbytes
@@ -66,7 +66,7 @@ class Shelf:
     """The models in the object store. A model is stored once, for all messages that contain it."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[ArrayRecord, Any]] = []
+        self._kept: list[tuple[Kept, Any]] = []
 
     def place(self, record: ArrayRecord) -> tuple[Any, list[str] | None]:
         """(reference to an object with the record's tensors, names of the tensors that the message has; None: all).
@@ -81,13 +81,13 @@ class Shelf:
         record = select(record, list(record))  # the guard may put other tensors into the record, in place
         parcel = Parcel(record)
         reference = parcel if nbytes(record) < SMALL_BYTES else import_ray().put(parcel)
-        self._kept.append((record, reference))
+        self._kept.append((bytes_of(record), reference))
         return reference, None
 
     def forget_all_but(self, used: Iterable[Any]) -> None:
         """Release the objects that the latest messages do not use, so that the object store can free their memory."""
         used = set(used)
-        self._kept = [(record, reference) for record, reference in self._kept if reference in used]
+        self._kept = [(kept, reference) for kept, reference in self._kept if reference in used]
 
 
 class RayGrid(LocalGrid):

@@ -16,6 +16,7 @@ from torch import nn
 
 NUMPY_STYPE = "numpy.ndarray"  # Flower's name of the .npy format
 _PREFIX = 10  # bytes before the header in .npy version 1: magic (6), version (2), length of the header (2)
+_VIEW = "fedsim_view"  # the attribute of an Array that was decoded by `keep_views`
 _MAX_HEADER = 10_000  # numpy's own limit, a protection against harmful headers
 
 
@@ -147,10 +148,16 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     arrays = {}
     for name, array in record.items():
         try:
-            arrays[name] = _decode(array)
+            arrays[name] = array.__dict__[_VIEW] if _VIEW in array.__dict__ else _decode(array)
         except ValueError as error:
             raise ValueError(f"array {name!r}: {error}") from None
     return arrays
+
+
+def keep_views(record: ArrayRecord) -> None:
+    """Decodes a record once, for all who read its Arrays. A record that is pickled later would carry the views too."""
+    for name, view in record_to_arrays(record).items():
+        record[name].__dict__[_VIEW] = view
 
 
 # --------------------------------------------------------------------------------------------------------------- load
@@ -204,11 +211,11 @@ def load_arrays(
         raise ValueError(f"unexpected tensor {name!r}")
     for name, array in arrays.items():
         tensor = state[name]
-        if tuple(array.shape) != tuple(tensor.shape):
-            raise ValueError(f"{name!r}: shape {tuple(array.shape)}, the model has {tuple(tensor.shape)}")
+        if array.shape != tensor.shape:
+            raise ValueError(f"{name!r}: shape {array.shape}, the model has {tuple(tensor.shape)}")
         if array.dtype != _numpy_dtype(tensor.dtype):
             raise ValueError(f"{name!r}: dtype {array.dtype}, the model has {tensor.dtype}")
-    if any(state[name].device.type != "cpu" for name in arrays):
+    if not all(state[name].is_cpu for name in arrays):
         fill(state, {name: _as_tensor(array) for name, array in arrays.items()})
         return
     with torch.no_grad():

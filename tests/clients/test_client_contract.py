@@ -147,6 +147,17 @@ def test_frozen_tensors_and_changes_in_place(tmp_path):
         np.testing.assert_array_equal(array, 2 * client.state[name].numpy())
 
 
+@pytest.mark.parametrize("module", range(5))
+def test_a_mode_that_a_part_left_does_not_stay(module, tmp_path):
+    """Modes are set only where one differs; any single module that differs is enough."""
+    view = client_of(tmp_path, Recipe(share=HeadOnly())).view
+    for set_mode, modes in ((view.train, [mode for _, mode in view.modes]), (view.eval, [False] * len(view.modes))):
+        view.modes[module][0].training ^= True
+        set_mode()
+        assert [module.training for module in view.net.modules()] == modes
+    assert len({mode for _, mode in view.modes}) == 2  # norm layers whose statistics are frozen stay in evaluation mode
+
+
 @dataclass(frozen=True)
 class Doubling(Report):
     """Doubles, in place, everything that leaves."""

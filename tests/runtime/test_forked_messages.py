@@ -63,14 +63,19 @@ def test_processes_of_one_parent_have_noise_of_their_own(two_processes):
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
 
 
-def test_a_model_that_was_put_back_is_sent_again(two_processes):
+def test_a_model_is_decoded_once_and_sent_again_when_it_was_put_back(two_processes):
     """The guard changes the record in place, and the processes keep a model that several messages have in common."""
-    record = state_to_record({"w": np.zeros(3, np.float32)})
-    echo = lambda message, _: Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)  # noqa: E731
-    process, _ = two_processes(echo)
-    assert list(answer(process, record)) == [0, 0, 0]
+    views = []
+
+    def app(message, _):
+        views.append(record_to_arrays(message.content["arrays"])["w"])
+        sent = {"w": np.append(views[-1], [views[-1] is views[0], views[-1].flags.writeable])}
+        return Message(RecordDict({"arrays": state_to_record(sent)}), reply_to=message)
+
+    process, record = two_processes(app)[0], state_to_record({"w": np.zeros(3, np.float32)})
+    assert [list(answer(process, record)) for _ in range(2)] == [[0, 0, 0, True, False]] * 2
     Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))
-    assert list(answer(process, record)) == [1, 1, 1]
+    assert list(answer(process, record)) == [1, 1, 1, False, False]
 
 
 def test_a_process_that_is_late_is_ended(tmp_path):
