@@ -1,6 +1,6 @@
-"""Options of the command line that hold several names or numbers, separated by commas."""
+"""Lists in words: options of the command line that hold several names or numbers, and names in a message."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fedsim.common.errors import UserError
 
@@ -14,6 +14,12 @@ def names_of(option: str, text: str) -> list[str]:
     if not all(names):
         raise UserError(f"{option} {text!r}: a name is empty; give names separated by single commas, or leave it out")
     return names
+
+
+def first_few(names: Iterable[str], shown: int = 10) -> str:
+    """`a, b, c`, or `a, b and 998 more`: a federation may have thousands of clients."""
+    found = list(names)
+    return ", ".join(found[:shown]) + (f" and {len(found) - shown} more" if len(found) > shown else "")
 
 
 def with_commas(words: Sequence[str], labels: Collection[str]) -> list[str]:

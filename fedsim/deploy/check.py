@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.common.errors import UserError, printable
+from fedsim.common.lists import first_few
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.client_data import clients_of
 from fedsim.data.names import matching
@@ -249,10 +250,10 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
         classes = classes or found
         if found and found != classes:
             different = sorted(set(found) ^ set(classes))
-            finding.problems.append(f"its classes differ: {', '.join(different[:5]) or 'another order'}")
+            finding.problems.append(f"its classes differ: {first_few(different, 5) or 'another order'}")
         absent = [name for name, count in zip(found, answer.counts) if not count]
         if absent:
-            finding.notes.append(f"holds no image of {', '.join(absent[:5])}{' ...' if len(absent) > 5 else ''}")
+            finding.notes.append(f"holds no image of {first_few(absent, 5)}")
     provided = [finding.site.domain for finding in findings if finding.site.role == "source"]
     lacking = [client for client in expected if matching(client, provided) is None]
     return [f"no site holds {client!r}, which the experiment trains on" for client in lacking]

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
+from fedsim.common.lists import first_few
 from fedsim.data.fingerprint import Fingerprints, difference
 from fedsim.settings import RunSettings
 from fedsim.tensors.records import Config
@@ -83,7 +84,7 @@ class Roster:
             if time.monotonic() - said >= SAY_SECONDS:
                 said = time.monotonic()
                 left = deadline - said
-                logger.warning("waiting for %s (%.0f s more)%s", ", ".join(missing), left, self._who_else())
+                logger.warning("waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
             time.sleep(POLL_SECONDS)
 
     def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
@@ -108,7 +109,7 @@ class Roster:
         missing = self.missing(missing)
         wanted = here or list(self.sites)
         if missing and (not self.tolerant or set(wanted) <= set(missing)):
-            raise ClientFailedError(f"no node for {', '.join(missing)} within {wait:g} s{self._who_else()}")
+            raise ClientFailedError(f"no node for {first_few(missing)} within {wait:g} s{self._who_else()}")
         for client in missing if clients is None else []:
             logger.warning("the run continues without client %r: %s", client, NOT_ONLINE)
             self.give_up(client)
@@ -171,9 +172,9 @@ class Roster:
         here = [client for client in self.sites if self.sites[client].node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
         silent = len(self._online & set(self._waiting.values()))
-        text = f"; online: {', '.join(here)}" if here else f"; {len(self._online)} nodes online"
+        text = f"; online: {first_few(here)}" if here else f"; {len(self._online)} nodes online"
         text += f"; {silent} of the nodes online have not answered yet" if silent else ""
-        return text + (f"; nodes that this run does not need: {', '.join(others)}" if others else "")
+        return text + (f"; nodes that this run does not need: {first_few(others)}" if others else "")
 
     def _listen(self) -> None:
         """Asks the new nodes, and processes the answers that have arrived."""

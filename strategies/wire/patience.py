@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsim.common.lists import first_few
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import Roster
 from strategies.wire.matching import LOST
@@ -60,7 +61,7 @@ class PatientGrid(WrappedGrid):
     def _back(self, roster: Roster, clients: list[str], deadline: float) -> bool:
         """Wait until the clients are online, for at most `run.patience`; returns whether at least one is."""
         left = deadline - time.monotonic()
-        logger.warning("%s: the connection broke; waiting up to %.0f s for it", ", ".join(clients), left)
+        logger.warning("%s: the connection broke; waiting up to %.0f s for it", first_few(clients), left)
         missing = roster.call(left, clients)
         for client in missing:
             roster.give_up(client)

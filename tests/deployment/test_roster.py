@@ -83,6 +83,7 @@ def seconds(call, *words):
     ("nodes", "keys", "kind", "said"),
     [
         ({12: site("a"), 13: site("c")}, None, ClientFailedError, "no node for b within 0.05 s; online: a; .* need: c"),
+        ({n: site(f"x{n}") for n in range(20, 50)}, None, ClientFailedError, "a, b .*need: x20, .*x29 and 20 more$"),
         ({12: site("a"), 11: None}, None, ClientFailedError, "1 of the nodes online have not answered yet"),
         ({11: site("a"), 12: site("a"), 13: site("b")}, None, UserError, "two nodes say that they are 'a'"),
         ({11: site("a"), 12: site("b")}, {11: key("alpha", "a")}, ClientFailedError,
