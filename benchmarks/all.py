@@ -4,7 +4,7 @@
 
 Each measurement is one script with a log of its own in the folder. One that has ended well on this commit is not run
 again, unless `--again` is given. The page `measurements.md` has what each of them printed. The machine should do
-nothing else for the three hours that all of them take on two cores.
+nothing else for the 90 minutes that all of them take on two cores.
 """
 
 import sys
