@@ -157,6 +157,7 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
 def keep_views(record: ArrayRecord) -> None:
     """Decodes a record once, for all who read its Arrays. A record that is pickled later would carry the views too."""
     for name, view in record_to_arrays(record).items():
+        view.setflags(write=False)  # what one client wrote the next would read
         record[name].__dict__[_VIEW] = view
 
 

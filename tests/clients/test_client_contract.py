@@ -149,7 +149,6 @@ def test_frozen_tensors_and_changes_in_place(tmp_path):
 
 @pytest.mark.parametrize("module", range(5))
 def test_a_mode_that_a_part_left_does_not_stay(module, tmp_path):
-    """Modes are set only where one differs; any single module that differs is enough."""
     view = client_of(tmp_path, Recipe(share=HeadOnly())).view
     for set_mode, modes in ((view.train, [mode for _, mode in view.modes]), (view.eval, [False] * len(view.modes))):
         view.modes[module][0].training ^= True

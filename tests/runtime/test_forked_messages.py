@@ -73,6 +73,7 @@ def test_a_model_is_decoded_once_and_sent_again_when_it_was_put_back(two_process
         return Message(RecordDict({"arrays": state_to_record(sent)}), reply_to=message)
 
     process, record = two_processes(app)[0], state_to_record({"w": np.zeros(3, np.float32)})
+    record["w"].data = bytearray(record["w"].data)  # which could be written
     assert [list(answer(process, record)) for _ in range(2)] == [[0, 0, 0, True, False]] * 2
     Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))
     assert list(answer(process, record)) == [1, 1, 1, False, False]
