@@ -31,10 +31,11 @@ class SharedTarget:
         self._alone = False
         self._sent: list[Message] = []
         self._logits: dict[str, np.ndarray] = {}  # of the batches, by their place
+        self._score: TargetScore | None = None  # by the logits of all batches
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """One message to each process, where there are several and the rule predicts each image by itself."""
-        self._sent, self._logits = [], {}
+        self._sent, self._logits, self._score = [], {}, None
         divisible = self.evaluator.divisible and not self._alone
         lanes = self.grid.lanes() if divisible and hasattr(self.grid, "lanes") else []  # a node for each process
         common: Config = {**self.settings, "round": round, "phase": "predict", "client": ""}
@@ -45,29 +46,32 @@ class SharedTarget:
         return self._sent
 
     def others(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """The replies that do not answer our messages; the logits of those that do are kept."""
+        """The replies that do not answer our messages; those that do make the score, while clients still validate."""
         for reply in replies:
             if reply.metadata.reply_to_message_id not in {message.metadata.message_id for message in self._sent}:
                 yield reply
             elif not reply.has_error():
                 self._logits |= record_to_arrays(arrays_of(reply.content)["logits"])
+                if len(self._logits) == len(self.evaluator.cuts()):
+                    self._score = self._measured(time.perf_counter())
             elif not self._alone:
                 self._alone = True
                 reason = str(reply.error.reason).strip().splitlines()[-1]
                 logger.warning("the unseen domain is evaluated in one process from now on: %s", reason)
 
+    def _measured(self, started: float) -> TargetScore:
+        logits = {int(place): torch.tensor(array) for place, array in self._logits.items()}
+        return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
+
     def take(self, used: bool = True) -> None:
-        """Forget the logits of a model that is not used."""
+        """Forget the score of a model that is not used."""
         if not used:
-            self._logits = {}
+            self._score = None
 
     def __call__(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """The score of a model, by the logits that came for it, or else computed here.
 
         entries: those of the bank that the inference rule needs
         """
-        started, found, self._logits = time.perf_counter(), self._logits, {}
-        if len(found) < len(self.evaluator.cuts()):
-            return self.evaluator(record_to_arrays(arrays), entries)
-        logits = {int(place): torch.tensor(array) for place, array in found.items()}
-        return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
+        score, self._score = self._score, None
+        return score or self.evaluator(record_to_arrays(arrays), entries)

@@ -139,6 +139,7 @@ class ForkedGrid(InlineGrid, RunCallback):
                 for pipe in ready:
                     reply = busy[pipe].receive()
                     busy[pipe].send_next()
+                    self._hand_out(made)  # before the reply is judged
                     if reply is not None:
                         yield reply
                         del reply

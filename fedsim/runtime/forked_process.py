@@ -12,14 +12,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.common.errors import CLIENT_APP_RAISED, UserError
-from fedsim.flower.identity import with_content
-from fedsim.runtime.parcel import Kept, Parcel, answer, bytes_of, joined, select, standing, without_arrays
+from fedsim.runtime.parcel import Kept, answer, bytes_of, parcel, select, standing, unpack, written
 from fedsim.tensors.arrays import keep_views
-from fedsim.tensors.records import arrays_of
 
 FITS = 2**16  # bytes that a pipe holds for a process that does not read
 KEPT = 4  # records of tensors that a process keeps
@@ -95,30 +93,31 @@ class ForkedProcess:
             except OSError:  # the process is dead: `receive` finds the end of the pipe
                 return
 
-    def _letter(self, message: Message) -> tuple[bytes, list[Kept]]:
+    def _letter(self, message: Message) -> tuple[memoryview, list[Kept]]:
         """The message with the tensors that the process does not keep, and what it keeps from then on."""
-        arrays = arrays_of(message.content)
-        places = {name: standing(record, self._kept) for name, record in arrays.items()}
-        known = self._kept if len(self._kept) + list(places.values()).count(None) <= KEPT else []
-        kept = list(known)
-        records: dict[str, Parcel | tuple[int, list[str]]] = {}
-        for name, record in arrays.items():
-            place = places[name] if known else None
-            if place is None:
-                kept.append(bytes_of(record))
-            records[name] = Parcel(record) if place is None else (place, list(record))
-        return pickle.dumps((len(known), without_arrays(message), records), protocol=5), kept
+        kept = list(self._kept)
+
+        def write(record: ArrayRecord) -> tuple:
+            place = standing(record, kept)
+            if place is not None:
+                return known, (place, list(record))
+            if len(kept) == KEPT:
+                kept.clear()
+            kept.append(bytes_of(record))
+            return fresh, (len(kept) - 1, *parcel(record)[1])
+
+        return written(message, write), kept
 
     def receive(self) -> Message | None:
         """The reply to the first message; None when the process has died and its successor repeats the message."""
         try:
-            reply, parcels = pickle.loads(self._started().recv_bytes())
+            reply = pickle.loads(self._started().recv_bytes())
         except (EOFError, OSError):
             return self._replace()
         self.waiting.popleft()
         self._sent -= 1
         self._attempts = 0
-        return joined(reply, parcels)
+        return reply
 
     def _replace(self) -> Message | None:
         attempts, waiting = self._attempts + 1, list(self.waiting)
@@ -150,27 +149,28 @@ def answer_messages(
     if os.getppid() != parent:
         return
     os.sched_setaffinity(0, cores)
+    # Else a process that gets a message may take the core of the parent, which then gives the next process none.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
-    kept: list[ArrayRecord] = []
     while True:
         try:
-            known, message, records = pickle.loads(pipe.recv_bytes())
+            message = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        message = with_content(message, RecordDict({**opened(records, kept, known), **message.content}))
-        pipe.send_bytes(pickle.dumps(answer(app, message, contexts), protocol=5))
+        pipe.send_bytes(written(answer(app, message, contexts)))
 
 
-def opened(records: dict[str, Any], kept: list[ArrayRecord], known: int) -> dict[str, ArrayRecord]:
-    """The array records of a message: sent with it, or of those that were `known` when it was made."""
-    del kept[known:]
-    found = {}
-    for name, record in records.items():
-        if isinstance(record, tuple):
-            position, names = record
-            found[name] = select(kept[position], names)
-        else:
-            keep_views(record)
-            kept.append(record)
-            found[name] = record
-    return found
+_kept: list[ArrayRecord] = []  # in a forked process: the array records of the latest messages
+
+
+def fresh(place: int, heads: Sequence, buffers: Sequence) -> ArrayRecord:
+    """In a forked process: an array record that is sent with the message; it takes the last place among the kept."""
+    record = unpack(heads, buffers)
+    keep_views(record)
+    _kept[place:] = [record]
+    return record
+
+
+def known(place: int, names: Sequence[str]) -> ArrayRecord:
+    """In a forked process: tensors of an array record that came with an earlier message."""
+    return select(_kept[place], names)

@@ -4,6 +4,8 @@ Pickle protocol 5 does not copy the bytes of tensors. With Ray they are copied o
 that reads them uses the object store's memory.
 """
 
+import copyreg
+import io
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,6 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.flower.identity import with_content
 from fedsim.tensors.arrays import array_of, record_of
-from fedsim.tensors.records import arrays_of
 
 Kept = dict[str, Any]  # the bytes of a record's tensors by name, which a process has
 
@@ -24,6 +25,12 @@ def bytes_of(record: ArrayRecord) -> Kept:
     return {name: array.data for name, array in record.items()}
 
 
+def parcel(record: ArrayRecord) -> tuple:
+    """How an ArrayRecord is pickled (`object.__reduce__`); unpickling gives one in the memory of what was received."""
+    heads = [(name, array.dtype, tuple(array.shape), array.stype) for name, array in record.items()]
+    return unpack, (heads, [pickle.PickleBuffer(array.data) for array in record.values()])
+
+
 class Parcel:
     """An ArrayRecord in the form that Ray transports; unpickling gives an ArrayRecord in the object store's memory."""
 
@@ -31,8 +38,7 @@ class Parcel:
         self.record = record
 
     def __reduce__(self) -> tuple:
-        heads = [(name, array.dtype, tuple(array.shape), array.stype) for name, array in self.record.items()]
-        return unpack, (heads, [pickle.PickleBuffer(array.data) for array in self.record.values()])
+        return parcel(self.record)
 
 
 def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequence) -> ArrayRecord:
@@ -52,17 +58,21 @@ def without_arrays(message: Message) -> Message:
     return with_content(message, small)
 
 
-def answer(
-    app: Callable[[Message, Context], Message], message: Message, contexts: Mapping[int, Context]
-) -> tuple[Message, dict[str, Parcel]]:
-    """The client app's reply without its array records, and these; what the app raises becomes an error reply."""
+def written(message: Message, write: Callable[[ArrayRecord], tuple] = parcel) -> memoryview:
+    """A message as bytes for `pickle.loads`, with its array records as `write` gives them (`object.__reduce__`)."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=5)
+    pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: write}
+    pickler.dump(message)
+    return buffer.getbuffer()
+
+
+def answer(app: Callable[[Message, Context], Message], message: Message, contexts: Mapping[int, Context]) -> Message:
+    """The client app's reply; what the app raises becomes an error reply."""
     try:
-        reply = app(message, contexts[message.metadata.dst_node_id])
+        return app(message, contexts[message.metadata.dst_node_id])
     except Exception:
-        reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-    if reply.has_error():
-        return reply, {}
-    return without_arrays(reply), {name: Parcel(record) for name, record in arrays_of(reply.content).items()}
+        return Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
 
 
 def joined(reply: Message, records: Mapping[str, ArrayRecord]) -> Message:

@@ -12,8 +12,9 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from fedsim.common.edge import refuse_hidden_packages
 from fedsim.common.errors import USER_ERROR, UserError
 from fedsim.flower.identity import with_content
-from fedsim.runtime.parcel import Parcel, answer, select
+from fedsim.runtime.parcel import Parcel, answer, select, without_arrays
 from fedsim.tensors.arrays import nbytes
+from fedsim.tensors.records import arrays_of
 
 BUNDLE_BYTES = 4 * 2**20  # the largest size of replies that are returned together
 BUNDLE_SECONDS = 0.5  # the longest work before replies are returned together
@@ -71,7 +72,10 @@ class Worker:
         content = dict(message.content.items())
         for name, position, names in wants:
             content[name] = records[position] if names is None else select(records[position], names)
-        return answer(self.app, with_content(message, RecordDict(content)), self.contexts)
+        reply = answer(self.app, with_content(message, RecordDict(content)), self.contexts)
+        if reply.has_error():
+            return reply, {}
+        return without_arrays(reply), {name: Parcel(record) for name, record in arrays_of(reply.content).items()}
 
     def adopt(self, contexts: dict[int, Context]) -> None:
         """Take over the clients of a worker that is gone."""

@@ -103,7 +103,8 @@ class Exchange:
             common["counts"] = [site.examples for site in self.sites.values() if site.examples]
         model = {} if arrays is None else {"arrays": arrays}
         sizes, settings = payloads(model), ConfigRecord(common)
-        for client in self._asked:
+        # The largest first: where processes take one client after the other, the last of them are short.
+        for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
             own = records(client)
             self.log.count(client, "down", sizes | payloads(own), {*model, *own})
             config = settings.copy()

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from scene import Scene, build
 
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -94,6 +94,16 @@ def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, monkeypatc
     assert "weight" not in outcome.rows[VICTIM]
     assert outcome.state["parts"]["fuse"] == {"best": 0.5}
     assert sum("weight" in row for row in outcome.rows.values()) == 2
+
+
+def test_the_clients_with_most_examples_get_their_messages_first(scene, monkeypatch):
+    """Messages are made in this order; of clients with as many examples the first in the order of the domains."""
+    sites = scene.strategy.exchange.sites
+    monkeypatch.setattr(scene.strategy.exchange, "sites", {
+        name: replace(site, examples=examples) for (name, site), examples in zip(sites.items(), (5, 9, 5))
+    })  # fmt: skip
+    messages = scene.strategy.configure_train(3, scene.arrays, ConfigRecord(), None)
+    assert [message.content["config"]["client"] for message in messages] == ["rot15", "rot0", "rot30"]
 
 
 def test_streams_depend_on_seed_purpose_and_round_alone():

@@ -113,6 +113,7 @@ def test_a_process_takes_its_own_clients_first_and_those_of_another_rather_than_
     plan = resolve(tiny_experiment(tmp_path, data={"clients_per_domain": 2}, run={"processes": 2}))
     with closing(ForkedGrid(slow, plan, 6)) as grid:
         first, second, others = (dict(served(grid, range(start, 8))) for start in (2, 2, 3))
+        assert {os.sched_getscheduler(pid) for pid in first.values()} == {os.SCHED_BATCH}  # their parent goes first
     assert [list(first.values()).count(pid) for pid in (first[2], first[7])] == [1, 5]
     assert second == first
     assert set(others.values()) == set(first.values())
