@@ -25,7 +25,7 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
 COLUMNS = ("path", "label", "domain", "split")
-PIECE = 200_000  # rows read at a time
+PIECE = 20_000  # rows read at a time
 SUFFIXES = (".csv", ".tsv", ".parquet")
 ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
 
