@@ -38,7 +38,7 @@ class LocalData:
         self.examples = len(data.train)
         self.held = data.held or (self.examples,)
         self.validation = np.arange(len(data.train), len(own))
-        index = data.domain_index if data.held else np.zeros_like(data.domain_index)
+        index = data.domain_index if data.held else np.broadcast_to(np.int64(0), len(data.domain_index))
         self.domains, domains = index[data.train], index[data.validation]
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))

@@ -70,7 +70,8 @@ def load_client(data: DataSettings, client: str, target: str = "", found: Benchm
         return load_mixed(read, client, sources.index(domain) * data.clients_per_domain + index, sources)
     images, labels = read.images(domain)
     train, validation = _own_split(read, client, domain, index, labels)
-    place, sizes, masks = np.zeros(len(labels), np.int64), unless_square(read.sizes(domain)), read.masks(domain)
+    place = np.broadcast_to(np.int64(0), len(labels))  # without memory for all images of the domain in each client
+    sizes, masks = unless_square(read.sizes(domain)), read.masks(domain)
     return ClientData(client, images, labels, train, validation, found.classes, (domain,), place, sizes, masks)
 
 
