@@ -1,5 +1,6 @@
 """One of the processes of `fedsim.runtime.forked`: how it gets messages, what it does with them, how it is replaced."""
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -149,8 +150,9 @@ def answer_messages(
     if os.getppid() != parent:
         return
     os.sched_setaffinity(0, cores)
-    # Else a process that gets a message may take the core of the parent, which then gives the next process none.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # A process that wakes up shall not take the core of its parent, for which the other processes wait.
+    with contextlib.suppress(OSError):  # some containers do not have this, and do without
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
     while True:
         try:
