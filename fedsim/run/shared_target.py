@@ -61,6 +61,7 @@ class SharedTarget:
 
     def _measured(self, started: float) -> TargetScore:
         logits = {int(place): torch.tensor(array) for place, array in self._logits.items()}
+        self._logits = {}
         return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
 
     def take(self, used: bool = True) -> None:
