@@ -26,6 +26,7 @@ from fedsim.parts.part import part_name
 from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
+from fedsim.run.site_message import SiteMessage, check_message
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions
@@ -50,8 +51,7 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
     def handle(message: Message, context: Context) -> Message:
         try:
             message.content = unpack(message.content)
-            limit = float(str(config_of(message.content).get("timeout", 0)))
-            with time_limit(limit) if limit and is_site(context) else contextlib.nullcontext():
+            with limits(message, context):
                 content = handler(message, context)
                 content["echo"] = echo_of(message, context)
         except UserError as error:
@@ -61,6 +61,13 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
         return Message(answer(message.content, content), reply_to=message)
 
     return handle
+
+
+def limits(message: Message, context: Context) -> contextlib.AbstractContextManager[None]:
+    """What a site asks of the server, and a simulation does not: messages of the right form whose work ends in time."""
+    if not is_site(context):
+        return contextlib.nullcontext()
+    return time_limit(check_message(message.content, SiteMessage).timeout)
 
 
 def echo_of(message: Message, context: Context) -> ConfigRecord:

@@ -16,8 +16,10 @@ from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.data import count_classes
+from fedsim.run.site_message import SiteCheck, check_message
 from fedsim.settings.experiment import parse_experiment
-from fedsim.tensors.records import Config, config_of, configs_of
+from fedsim.settings.paths import with_own_folders
+from fedsim.tensors.records import Config, configs_of
 
 VERSIONS = ("flwr", "torch")
 LONGEST_REASON = 500  # characters
@@ -53,11 +55,12 @@ def answer(message: Message, context: Context) -> Message:
     """This site's name, versions, device and, for an experiment, its data: classes and images of each."""
     node = context.node_config
     said: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
-    said |= {"python": platform.python_version(), **installed_versions(), "problem": "", "classes": [], "counts": []}
-    config = config_of(message.content)
-    settings = str(config["experiment"])
-    said["lacking"] = lacking(str(config.get("packages", "")).split())
+    said |= {"python": platform.python_version(), **installed_versions(), "problem": ""}
+    said |= {"classes": [], "counts": [], "lacking": []}
     try:
+        asked = check_message(message.content, SiteCheck)
+        settings = asked.experiment
+        said["lacking"] = lacking(asked.packages.split())
         said["device"] = device()
         if settings:
             classes, counts = site_data(settings, said["domain"], str(node.get("data-dir", "")))
@@ -79,7 +82,7 @@ def lacking(requirements: list[str]) -> list[str]:
     found = []
     for requirement in requirements:
         name, _, wanted = requirement.partition("==")
-        present = installed_version(name) if wanted else find_spec(name)
+        present = installed_version(name) if wanted else find_spec(name.partition(".")[0])  # which imports nothing
         here = (present if wanted else "") if present else "missing"
         if here == "missing":
             found.append(f"{requirement} is missing")
@@ -96,7 +99,8 @@ def device() -> str:
 
 
 def site_data(settings: str, client_name: str, root: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Classes and counts of a site's domain in the experiment; `root` is the site's own data folder, if it has one."""
-    experiment = parse_experiment(settings)
-    data = experiment.replace(data={"root": root}).data if root else experiment.data
-    return count_classes(data, client_name)
+    """Classes and counts of a site's domain in the experiment.
+
+    `root` is the site's own data folder (empty: its $FEDSIM_DATA); the folders of the experiment are the server's.
+    """
+    return count_classes(with_own_folders(parse_experiment(settings), root).data, client_name)

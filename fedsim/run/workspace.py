@@ -26,6 +26,7 @@ from fedsim.models.tasks import rules_of
 from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import POOLED, Plan, resolve
 from fedsim.settings.experiment import parse_experiment
+from fedsim.settings.paths import with_own_folders
 from strategies.parts import Place
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def workspace(settings: str, root: str | None = None) -> Workspace:
     """
     if (settings, root) not in _open:
         experiment = parse_experiment(settings)
-        own = experiment if root is None else experiment.replace(data={"root": root, "cache": ""})
+        own = experiment if root is None else with_own_folders(experiment, root)
         plan = resolve(own)
         set_threads(plan.experiment.run.threads)  # before the network, which computes the texts of classes
         _keep((settings, root), Workspace(plan))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fedsim.settings import START_VARIABLE, cache_root, data_root, start_folder
+from fedsim.settings import START_VARIABLE, RunSettings, cache_root, data_root, start_folder
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.model import weights_file
 from fedsim.settings.plugins import FOLDERS_VARIABLE, search_folders
@@ -24,6 +24,12 @@ def with_absolute_weights(experiment: Experiment) -> Experiment:
     which every machine reads its own file."""
     file = weights_file(experiment.model.weights)
     return experiment.replace(model={"weights": str(file.resolve())}) if file else experiment
+
+
+def with_own_folders(experiment: Experiment, root: str) -> Experiment:
+    """A server's experiment on a site: with the site's data folder (empty: its $FEDSIM_DATA), and no other folder."""
+    none = {"output": RunSettings().output, "federation": ""}
+    return experiment.replace(data={"root": root, "cache": ""}, run=none)
 
 
 def folders(experiment: Experiment) -> dict[str, str]:

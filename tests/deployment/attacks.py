@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from harness import ENVIRONMENT, NGINX, SITE, VICTIM
+from harness import ENVIRONMENT, NGINX, SITE, VICTIM, run_folder
 from machines import AVAILABLE, ip
 from outcomes import CONTINUE, finished, last_line, need, options, status, statuses, trial
 from processes import until
@@ -93,6 +93,17 @@ def absurd_count(federation: AttackedMachines, watch: Watch) -> str:
     federation.break_site("examples", round=0, phase="handshake")
     said = finished(federation.attempt("examples")[0], 2)
     need("1000000000 examples" in said, said[-300:])
+    return f"exit 2: {last_line(said)[:150]}"
+
+
+def path_as_token(federation: AttackedMachines, watch: Watch) -> str:
+    """The server sends a path in the place of the run's token, which names a folder of the site's state."""
+    folder = run_folder(federation.folder / "path-as-token")
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint" / "token").write_text("../../../stolen")
+    said = finished(federation.attempt("path-as-token")[0], 2)
+    need("refuses the server's message: token" in said, said[-300:])
+    need(not list(federation.folder.rglob("stolen")), "a site has made the folder")
     return f"exit 2: {last_line(said)[:150]}"
 
 
@@ -238,6 +249,7 @@ ATTACKS: dict[str, Attack] = {
     "reply of 500 MB": partial(bad_reply, kind="huge", reason="larger than", megabytes=500),
     "reply of 4 GB": flood,
     "10^9 examples": absurd_count,
+    "server sends a path as the run's token": path_as_token,
     "site poses as another": impostor,
     "operator's app reads keys": foreign_app,
     "database locked for 90 s": busy_database,

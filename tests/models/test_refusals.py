@@ -15,6 +15,7 @@ from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.style_exploration import StyleExploration
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
 from fedsim.models.tasks import CLASSIFIES, Segmentation
+from fedsim.models.timm_family import WEIGHT_OPTIONS
 from fedsim.settings import ModelSettings
 
 NO_NORM = "needs a backbone with batch norm"
@@ -34,6 +35,7 @@ NO_LAYER = "model.train: the backbone has no normalization layers"
     *((name, {"train": train}, NO_LAYER) for name in ("digits-cnn", "alexnet") for train in ("norm", "norm+head")),
     ("timm:resnet19", {}, "has no model 'resnet19'; did you mean"),
     ("timm:resnet18", {"weights": "package"}, "no ImageNet weights .'package'."),
+    *(("timm:resnet18", {"options": {key: "x"}}, f"{key!r} would bring other weights") for key in WEIGHT_OPTIONS),
     ("timm:resnet18", {"options": {"wings": 2}}, "cannot build 'resnet18'.*wings"),
     ("timm:inception_v3", {}, "inception_v3 cannot take images of 32 px"),
     *(("digits-cnn", {"norm": norm}, NO_NORM) for norm in (XAN(), IBN(), DSON(), BIN(), MixIG())),

@@ -108,7 +108,15 @@ def test_a_private_site_gives_nothing_but_its_perturbed_model(method, role, said
     experiment = tiny_experiment(tmp_path, method, model=NO_NORM, run={"update_limit": 0.0})
     domain = "rot45" if role == "target" else "rot0"
     node = {"site": "a", "domain": domain, "role": role, "state-dir": str(tmp_path), **PRIVATE}
-    asked = {"client": domain, "token": "t", "round": 0, "phase": "x", "state-dir": "", "bank": "y"}
+    asked = {
+        "client": domain,
+        "token": "0" * 16,
+        "timeout": 60.0,
+        "round": 0,
+        "phase": "x",
+        "state-dir": "",
+        "bank": "y",
+    }
     config = ConfigRecord({"experiment": experiment.toml(), **asked})
     for kind in ("query.handshake", *(("query.collect", "query.visit") if said else ())):
         for own in (node, *([{**PRIVATE, "partition-id": 0, "num-partitions": 1}] if role == "source" else [])):
