@@ -23,6 +23,7 @@ from fedsim.sweep.view import STATE
 
 Cell = dict[str, Any]
 STALE_SECONDS = 60.0
+HTTP_PORT = 80  # which browsers leave out in Host
 NOTHING: dict[str, list[Any]] = {"experiments": [], "runs": []}
 
 
@@ -135,9 +136,24 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET."""
+    """Answers GET, to pages that this server has sent or to a person who has typed its address."""
 
     server: Server
+
+    def parse_request(self) -> bool:
+        """Refuse every request that does not name this server once in its header Host.
+
+        A browser lets a page read an answer when its name led to this machine (DNS rebinding). Host then has that name.
+        """
+        if not super().parse_request():
+            return False
+        port = self.server.server_port
+        names = [name + end for name in ("127.0.0.1", "localhost") for end in (f":{port}", *[""] * (port == HTTP_PORT))]
+        hosts = [host.strip().lower() for host in self.headers.get_all("Host", [])]
+        if len(hosts) == 1 and hosts[0] in names:
+            return True
+        self._answer("text/plain; charset=utf-8", f"open http://127.0.0.1:{port}/\n", 421)
+        return False
 
     def do_GET(self) -> None:
         """The page or its state."""
@@ -149,9 +165,9 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def _answer(self, kind: str, text: str) -> None:
+    def _answer(self, kind: str, text: str, status: int = 200) -> None:
         content = text.encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
