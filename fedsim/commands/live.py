@@ -11,10 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from fedsim.common.console import say
-from fedsim.common.errors import UserError
+from fedsim.common.console import Terminal, say
+from fedsim.common.errors import UserError, printable
 from fedsim.results import markup
 from fedsim.results.reading import find_runs
 from fedsim.run.claim import is_claimed
@@ -74,9 +72,8 @@ def state_html(folder: Path, sites: Callable[[], str]) -> str:
     ]  # fmt: skip
     table = markup.table(("Cell", "state", "round", "reason"), rows, style="text") if rows else ""
     known = sites()
-    return f"<h2>Now</h2><p>{html.escape(counts)}{_end(folder)}</p>{table}" + (
-        f"<pre>{html.escape(known)}</pre>" if known else ""
-    )
+    below = f"<pre>{html.escape(known)}</pre>" if known else ""
+    return printable(f"<h2>Now</h2><p>{html.escape(counts)}{_end(folder)}</p>{table}{below}")
 
 
 def _end(folder: Path) -> str:
@@ -97,7 +94,7 @@ def site_texts(federation: Path | None) -> Callable[[], str]:
     sites = read_federation(federation)
 
     def text() -> str:
-        console = Console(file=io.StringIO(), width=110)
+        console = Terminal(file=io.StringIO(), width=110)
         console.print(status_table(sites))
         return console.file.getvalue()  # type: ignore[attr-defined]
 
