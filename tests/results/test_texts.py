@@ -24,6 +24,7 @@ from fedsim.common.errors import printable
 from fedsim.export.cli import _write
 from fedsim.results.predictions import Predictions
 from fedsim.results.reading import write_results
+from fedsim.sweep.reproduction_texts import render
 from fedsim.sweep.view import STATE
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +152,18 @@ def test_files_that_collect_records(planted, tmp_path):
     predictions = Predictions(np.arange(1), np.array([0]), np.array([[0.9, 0.1]]), (f"dog{EVIL}", "cat"))
     _write(predictions.frame(), tmp_path / "predictions.csv")
     assert (tmp_path / "predictions.csv").read_text().startswith(f"index,label,predicted,dog{PLAIN},cat\n")
+
+
+def test_cards_and_tables_of_papers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedsim.export.cli._model", lambda *_: None)
+    monkeypatch.setattr("fedsim.export.card.card", lambda _: f"# card{EVIL}\n")
+    monkeypatch.setattr("fedsim.export.files.export", lambda *_: (0.0, EVIL))
+    app(["export", str(tmp_path)], standalone_mode=False)
+    assert (tmp_path / "best-card.md").read_text() == f"# card{PLAIN}\n"
+    assert controls(capsys.readouterr().out) == []
+    for form in ("markdown", "latex"):
+        monkeypatch.setattr(f"fedsim.sweep.reproduction_texts.{form}", lambda _: f"title{EVIL}")
+        assert render(["one", "two"], form) == f"title{PLAIN}\ntitle{PLAIN}"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
