@@ -11,10 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from fedsim.common.console import say
-from fedsim.common.errors import UserError
+from fedsim.common.console import Terminal, say
+from fedsim.common.errors import UserError, printable
 from fedsim.results import markup
 from fedsim.results.reading import find_runs
 from fedsim.run.claim import is_claimed
@@ -23,6 +21,7 @@ from fedsim.sweep.view import STATE
 
 Cell = dict[str, Any]
 STALE_SECONDS = 60.0
+HTTP_PORT = 80  # which browsers leave out in Host
 NOTHING: dict[str, list[Any]] = {"experiments": [], "runs": []}
 
 
@@ -73,9 +72,8 @@ def state_html(folder: Path, sites: Callable[[], str]) -> str:
     ]  # fmt: skip
     table = markup.table(("Cell", "state", "round", "reason"), rows, style="text") if rows else ""
     known = sites()
-    return f"<h2>Now</h2><p>{html.escape(counts)}{_end(folder)}</p>{table}" + (
-        f"<pre>{html.escape(known)}</pre>" if known else ""
-    )
+    below = f"<pre>{html.escape(known)}</pre>" if known else ""
+    return printable(f"<h2>Now</h2><p>{html.escape(counts)}{_end(folder)}</p>{table}{below}")
 
 
 def _end(folder: Path) -> str:
@@ -96,7 +94,7 @@ def site_texts(federation: Path | None) -> Callable[[], str]:
     sites = read_federation(federation)
 
     def text() -> str:
-        console = Console(file=io.StringIO(), width=110)
+        console = Terminal(file=io.StringIO(), width=110)
         console.print(status_table(sites))
         return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -135,9 +133,24 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET."""
+    """Answers GET, to pages that this server has sent or to a person who has typed its address."""
 
     server: Server
+
+    def parse_request(self) -> bool:
+        """Refuse every request that does not name this server once in its header Host.
+
+        A browser lets a page read an answer when its name led to this machine (DNS rebinding). Host then has that name.
+        """
+        if not super().parse_request():
+            return False
+        port = self.server.server_port
+        names = [name + end for name in ("127.0.0.1", "localhost") for end in (f":{port}", *[""] * (port == HTTP_PORT))]
+        hosts = [host.strip().lower() for host in self.headers.get_all("Host", [])]
+        if len(hosts) == 1 and hosts[0] in names:
+            return True
+        self._answer("text/plain; charset=utf-8", f"open http://127.0.0.1:{port}/\n", 421)
+        return False
 
     def do_GET(self) -> None:
         """The page or its state."""
@@ -149,9 +162,9 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def _answer(self, kind: str, text: str) -> None:
+    def _answer(self, kind: str, text: str, status: int = 200) -> None:
         content = text.encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")

@@ -6,7 +6,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from fedsim.common.console import cut, errors
-from fedsim.common.errors import printable
 from fedsim.common.tasks import scores
 from fedsim.settings.experiment import Experiment
 
@@ -47,7 +46,7 @@ class ProgressBar:
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self._progress.console.print(printable(text), highlight=False, markup=False)
+        self._progress.console.print(text, highlight=False, markup=False)
 
     def on_end(self, summary: dict) -> None:
         """Stop the bar."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.common.console import console, errors, say
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write, write_figure
 from fedsim.common.lists import names_of, numbers_of
 from fedsim.settings.experiment import Experiment
@@ -187,7 +187,7 @@ def show_across(
         with look([*names, *tests.ranks.index]):
             drawn = critical_figure(tests, ", ".join(names))
             write_figure(drawn, figure, dpi=150, facecolor="white", bbox_inches="tight")
-        atomic_write(figure.with_suffix(".csv"), tests.tests.to_csv(index=False))
+        atomic_write(figure.with_suffix(".csv"), printable(tests.tests.to_csv(index=False)))
         errors.print(f"{figure}, and all pairs in {figure.with_suffix('.csv')}", soft_wrap=True, highlight=False)
 
 

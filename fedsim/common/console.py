@@ -3,20 +3,34 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.segment import Segment
 
 from fedsim.common.errors import printable
 
 T = TypeVar("T")
 
-console = Console()
-errors = Console(stderr=True)
+
+class Terminal(Console):
+    """rich's console, which prints no control character of any text. Colours and cursor movements are rich's own.
+
+    rich itself leaves ESC in texts, by which a label in a record could clear the screen.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of whatever is printed, with printable texts."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=printable(part.text))
+
+
+console = Terminal()
+errors = Terminal(stderr=True)
 
 
 def say(text: str) -> None:
     """Print a line unchanged: brackets in names are not markup, and paths are not wrapped."""
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def cut(text: str, most: int) -> str:

@@ -28,13 +28,18 @@ CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 def printable(text: str) -> str:
     """The text without control characters and invisible ones, which a terminal would obey; line ends are kept.
 
-    Texts of sites and of their libraries reach the operator's terminal: none of them may move the cursor or set a
-    title.
+    Texts of sites, of their libraries and of files that somebody else has written reach the terminal and what is made
+    of records: none of them may move the cursor or set a title. They are cleaned where they go out, because there are
+    few such places: the console (common/console.py), CSV, comparisons, cards, HTML and SVG.
     """
     if text.isprintable():
         return text
-    plain = text.replace("\r\n", "\n").replace("\t", " ")
-    return "".join(c for c in plain if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp"))
+    lines = text.replace("\r\n", "\n").replace("\t", " ").split("\n")
+    return "\n".join(line if line.isprintable() else "".join(filter(_is_shown, line)) for line in lines)
+
+
+def _is_shown(sign: str) -> bool:
+    return unicodedata.category(sign) not in ("Cc", "Cf", "Zl", "Zp")
 
 
 def first_line(error: Exception, most: int = 120) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,11 +51,17 @@ def write_figure(figure: "Figure", file: Path, **settings: Any) -> None:
 
     UserError for an ending that names no format.
     """
-    kind, buffer = file.suffix[1:].lower(), io.BytesIO()
+    kind = file.suffix[1:].lower()
     if kind not in figure.canvas.get_supported_filetypes():
         raise UserError(f"{file} names no format of a picture; end it with .png, .svg or .pdf")
+    atomic_write(file, drawn(figure, kind, **settings))
+
+
+def drawn(figure: "Figure", kind: str, **settings: Any) -> bytes:
+    """The figure as a file of this format. SVG contains the figure's texts: with control characters it is no XML."""
+    buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, **settings)
-    atomic_write(file, buffer.getvalue())
+    return printable(buffer.getvalue().decode()).encode() if kind == "svg" else buffer.getvalue()
 
 
 def remove_unfinished(folder: Path) -> None:

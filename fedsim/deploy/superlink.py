@@ -20,6 +20,8 @@ from fedsim.flower.private import private, replace
 
 DATABASE_SECONDS = 60  # how long a write waits for another one; Flower's five seconds end in errors on a busy disk
 LOOK_SECONDS = 5.0
+ACTIVATE = "flwr.server.superlink.linkstate:SqlLinkState.activate_node"
+HEARTBEAT = "flwr.server.superlink.linkstate:SqlLinkState.acknowledge_node_heartbeat"
 
 
 def serve(kit: Path, words: Sequence[str]) -> None:
@@ -41,7 +43,7 @@ def serve(kit: Path, words: Sequence[str]) -> None:
     waits = ("busy_timeout", str(1000 * DATABASE_SECONDS))
     others = "flwr.supercore.sql_mixin:SQLITE_PRAGMAS"
     replace(others, lambda pairs: (waits, *(pair for pair in pairs if pair[0] != waits[0])))
-    replace("flwr.server.superlink.linkstate:SqlLinkState.activate_node", giving_up)
+    hold_nodes()
     make_context = uvicorn.config.create_ssl_context
 
     def renewing(certfile: str, keyfile: str, **options: Any) -> ssl.SSLContext:
@@ -52,6 +54,28 @@ def serve(kit: Path, words: Sequence[str]) -> None:
     uvicorn.config.create_ssl_context = renewing  # type: ignore[assignment]  # it is called with these names
     sys.argv = ["flower-superlink", *words]
     private("flwr.superlink.cli.flower_superlink:flower_superlink")()
+
+
+def hold_nodes() -> None:
+    """Change what Flower's SuperLink does when a SuperNode starts and at its heartbeats."""
+    replace(ACTIVATE, giving_up)
+    for place in (ACTIVATE, HEARTBEAT):
+        replace(place, at_the_usual_interval)
+
+
+def at_the_usual_interval(note: Callable[..., bool]) -> Callable[..., bool]:
+    """Flower's note that a node is online, which then lasts a minute: twice an honest SuperNode's heartbeat interval.
+
+    Flower lets a site ask for up to half an hour, in which no other SuperNode with its key is admitted. What a site
+    asks for is not used here, whatever it is: the server decides how long it waits. It is not refused either: a site
+    gains nothing by asking for more, and a refused heartbeat would take it out of the run.
+    """
+    usual = private("flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL")
+
+    def noted(state: Any, node_id: int, heartbeat_interval: float) -> bool:
+        return note(state, node_id, usual)
+
+    return noted
 
 
 def giving_up(activate: Callable[..., bool]) -> Callable[..., bool]:

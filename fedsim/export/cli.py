@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.common.console import console, errors, say
+from fedsim.common.errors import printable
 from fedsim.common.files import atomic_write
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def export(
     text = card(model)  # before the model is written, because it reads records that may be damaged
     worst, source = files.export(model, format, file)
     beside = file.with_name(f"{file.stem}-card.md")
-    atomic_write(beside, text)
+    atomic_write(beside, printable(text))
     say(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}")
     say(f"card: {beside}")
 
@@ -124,5 +125,5 @@ def _note(text: str) -> None:
 
 def _write(table: "pd.DataFrame", output: Path | None) -> None:
     if output is not None:
-        atomic_write(output, table.to_csv(index=False))
+        atomic_write(output, printable(table.to_csv(index=False)))
         say(f"predictions: {output}")

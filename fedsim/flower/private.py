@@ -39,6 +39,8 @@ PRIVATE = {
     "flwr.proto.fleet_pb2:PushMessagesRequest": "a site's reply, which the gate reads",
     "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "how long a write to the SuperLink's database waits",
     "flwr.server.superlink.linkstate:SqlLinkState.activate_node": "the admission of a SuperNode",
+    "flwr.server.superlink.linkstate:SqlLinkState.acknowledge_node_heartbeat": "the heartbeat of a SuperNode",
+    "flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL": "the interval for which every SuperNode asks",
     "flwr.supercore.state.schema.linkstate_models:MessageIns": "the messages that sites have fetched",
     "flwr.supercore.state.schema.linkstate_models:MessageRes": "the replies to them",
     "flwr.superlink.extensions:get_middleware": "the place for the gate",

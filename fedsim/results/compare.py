@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from fedsim.common.errors import UserError, nearest
+from fedsim.common.errors import UserError, nearest, printable
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.added_numbers import added_rows
@@ -42,7 +42,7 @@ class Comparison(Compared):
         """Text of the table as `table` (terminal), `csv`, `markdown` or `latex`."""
         if format not in FORMATS:
             raise UserError(f"unknown format {format!r}; {nearest(format, FORMATS)}known: {', '.join(FORMATS)}")
-        return FORMATS[format](self)
+        return printable(FORMATS[format](self))
 
     def show(self, console: Console | None = None) -> None:
         """Print the table to a rich console (the terminal by default)."""

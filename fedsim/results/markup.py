@@ -16,6 +16,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from fedsim.common.errors import printable
+
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 120
 # The browser refuses to load anything that is not in the file.
@@ -125,22 +127,31 @@ def libraries() -> dict[str, str]:
     }
 
 
+def _printable(value: Any) -> Any:
+    """A value for JSON with printable texts. JSON writes control characters as escapes, which the page would undo."""
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(own) for own in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def page(title: str, content: str, data: Mapping[str, Any], live: bool = False) -> str:
     """The whole document. data: what report.js draws. live: it may ask the server that it comes from."""
     css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    packs = {**libraries(), "data": json.dumps(data, ensure_ascii=False, allow_nan=False)}
+    packs = {**libraries(), "data": json.dumps(_printable(data), ensure_ascii=False, allow_nan=False)}
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}{"; connect-src 'self'" if live else ""}">
-<title>{escape(title)}</title>
+<title>{escape(printable(title))}</title>
 <style>
 {css}</style>
 </head>
 <body>
-{content}
+{printable(content)}
 <dialog id="run"></dialog>
 {chr(10).join(packed(name, text) for name, text in packs.items())}
 <script type="module">

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write
 
 ROUND_COLUMNS = (
@@ -66,14 +66,14 @@ def _plain(value: Any) -> Any:
 
 
 def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
-    """Rows as CSV lines in the header's order; a key that a row lacks is an empty cell."""
+    """Rows as CSV lines in the header's order, without control characters; a key that a row lacks is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     header = list(header)
     if with_header:
         writer.writerow(header)
     writer.writerows([_plain(row.get(column)) for column in header] for row in rows)
-    return buffer.getvalue()
+    return printable(buffer.getvalue())
 
 
 class Table:

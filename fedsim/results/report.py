@@ -1,6 +1,5 @@
 """One HTML page that holds everything about some runs: results, charts, costs, disclosure, settings, commands."""
 
-import io
 import json
 import math
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedsim.common.files import atomic_write
+from fedsim.common.files import atomic_write, drawn
 from fedsim.common.tasks import task_of
 from fedsim.results import combinations, markup
 from fedsim.results.cases import Cases, read_cases
@@ -192,9 +191,8 @@ def pictures(runs: Runs, name: str, cases: Mapping[str, Mapping[str, Sequence[Ca
 
 
 def _drawn(figure: "Figure") -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
-    return markup.picture(buffer.getvalue(), figure.get_suptitle().replace("\n", " "), figure.get_figwidth())
+    content = drawn(figure, "svg", facecolor="white", metadata={"Date": None})
+    return markup.picture(content, figure.get_suptitle().replace("\n", " "), figure.get_figwidth())
 
 
 def _every_run(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) -> str:

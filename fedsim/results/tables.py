@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedsim.common.console import Terminal
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.results.cell_texts import (
     accuracy_cells,
@@ -67,7 +68,7 @@ def print_table(comparison: Compared, console: Console | None = None) -> None:
 
     Output that does not go to a terminal is as wide as needed, so that no cell is broken into lines.
     """
-    console = console or Console()
+    console = console or Terminal()
     tables = [accuracy_table(comparison), further_table(comparison)]
     needed = max(Measurement.get(console, console.options.update(max_width=10_000), table).maximum for table in tables)
     if not console.is_terminal:
@@ -81,7 +82,7 @@ def print_table(comparison: Compared, console: Console | None = None) -> None:
 def table_text(comparison: Compared) -> str:
     """The terminal's tables as plain text, never wrapped."""
     buffer = io.StringIO()
-    print_table(comparison, Console(file=buffer, width=100, color_system=None))
+    print_table(comparison, Terminal(file=buffer, width=100, color_system=None))
     return buffer.getvalue()
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.common.errors import printable
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.cell_texts import MISSING, CellText, percent, plain
 from fedsim.results.latex import escape_latex, latex_number, latex_row, table_begin
@@ -112,7 +113,7 @@ def render(results: Sequence[Reproduction], form: str) -> str:
     if form == "csv":
         rows = csv_rows(results)
         return csv_text(rows[0] if rows else ["block"], rows)
-    return "\n".join({"markdown": markdown, "latex": latex}[form](result) for result in results)
+    return printable("\n".join({"markdown": markdown, "latex": latex}[form](result) for result in results))
 
 
 def show(results: Sequence[Reproduction], console: Console) -> None:

@@ -1,7 +1,9 @@
 """What a request needs to get past the gate: key, clock, signature, size, its own name; what a dead SuperNode owes."""
 
 import asyncio
+import contextlib
 import json
+import math
 import os
 import time
 from base64 import b64encode
@@ -12,11 +14,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from demo import register
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.server.superlink.linkstate import SqlLinkState
+from flwr.supercore.error import FlowerError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes, Node
 from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.servicer.fleet import fleet_handlers
 from sqlalchemy import select, update
 from support import read_audit
 
@@ -25,7 +30,7 @@ from fedsim.deploy.contacts import CONTACTS, Contacts, read_contacts
 from fedsim.deploy.gate import Gate
 from fedsim.deploy.registry import Registry
 from fedsim.deploy.server_app import BoundedGrid
-from fedsim.deploy.superlink import giving_up
+from fedsim.deploy.superlink import giving_up, hold_nodes
 
 MOST_REPLY, TWO_MIB = 3 << 20, 2 << 20
 
@@ -216,11 +221,47 @@ def test_two_nodes_that_poll_with_one_key_by_turns_are_said(world):
     assert (line["site"], "several addresses" in line["reason"]) == ("alpha", True)
 
 
-@pytest.mark.parametrize(("number", "stored"), [(7, 7), (2**64 - 7, -7)])
-def test_a_new_supernode_owes_nothing_of_what_its_predecessor_fetched(number, stored, tmp_path):
-    state = SqlLinkState(str(tmp_path / "link.db"), NoOpFederationManager(), InMemoryObjectStore())
+def registered(folder):
+    """The SuperLink's database with one node, whose key is b"key"."""
+    state = SqlLinkState(str(folder / "link.db"), NoOpFederationManager(), InMemoryObjectStore())
     state.initialize()
     state.create_node("aid", "name", b"key", 30.0)
+    return state
+
+
+@pytest.mark.parametrize("seconds", [10.0, 30.0, 31.0, 1800.0, 1e300, math.inf, math.nan, -1800.0, 0.0])
+def test_a_node_counts_as_online_for_a_minute_whatever_heartbeat_it_asks_for(seconds, tmp_path, monkeypatch):
+    """When it starts and at every heartbeat; what Flower refuses by itself changes nothing."""
+    for name in ("activate_node", "acknowledge_node_heartbeat"):
+        monkeypatch.setattr(SqlLinkState, name, getattr(SqlLinkState, name))  # put back after the test
+    hold_nodes()
+    state = registered(tmp_path)
+    node = state.get_node_id_by_public_key(b"key")
+    beat = SendNodeHeartbeatRequest(heartbeat_interval=seconds)
+    beat.node.node_id = node
+
+    def left():
+        (found,) = state.get_node_info(node_ids=[node])
+        return found.online_until - time.time() if found.status == "online" else 0.0
+
+    start = ActivateNodeRequest(public_key=b"key", heartbeat_interval=seconds)
+    for flowers, own in (
+        (lambda: fleet_handlers.activate_node(start, state), lambda: state.activate_node(node, seconds)),
+        (
+            lambda: fleet_handlers.send_node_heartbeat(beat, state),
+            lambda: state.acknowledge_node_heartbeat(node, seconds),
+        ),
+    ):
+        with contextlib.suppress(FlowerError):
+            flowers()
+        assert left() <= 60
+        own()  # also where no check of Flower stands before it
+        assert 55 < left() <= 60
+
+
+@pytest.mark.parametrize(("number", "stored"), [(7, 7), (2**64 - 7, -7)])
+def test_a_new_supernode_owes_nothing_of_what_its_predecessor_fetched(number, stored, tmp_path):
+    state = registered(tmp_path)
     sent = {"owed": (stored, "then"), "answered": (stored, "then"), "waits": (stored, ""), "other": (5, "then")}
     with state.session() as session:
         session.execute(update(Node).values(node_id=stored))

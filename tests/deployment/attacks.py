@@ -28,6 +28,7 @@ from watched import SITES, AttackedMachines, Watch
 
 from fedsim.deploy.audit import AUDIT
 from fedsim.deploy.certificates import write_server_certificate
+from fedsim.deploy.contacts import CONTACTS, read_contacts
 from fedsim.deploy.control import registered_nodes, reload_proxy
 from fedsim.deploy.renewal import renew
 
@@ -48,6 +49,16 @@ def stolen_key(federation: AttackedMachines, watch: Watch) -> str:
     lines = [line for line in read_audit(federation.server_kit / AUDIT) if line["event"] == "double"]
     need(lines and lines[-1]["site"] == SITE, f"nothing was said; {said}")
     return f"said in audit log, check and status: {lines[-1]['reason']}"
+
+
+def long_heartbeat(federation: AttackedMachines, watch: Watch) -> str:
+    """The site's SuperNode dies, and a heartbeat with its key asks to count as online for half an hour."""
+    node, key = registered_nodes(federation.federation)[SITE], federation.federation.kit(SITE) / "key"
+    begin, contacts = time.time(), federation.server_kit / CONTACTS
+    federation.kill(SITE)
+    said = federation.outsider("linger", key, node, 1800)
+    until(lambda: read_contacts(contacts)[SITE].since > begin, 150, "admission of the site's own SuperNode")
+    return f"answer {said['answer']}; the site's own SuperNode is admitted after {time.time() - begin:.0f} s"
 
 
 def forgeries(federation: AttackedMachines, watch: Watch) -> str:
@@ -242,6 +253,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "1,500 requests without a key": partial(from_outside, words=("flood", 1500), wrong=lambda said, _: "200" in said),
     "stolen key beside the original": stolen_key,
+    "heartbeat for half an hour with a stolen key": long_heartbeat,
     "reply in another's name, replayed signature": forgeries,
     "clock 12 s ahead": wrong_clock,
     "3e38 in every weight": partial(bad_reply, kind="values", reason="times the median"),

@@ -4,6 +4,7 @@
     outsider.py bodies HOST PORT COUNT MEGABYTES      requests without a key whose bodies come slowly
     outsider.py flood HOST PORT COUNT                 requests without a key, as fast as they go
     outsider.py steal HOST PORT KEY NODE SECONDS      polls with a site's key, beside the site
+    outsider.py linger HOST PORT KEY NODE SECONDS     one heartbeat that asks to count as online so long
     outsider.py forge HOST PORT KEY NODE OTHER        a reply in the name of another node; a signature used twice
     outsider.py clock HOST PORT KEY AHEAD             starts with a clock that is wrong
 
@@ -148,6 +149,15 @@ def steal(host: str, port: str, key: str, node: str, seconds: str) -> dict:
     return dict(answers)
 
 
+def linger(host: str, port: str, key: str, node: str, seconds: str) -> dict:
+    """Send one heartbeat with the key of a site, which asks for a long interval."""
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+    request = SendNodeHeartbeatRequest(heartbeat_interval=float(seconds))
+    request.node.node_id = int(node)
+    return {"answer": Site(host, port, key).ask("send-node-heartbeat", request.SerializeToString())[0]}
+
+
 def forge(host: str, port: str, key: str, node: str, other: str) -> dict:
     """Send requests that Flower 1.41 alone would accept."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
@@ -172,5 +182,5 @@ def clock(host: str, port: str, key: str, ahead: str) -> dict:
 
 
 if __name__ == "__main__":
-    kinds = {each.__name__: each for each in (slow, bodies, flood, steal, forge, clock)}
+    kinds = {each.__name__: each for each in (slow, bodies, flood, steal, linger, forge, clock)}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -249,7 +249,7 @@ def test_the_page_is_served_to_this_machine_alone(cells, tmp_path, capsys):
         address = f"http://127.0.0.1:{server.server_port}"
         try:
             with socket.create_connection(server.server_address) as browser:
-                browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                browser.sendall(f"GET / HTTP/1.0\r\nHost: localhost:{server.server_port}\r\n\r\n".encode())
                 browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             page = urlopen(f"{address}/").read().decode()
             state = json.load(urlopen(f"{address}/state"))
@@ -265,3 +265,31 @@ def test_the_page_is_served_to_this_machine_alone(cells, tmp_path, capsys):
     assert (state["finished"], "1 interrupted" in state["html"]) == (1, True)
     assert "no finished run" in empty
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("hosts", [
+    [], ["evil.example:PORT"], ["127.0.0.1"], ["localhost:1"], ["127.0.0.1:PORT.evil.example"], ["[::1]:PORT"], [""],
+    ["127.0.0.1:PORT", "127.0.0.1:PORT"], ["127.0.0.1:PORT", "evil.example:PORT"], ["127.0.0.1:PORT, evil.example"],
+])  # fmt: skip
+def test_a_page_of_another_name_that_leads_to_this_machine_reads_nothing(hosts, tmp_path):
+    """DNS rebinding: a browser takes the report for a part of the page that it shows, whose name stands in Host."""
+    with Server(0, tmp_path, lambda state: "secret", lambda: "secret") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+
+        def ask(path, own, method="GET"):
+            lines = [f"Host: {host}".replace("PORT", str(server.server_port)) for host in own]
+            with socket.create_connection(server.server_address) as browser:
+                browser.sendall("\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode())
+                return browser.makefile("rb").read().decode()
+
+        try:
+            said = [ask(path, hosts, method) for path, method in (("/", "GET"), ("/state", "GET"), ("/", "POST"))]
+            fine = [ask(path, [name]) for path in ("/", "/state") for name in ("127.0.0.1:PORT", "LOCALHOST:PORT")]
+        finally:
+            server.shutdown()
+            thread.join()
+    for answer in said:
+        head, _, body = answer.partition("\r\n\r\n")
+        assert (head.split()[1], body) == ("421", f"open http://127.0.0.1:{server.server_port}/\n")
+    assert all("200 OK" in answer and "secret" in answer for answer in fine)
