@@ -211,9 +211,8 @@ def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
     found = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
     where = f"data.augment {name!r}"
     if not _gives_images(found):
-        raise UserError(f"{where} is {type(found).__name__}, not a function of batches of images that says so; write "
-                        "def NAME(images: Tensor) -> Tensor, or a class with __call__(self, images: Tensor) -> Tensor"
-                        )  # fmt: skip
+        raise UserError(f"{where} is not a function of batches of images that says what it returns; write "
+                        "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__")  # fmt: skip
     return called(found, where) if isinstance(found, type) else found
 
 

@@ -25,6 +25,7 @@ from fedsim.common.errors import UserError, nearest
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
+OWN = ("fedsim", "strategies", "clients")  # the packages of fedsim
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def load(reference: str, where: str) -> Any:
     module, _, attribute = reference.partition(":")
     if not (module and attribute):
         raise UserError(f"{where} {reference!r} is not of the form package.module:name")
-    for folder in search_folders():
+    for folder in search_folders() if is_outside(reference) else ():
         if folder not in sys.path:  # as for the `fedsim` script, which does not search the working folder
             sys.path.append(folder)
     try:
@@ -108,6 +109,12 @@ def load(reference: str, where: str) -> Any:
             f"{where} {reference!r}: {module} has no {attribute!r}; {nearest(attribute, names)}".rstrip("; ")
         )
     return found
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name is `module:name` of a module that is not fedsim's own."""
+    module, colon, _ = name.partition(":")
+    return bool(colon) and module.partition(".")[0] not in OWN
 
 
 def search_folders() -> list[str]:
@@ -202,6 +209,6 @@ def _in_words(found: object, kind: type) -> str:
     if isinstance(found, type):
         return f"the class {found.__name__}, which does not derive from {kind.__name__}"
     if isinstance(found, FunctionType | BuiltinFunctionType):
-        name = found.__name__
-        return f"a function that does not say what it returns; write def {name}() -> {kind.__name__}: if it makes one"
+        right = f"`def {found.__name__}() -> {kind.__name__}:`"
+        return f"a function that does not say what it returns; if it makes one, write {right}"
     return f"{type(found).__name__}, not a {kind.__name__}"

@@ -153,7 +153,7 @@ def test_an_augmentation_says_that_it_returns_a_tensor_or_is_a_module_of_torch()
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("makers:silent", "is a function that does not say what it returns; write def silent() -> Recipe:"),
+    ("makers:silent", "does not say what it returns; if it makes one, write `def silent() -> Recipe:`"),
     ("makers:lying", "is int, not a Recipe"),
     ("makers:needy", "cannot be called without arguments"),
 ])  # fmt: skip
