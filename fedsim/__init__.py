@@ -76,11 +76,14 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def load(run: "str | Path", which: str = "best") -> "TrainedModel":
-    """The model of a finished run as a module that contains its transforms and inference rule; see `load_trained`."""
+def load(run: "str | Path", which: str = "best", trust: bool = False) -> "TrainedModel":
+    """The model of a finished run as a module that contains its transforms and inference rule; see `load_trained`.
+
+    trust: modules outside fedsim that the run's folder names are imported, so that their code runs
+    """
     from fedsim.export.trained import load_trained  # torch takes a second to import
 
-    model = load_trained(run, which)
+    model = load_trained(run, which, trust)
     if model.remark:
         warnings.warn(model.remark, stacklevel=2)
     return model

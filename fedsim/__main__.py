@@ -2,4 +2,5 @@
 
 from fedsim.commands.start import main
 
-main()
+if __name__ == "__main__":
+    main()

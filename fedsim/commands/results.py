@@ -11,6 +11,7 @@ from fedsim.common.console import console, errors, say
 from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write, write_figure
 from fedsim.common.lists import names_of, numbers_of
+from fedsim.export.cli import Trust
 from fedsim.settings.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def compare(
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
+    trust: Trust = False,
 ) -> None:
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
 
@@ -51,7 +53,7 @@ def compare(
     elif figure:
         raise UserError("--figure draws the mean ranks over several data sets; give their folders, or use fedsim plot")
     elif is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
-        show_reproduction(folder, runs, select, format)
+        show_reproduction(folder, runs, select, format, trust)
     else:
         show_comparison(folder, runs, select, baseline, by or [], format, metric, correction, published)
 
@@ -93,6 +95,7 @@ def report(
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
+    trust: Trust = False,
 ) -> None:
     """Write one self-contained HTML page that answers when it is touched.
 
@@ -105,13 +108,13 @@ def report(
         if port or federation:
             raise UserError("--port and --federation belong to --live")
         runs = chosen_runs(folder, methods, targets, seeds)
-        say(f"report: {write_report(folder, method_notes(runs.experiments.values()), runs, by or [])}")
+        say(f"report: {write_report(folder, method_notes(runs.experiments.values(), trust), runs, by or [])}")
         return
     from fedsim.commands.live import serve_live
 
     def page(state: str) -> str:
         runs = chosen_runs(folder, methods, targets, seeds)
-        return report_page(runs, method_notes(runs.experiments.values()), by=by or [], live=state)
+        return report_page(runs, method_notes(runs.experiments.values(), trust), by=by or [], live=state)
 
     serve_live(folder, page, port, federation)
 
@@ -205,7 +208,7 @@ def is_table(folder: Path) -> bool:
     return (folder / COPY).is_file()
 
 
-def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
+def show_reproduction(folder: Path, runs: "Runs", select: str, format: str, trust: bool = False) -> None:
     """Print our numbers beside those of the paper's table.
 
     The table of all runs under the default rule is also written to FOLDER/comparison.csv.
@@ -215,7 +218,7 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
 
     if format not in ("table", "csv", "markdown", "latex"):
         raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")
-    results = reproductions(folder, runs, select)
+    results = reproductions(folder, runs, select, trust)
     if format == "table":
         show(results, console)
         if is_whole(runs, select):
@@ -224,15 +227,21 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
         print(render(results, format))
 
 
-def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
-    """Each method's group, its paper and what its runs disclose, with the parts that these runs had."""
-    from fedsim.methods.assembly import build_recipe
+def method_notes(experiments: Iterable[Experiment], trust: bool = False) -> dict[str, dict[str, str]]:
+    """Each method's group, its paper and what its runs disclose, with the parts that these runs had.
+
+    Without trust a method that is made of modules outside fedsim is left out, because they would have to be imported.
+    """
+    from fedsim.methods.assembly import assemble
     from fedsim.methods.listing import MethodRow
+    from fedsim.methods.registry import refuse_outside
 
     texts: dict[str, dict[str, list[str]]] = {}
     for experiment in experiments:
-        with contextlib.suppress(UserError):  # the method does not exist any more, or its files are not on this machine
-            recipe = build_recipe(experiment)
+        method = Experiment(method=experiment.method, parts=experiment.parts)  # data and network say nothing about it
+        with contextlib.suppress(UserError):  # the method does not exist any more, or is not trusted
+            refuse_outside(method, experiment.name, trust)
+            recipe = assemble(method.method, method.parts)
             own = texts.setdefault(experiment.method_name, {"group": [], "paper": [], "discloses": []})
             own["group"].append(MethodRow(experiment.method_name, recipe, "", None).group)
             own["paper"].append(recipe.paper)

@@ -9,14 +9,15 @@ because it takes about a third of the time of kornia (which also draws the order
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FunctionType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
 from fedsim.settings import DataSettings
-from fedsim.settings.plugins import lookup
+from fedsim.settings.plugins import called, lookup, makes
 
 STATISTICS = {  # mean and standard deviation of each channel
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -203,14 +204,22 @@ def check_joint(name: str) -> None:
 def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
     """The augmentation of that name: a row of AUGMENTATIONS, of an installed package, or `module:name`.
 
-    It is a function of float batches [B,C,H,W] in [0,1], or a class with such a function as its instance. Random draws
-    come from torch's generator, which is seeded per client and round. UserError gives the nearest known name.
+    It is a function of float batches [B,C,H,W] in [0,1] that is declared to return a Tensor. It may be an object or
+    class with such a method `__call__`, or a module of torch. Random draws come from torch's generator, which is seeded
+    per client and round. UserError gives the nearest known name.
     """
     found = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
-    made = found() if isinstance(found, type) else found
-    if not callable(made):
-        raise UserError(f"data.augment {name!r} is {type(made).__name__}, not a function of batches of images")
-    return made
+    where = f"data.augment {name!r}"
+    if not _gives_images(found):
+        raise UserError(f"{where} is not a function of batches of images that says what it returns; write "
+                        "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__")  # fmt: skip
+    return called(found, where) if isinstance(found, type) else found
+
+
+def _gives_images(found: object) -> bool:
+    """Whether a function, or the calls of an object or of a class's instances, are declared to return a tensor."""
+    kind = found if isinstance(found, type) else type(found)
+    return issubclass(kind, nn.Module) or makes(found if kind is FunctionType else kind.__call__, Tensor)
 
 
 def make_transforms(

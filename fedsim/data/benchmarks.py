@@ -10,6 +10,7 @@ from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.hf_rows import ROW, is_federated
 from fedsim.data.lists import PARTS
 from fedsim.data.names import composed, matching, names_in, read_from, refuse_alike, refuse_repeated, same, subfolders
+from fedsim.data.reader import Reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import instance, load, lookup
@@ -22,16 +23,16 @@ RESERVED = {AVERAGE: "the name of the column of averages", "all": "which stands 
 def find_dataset(name: str) -> Benchmark:
     """The data set of that name: a row of BENCHMARKS, of an installed package, or `module:name`.
 
-    `module:name` is a Benchmark, a Reader class that has one as its attribute `benchmark` and then reads it, or a
-    `FederatedDataset` of flwr-datasets.
+    `module:name` is a Benchmark, or a function that is declared to return one. It may be a Reader class that has one as
+    its attribute `benchmark` and then reads it, or a `FederatedDataset` of flwr-datasets.
     UserError gives the nearest known name.
     """
     where = "data.dataset: no data set"
     found = lookup(name, BENCHMARKS, "datasets", where)
     if is_federated(found):
         return ROW
-    own = getattr(found, "benchmark", None)
-    if isinstance(found, type) and isinstance(own, Benchmark):
+    own = getattr(found, "benchmark", None) if isinstance(found, type) and issubclass(found, Reader) else None
+    if isinstance(own, Benchmark):
         return replace(own, reader=f"{found.__module__}:{found.__qualname__}")
     return instance(found, Benchmark, f"{where} {name!r}: it")
 

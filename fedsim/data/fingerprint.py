@@ -6,10 +6,9 @@ from itertools import product
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import domain_of
-from fedsim.data.reader import reader
+from fedsim.data.reader import reader, reader_class
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
-from fedsim.settings.plugins import load
 
 Fingerprints = dict[str, dict[str, int | str]]
 
@@ -37,7 +36,7 @@ def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> Non
     `prints`: fingerprints by domain, or by client ("photo/0"). The contents are compared only where they are of files:
     other readers hash what all of their domains are made of.
     """
-    compared = ("content", "nameless") if load(found.reader, "reader").own_files else ("nameless",)
+    compared = ("content", "nameless") if reader_class(found).own_files else ("nameless",)
     owners: dict[int | str, str] = {}
     for name, key in product(prints, compared):
         own, domain = prints[name], domain_of(name)

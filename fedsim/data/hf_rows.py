@@ -7,6 +7,7 @@ Each partition is a domain:
                                  partitioners={"train": NaturalIdPartitioner("hospital")})
 """
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ ROW = Benchmark(
 
 def is_federated(found: object) -> bool:
     """Whether an object is a `FederatedDataset` of flwr-datasets, which is not imported for this."""
-    return hasattr(found, "load_partition") and hasattr(found, "partitioners")
+    kind = getattr(sys.modules.get("flwr_datasets"), "FederatedDataset", None)  # whoever made one has imported it
+    return kind is not None and isinstance(found, kind)
 
 
 def saved_rows(folder: Path) -> Opened:

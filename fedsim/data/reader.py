@@ -85,7 +85,15 @@ class Reader:
 
 def reader(data: DataSettings, found: Benchmark) -> Reader:
     """The reader of a data set, imported when needed (torch, PIL)."""
-    return load(found.reader, "reader")(data, found)
+    return reader_class(found)(data, found)
+
+
+def reader_class(found: Benchmark) -> type[Reader]:
+    """The class that a row names as its reader; UserError when it does not derive from Reader."""
+    kind = load(found.reader, "reader")
+    if not (isinstance(kind, type) and issubclass(kind, Reader)):
+        raise UserError(f"reader {found.reader!r} of {found.title} is no class that derives from {__name__}.Reader")
+    return kind
 
 
 def nameless_hash(labels: np.ndarray, digests: Iterable[bytes]) -> str:

@@ -121,6 +121,9 @@ def check(
     preset: Annotated[str, typer.Option(help="named settings of the experiment file")] = "",
     wait: Annotated[float, typer.Option(min=1, help="seconds that a site has to answer")] = 120.0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="override, e.g. data.image_size=64")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="run the code of modules outside fedsim that the experiment names")
+    ] = False,
 ) -> None:
     """Show which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if it does
     not."""
@@ -129,6 +132,7 @@ def check(
     from fedsim.deploy.check import table
     from fedsim.deploy.federation import is_federation, read_federation
     from fedsim.deploy.renewal import warnings
+    from fedsim.methods.registry import refuse_outside
     from fedsim.settings.experiment import read_experiment
 
     if config and is_federation(config):  # as `register` takes it
@@ -136,6 +140,8 @@ def check(
     description = read_federation(federation)
     overrides = [*(set_ or ()), *([f"run.target={target}"] if target else [])]
     experiment = read_experiment(config, overrides, preset) if config else None
+    if experiment:
+        refuse_outside(experiment, config, trust)
     try:
         findings, missing = check_sites(description, experiment, wait)
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, typer.Argument(help="folder of one run, e.g. outputs/pacs/fedavg/sketch/seed0")]
 Which = Annotated[str, typer.Option(help="best, last, or another model file of the run, e.g. personal-photo")]
+Trust = Annotated[bool, typer.Option("--trust", help="run the code of modules outside fedsim that the folder names")]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 SHOWN = 200  # so many predictions are printed at most
 
@@ -27,6 +28,7 @@ def evaluate(
         typer.Option(help="folder of images, CLASS/IMAGE or DOMAIN/CLASS/IMAGE (default: the run's target)"),
     ] = None,
     which: Which = "best",
+    trust: Trust = False,
     output: Annotated[Path | None, typer.Option(help="CSV file of all predictions")] = None,
 ) -> None:
     """Evaluate a run's model on labelled images: accuracy, balanced accuracy and macro F1 per domain."""
@@ -37,7 +39,7 @@ def evaluate(
     from fedsim.export import judge
     from fedsim.export.trained import other_images, refuse_other_classes
 
-    model = _model(run, which)
+    model = _model(run, which, trust)
     if data is None:
         target = model.experiment.run.target
         refuse_other_classes(model)
@@ -57,6 +59,7 @@ def predict(
     run: RunFolder,
     images: Annotated[list[Path], typer.Argument(help="image files")],
     which: Which = "best",
+    trust: Trust = False,
     output: Annotated[Path | None, typer.Option(help="CSV file with the probabilities of all classes")] = None,
 ) -> None:
     """Predict the classes of image files with a run's model."""
@@ -65,7 +68,7 @@ def predict(
 
     from fedsim.export import judge
 
-    predictions = judge.predict(_model(run, which), images)
+    predictions = judge.predict(_model(run, which, trust), images)
     table = Table("image", "class", "probability")
     for row in predictions.head(SHOWN).itertuples(index=False):
         table.add_row(escape(row.image), escape(row.predicted), f"{100 * row.probability:.1f} %")
@@ -79,13 +82,14 @@ def export(
     run: RunFolder,
     format: Annotated[str, typer.Option(help="onnx, or torch (a program of torch.export)")] = "onnx",
     which: Which = "best",
+    trust: Trust = False,
     output: Annotated[Path | None, typer.Option(help="file to write (default: RUN/WHICH.onnx or .pt2)")] = None,
 ) -> None:
     """Write a run's model for other programs, checked on real images, together with a card."""
     from fedsim.export import files
     from fedsim.export.card import card
 
-    model = _model(run, which)
+    model = _model(run, which, trust)
     file = output or run / f"{which}{SUFFIXES.get(format, '')}"
     text = card(model)  # before the model is written, because it reads records that may be damaged
     worst, source = files.export(model, format, file)
@@ -99,21 +103,22 @@ def features(
     run: Annotated[Path, typer.Argument(help="folder of one run, e.g. outputs/digits/fedavg/rot75/seed0")],
     output: Annotated[Path | None, typer.Option(help="folder of the pictures (default: RUN/plots)")] = None,
     per_domain: Annotated[int, typer.Option(min=5, help="images of each domain")] = 200,
+    trust: Trust = False,
 ) -> None:
     """Draw the t-SNE of a run's features by class and by domain."""
     from fedsim.export.features import plot_features
     from fedsim.results.kept_model import unfinished
 
     _note(unfinished(run))
-    png, _ = plot_features(run, output or run / "plots", per_domain)
+    png, _ = plot_features(run, output or run / "plots", per_domain, trust)
     say(f"{png} (and .svg)")
 
 
-def _model(run: Path, which: str) -> "TrainedModel":
+def _model(run: Path, which: str, trust: bool) -> "TrainedModel":
     """The run's model; what is to be known about its file is printed."""
     from fedsim.export.trained import load_trained
 
-    model = load_trained(run, which)
+    model = load_trained(run, which, trust)
     _note(model.remark)
     return model
 

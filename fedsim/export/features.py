@@ -28,13 +28,13 @@ HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933"
 
 @torch.inference_mode()
 def domain_features(
-    experiment: Experiment, weights: Path, per_domain: int
+    experiment: Experiment, weights: Path, per_domain: int, trust: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(features, class index, domain index) of a random subset of every domain, the unseen one included.
 
     The features of a segmentation are maps, of which the mean over the image is taken.
     """
-    _, net = trained_net(weights)
+    _, net = trained_net(weights, trust)
     net.eval()
     found = benchmark(experiment.data)
     normalize = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model)).normalize
@@ -50,11 +50,11 @@ def domain_features(
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
 
 
-def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
+def plot_features(run: Path, out: Path, per_domain: int = 200, trust: bool = False) -> list[Path]:
     """Draw the t-SNE of a finished run's best model; returns the PNG and SVG files.
 
     Masks have structures, not classes, so that their images are shown by domain alone.
-    UserError for a folder without such a model.
+    UserError for a folder without such a model, and for one that names modules outside fedsim, without trust.
     """
     weights = run / "best.safetensors"
     if not weights.is_file():
@@ -62,7 +62,7 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
             f"{run} holds no best.safetensors; name the folder of one run, e.g. outputs/digits/fedavg/rot75/seed0"
         )
     experiment = read_settings(run)
-    features, classes, domains = domain_features(experiment, weights, per_domain)
+    features, classes, domains = domain_features(experiment, weights, per_domain, trust)
     perplexity = min(30.0, (len(features) - 1) / 3)
     points = TSNE(perplexity=perplexity, random_state=experiment.run.seed, init="pca").fit_transform(features)
     found = benchmark(experiment.data)

@@ -17,6 +17,7 @@ from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
+from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
@@ -138,13 +139,15 @@ class TrainedModel(nn.Module):
         return np.concatenate([self(self.prepare(part)).float().softmax(1).numpy() for part in parts])
 
 
-def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
+def load_trained(run: str | Path, which: str = "best", trust: bool = False) -> TrainedModel:
     """The model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
 
-    which: best (the model of the selected round), last, or another file of the folder such as personal-photo. Frozen
-    tensors are not in these files; they are built again from the run's weights and seed. A rule that needs tensors of
-    every client (COPA's heads) gets those of the same round; a personal model predicts by itself. Raises UserError for
-    a folder without such a model, and when the code or the frozen weights are not those of the run.
+    which: best (the model of the selected round), last, or another file of the folder such as personal-photo
+    trust: modules outside fedsim that the folder names are imported, so that their code runs
+
+    Frozen tensors are not in these files; they are built again from the run's weights and seed. A rule that needs
+    tensors of every client (COPA's heads) gets those of the same round; a personal model predicts by itself. Raises
+    UserError for a folder without such a model, and when the code or the frozen weights are not those of the run.
     """
     folder = Path(run)
     file = folder / f"{which}.safetensors"
@@ -152,7 +155,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
         found = sorted(path.stem for path in folder.glob(MODELS))
         hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else "name the folder of one run"
         raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
-    plan, net = trained_net(file)
+    plan, net = trained_net(file, trust)
     own = kept_entries(folder, which)
     if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
         raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
@@ -160,12 +163,14 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     return TrainedModel(plan, net, file, own)
 
 
-def trained_net(file: Path) -> tuple[Plan, Net]:
+def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
     """The plan of the run in whose folder a model's file is, and its network with the tensors of the file.
 
-    The names of domains and classes are those that the run recorded, not those on disk now.
+    The names of domains and classes are those that the run recorded, not those on disk now. UserError for a folder that
+    names modules outside fedsim, without trust.
     """
     experiment = read_settings(file.parent)
+    refuse_outside(experiment, file.parent, trust)
     plan = resolve(experiment, recorded=True, found=_facts(experiment, read_environment(file.parent)))
     net = plan.build_net()
     refuse_other_frozen(file.parent, net, plan.experiment.model.weights)

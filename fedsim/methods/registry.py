@@ -8,13 +8,15 @@ import functools
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, slots_of
 from fedsim.methods.table import METHODS
+from fedsim.models.backbones import is_family
 from fedsim.parts.part import part_name, unfit
 from fedsim.settings.experiment import Experiment
-from fedsim.settings.plugins import Package, instance, lookup, required_packages
+from fedsim.settings.plugins import Package, instance, is_outside, lookup, required_packages
 
 FOLDERS = {
     "share": "strategies.share",
@@ -131,14 +133,36 @@ def _shown(value: object) -> str:
 
 def packages_of(experiment: Experiment) -> list[Package]:
     """The packages that every machine of a run (server, worker or deployed site) needs in addition to fedsim."""
+    return required_packages(_named(experiment))
+
+
+def outside(experiment: Experiment) -> list[str]:
+    """Each `module:name` outside fedsim that an experiment names, and whose module is imported to read a run of it.
+
+    A plain name of an entry point is none: the user has installed its package for fedsim. Callbacks are imported only
+    for training.
+    """
+    found = (name for group, name in _named(experiment) if not (group == "backbones" and is_family(name)))
+    return list(dict.fromkeys(filter(is_outside, found)))
+
+
+def refuse_outside(experiment: Experiment, where: str | Path, trust: bool) -> None:
+    """UserError when an experiment that somebody else may have written names modules outside fedsim, without trust."""
+    if (names := outside(experiment)) and not trust:
+        raise UserError(f"{where} names modules outside fedsim: {', '.join(names)}; their code would run with your "
+                        "rights: add --trust (in Python trust=True) if you trust who wrote them")  # fmt: skip
+
+
+def _named(experiment: Experiment) -> list[tuple[str, str]]:
+    """(group of entry points, name) of everything that an experiment may take from a module."""
     method = experiment.method
     parts = [value for key, value in method.items() if key == "add" or key in SLOTS]
     words = [word for value in parts for word in (value if isinstance(value, list) else [value])]
-    names = [
+    words += [key for key in method if ":" in key]  # no part of a method, which is refused after it was looked for
+    return [
         *(("methods", word) for word in experiment.method_name.split("+")),
         *(("parts", word) for word in [*words, *experiment.parts] if isinstance(word, str)),
         ("datasets", experiment.data.dataset),
         ("backbones", experiment.model.backbone),
         ("augmentations", experiment.data.augment),
     ]
-    return required_packages(names)

@@ -8,7 +8,7 @@ from fedsim.common.values import JsonTable
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, validated, values_for
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, changed_fields, values_of
-from fedsim.methods.registry import shipped_parts
+from fedsim.methods.registry import outside, shipped_parts
 from fedsim.parts.part import Part, named_part, part_name
 from fedsim.settings.experiment import Experiment
 
@@ -24,12 +24,18 @@ def method_label(experiment: Experiment) -> str:
     return "@".join(filter(None, (experiment.method_name, variant_words(experiment))))
 
 
-def same_method(a: Experiment, b: Experiment) -> bool:
-    """Whether two experiments of one data set have the same recipe, even if their settings differ."""
-    if a.method == b.method:
+def same_method(record: Experiment, asked: Experiment) -> bool:
+    """Whether two experiments of one data set have the same recipe, even if their settings differ.
+
+    A record that names a module which the experiment does not name is of another recipe: it may be somebody else's, and
+    is not imported.
+    """
+    if record.method == asked.method:
         return True
+    if not set(outside(record)) <= set(outside(asked)):
+        return False
     try:
-        return method_label(a) == method_label(b)
+        return method_label(record) == method_label(asked)
     except UserError:  # a method or part of an old record does not exist any more
         return False
 

@@ -185,8 +185,8 @@ def find_backbone(model: ModelSettings) -> Backbone:
 
     Raises UserError for an unknown backbone, or for options that it does not take.
     """
-    family, colon, name = model.backbone.partition(":")
-    if colon and family in FAMILIES:
+    if is_family(model.backbone):
+        family, _, name = model.backbone.partition(":")
         return FAMILIES[family](name, model.options)
     where = "model.backbone: unknown"
     known = {**BACKBONES, **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
@@ -194,6 +194,12 @@ def find_backbone(model: ModelSettings) -> Backbone:
     if model.options:
         raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME")
     return row
+
+
+def is_family(name: str) -> bool:
+    """Whether a backbone is one of a family, as `timm:resnet18`, and not `module:name`."""
+    family, colon, _ = name.partition(":")
+    return bool(colon) and family in FAMILIES
 
 
 def weight_statistics(model: ModelSettings) -> Statistics | None:

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError
 from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment
-from fedsim.settings.plugins import load
+from fedsim.settings.plugins import load, makes
 
 HOOKS = ("on_start", "on_round", "on_end")
 SHIPPED = {"wandb": "fedsim.results.trackers:WandB", "mlflow": "fedsim.results.trackers:MLflow"}
 
 
+@runtime_checkable
 class RunCallback(Protocol):
     """An object whose methods are called during a run. They must not change their arguments.
 
@@ -42,14 +43,15 @@ def trackers(run: RunSettings) -> list[RunCallback]:
 
 
 def find_callback(name: str) -> Callable[[], RunCallback]:
-    """The class (or function without arguments) that `wandb`, `mlflow` or `package.module:name` names.
+    """The class, or the function that is declared to return one, that `wandb`, `mlflow` or `package.module:name` names.
 
     The working folder is searched too. Raises UserError when there is no such module or name in it.
     """
     found = load(SHIPPED.get(name, name), "callback")
-    lacks = [hook for hook in HOOKS if isinstance(found, type) and not hasattr(found, hook)]
-    if not callable(found) or lacks:
-        what = f"has no {', '.join(lacks)}" if lacks else "is neither a class nor a function"
+    if not makes(found, RunCallback):
+        lacks = [hook for hook in HOOKS if not hasattr(found, hook)]
+        what = "is neither a class nor a function that says -> and the name of one"
+        what = f"has no {', '.join(lacks)}" if isinstance(found, type) else what
         raise UserError(f"callback {name!r} {what}; see RunCallback in {__name__}")
     return found
 

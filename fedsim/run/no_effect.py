@@ -9,6 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.image_tree import ImageTree
+from fedsim.data.reader import reader_class
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe
@@ -17,7 +18,6 @@ from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.parts.part import part_name
 from fedsim.settings.effect import Facts, Only, Scene, Size, in_words, unmet
 from fedsim.settings.experiment import SECTIONS, Experiment
-from fedsim.settings.plugins import load
 from strategies.parts import Share
 from strategies.share.everything import Everything
 
@@ -27,7 +27,7 @@ def data_facts(experiment: Experiment, found: Benchmark) -> Facts:
     return {
         Scene.MASKS: found.task != CLASSIFICATION.name,
         Scene.COLOURS: found.channels == 3,
-        Scene.FOLDERS: load(found.reader, "reader").listed is ImageTree.listed,  # a table has a column for the lists
+        Scene.FOLDERS: reader_class(found).listed is ImageTree.listed,  # a table has a column for the lists
         Scene.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
         Scene.BOTTLENECK: experiment.model.bottleneck > 0,
         Scene.NO_BOTTLENECK: experiment.model.bottleneck == 0,

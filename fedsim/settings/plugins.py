@@ -18,13 +18,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, get_type_hints
 
 from fedsim.common.errors import UserError, nearest
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
+OWN = ("fedsim", "strategies", "clients")  # the packages of fedsim
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def load(reference: str, where: str) -> Any:
     module, _, attribute = reference.partition(":")
     if not (module and attribute):
         raise UserError(f"{where} {reference!r} is not of the form package.module:name")
-    for folder in search_folders():
+    for folder in search_folders() if is_outside(reference) else ():
         if folder not in sys.path:  # as for the `fedsim` script, which does not search the working folder
             sys.path.append(folder)
     try:
@@ -108,6 +109,12 @@ def load(reference: str, where: str) -> Any:
             f"{where} {reference!r}: {module} has no {attribute!r}; {nearest(attribute, names)}".rstrip("; ")
         )
     return found
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name is `module:name` of a module that is not fedsim's own."""
+    module, colon, _ = name.partition(":")
+    return bool(colon) and module.partition(".")[0] not in OWN
 
 
 def search_folders() -> list[str]:
@@ -154,14 +161,54 @@ def origin(group: str, name: str) -> str:
 
 
 def instance(found: Any, kind: type, where: str) -> Any:
-    """`found`, or the result of calling it without arguments, if this is an instance of `kind`; UserError otherwise."""
+    """`found` itself, or what it makes without arguments; UserError when this is not an instance of `kind`.
+
+    Nothing is called that does not say beforehand that it makes one; see `makes`.
+    """
+    if isinstance(found, kind) and not isinstance(found, type):
+        return found
+    if not makes(found, kind):
+        raise UserError(f"{where} is {_in_words(found, kind)}")
+    made = called(found, where)
+    if not isinstance(made, kind):
+        raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}")
+    return made
+
+
+def makes(found: object, kind: type) -> bool:
+    """Whether `found` is a class that derives from `kind`, or a function that is declared to return one.
+
+    A call may do anything, so that this is known before it: `def small() -> Backbone:`.
+    """
+    made = found if isinstance(found, type) else declared(found)
+    return made is not None and issubclass(made, kind)
+
+
+def declared(found: object) -> type | None:
+    """The class that a function says it returns, by the annotation behind `->`; None where it says none."""
     try:
-        made = found() if callable(found) and not isinstance(found, kind) else found
+        said = get_type_hints(found).get("return")
+    except Exception:  # an object that has no annotations, or annotations that name what is not there
+        return None
+    return said if isinstance(said, type) else None
+
+
+def called(found: Any, where: str) -> Any:
+    """The result of calling a user's class or function without arguments; UserError when this fails."""
+    try:
+        return found()
     except UserError:
         raise
     except Exception as error:  # the user's own code may raise any error
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(f"{where} cannot be called without arguments ({reason})") from error
-    if not isinstance(made, kind):
-        raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}")
-    return made
+
+
+def _in_words(found: object, kind: type) -> str:
+    """What an object is that does not fit a slot, and what to write there."""
+    if isinstance(found, type):
+        return f"the class {found.__name__}, which does not derive from {kind.__name__}"
+    if isinstance(found, FunctionType | BuiltinFunctionType):
+        right = f"`def {found.__name__}() -> {kind.__name__}:`"
+        return f"a function that does not say what it returns; if it makes one, write {right}"
+    return f"{type(found).__name__}, not a {kind.__name__}"

@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.benchmarks import AVERAGE
+from fedsim.methods.registry import refuse_outside
 from fedsim.results.differences import differing_settings, refuse_twice
 from fedsim.results.notes import (
     damaged_notes,
@@ -90,11 +91,17 @@ class Reproduction:
     select: str
 
 
-def reproductions(folder: Path, runs: Runs, select: str = "best_validation") -> list[Reproduction]:
-    """Every block of the table in FOLDER/table.toml that has runs, under one selection rule."""
+def reproductions(folder: Path, runs: Runs, select: str = "best_validation", trust: bool = False) -> list[Reproduction]:
+    """Every block of the table in FOLDER/table.toml that has runs, under one selection rule.
+
+    UserError for a table that names modules outside fedsim, without trust.
+    """
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
     table = read_table(folder / COPY)
+    for block in table.blocks:
+        for row in block.rows:
+            refuse_outside(row_experiment(block, row), folder / COPY, trust)
     found = [(block, of_experiment(runs, block.name)) for block in table.blocks]
     return [_block(table, block, own, select) for block, own in found if len(own.summary)]
 

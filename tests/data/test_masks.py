@@ -161,7 +161,9 @@ def test_a_domain_with_masks_in_other_values_is_refused(fundus, masked, mode):
 
 
 def test_an_augmentation_of_ones_own_that_works_only_on_images_is_refused_on_masks(tmp_path, monkeypatch):
-    (tmp_path / "ownaugment.py").write_text("def blur(images):\n    return images\n")
+    (tmp_path / "ownaugment.py").write_text(
+        "from torch import Tensor\ndef blur(images: Tensor) -> Tensor: return images\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     data = DIGIT_MASKS.model_dump() | {"augment": "ownaugment:blur"}
     with pytest.raises(UserError, match="with_masks"):

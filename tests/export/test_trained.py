@@ -217,7 +217,7 @@ def test_a_run_that_has_not_finished_is_said(copied, monkeypatch):
     (copied / "summary.csv").unlink()
     settings = (copied / "experiment.toml").read_text()
     (copied / "experiment.toml").write_text(settings.replace("rounds = 2", "rounds = 20"))
-    monkeypatch.setattr("fedsim.export.features.plot_features", lambda run, out, per_domain: [run, run])
+    monkeypatch.setattr("fedsim.export.features.plot_features", lambda run, *more: [run, run])
     said = "the run has not finished: this is the best of 2 of 20 rounds"
     with pytest.warns(UserWarning, match=said):
         assert fedsim.load(copied).remark == said

@@ -113,7 +113,7 @@ def test_lists_have_what_packages_offer_with_its_origin(installed, capsys):
 @pytest.mark.parametrize(("table", "said"), [
     ({"method": {"name": "nowhere:moon"}}, "start in the folder that holds it"),
     ({"method": {"name": "outside:shrnk"}}, "did you mean 'shrunk'"),
-    ({"data": {"dataset": "json:JSONDecodeError"}}, "it cannot be called without arguments (TypeE"),
+    ({"data": {"dataset": "json:JSONDecodeError"}}, "does not derive from Benchmark"),
     ({"method": {"name": "outside:"}}, "not of the form"),
     ({"method": {"name": "fedavg", "add": ["outside:shrunk"]}}, "a part is a dataclass"),
     ({"method": {"name": "fedavg", "norm": "outside:Shrink"}}, "it is for terms"),
