@@ -90,7 +90,7 @@ def installed_packages() -> Mapping[str, list[str]]:
 def load(reference: str, where: str) -> Any:
     """The object that `package.module:name` names; UserError when there is no such module, or no such name in it."""
     module, _, attribute = reference.partition(":")
-    if not (module and attribute):
+    if not all(name.isidentifier() for name in (*module.split("."), attribute)):  # none of them is a path
         raise UserError(f"{where} {reference!r} is not of the form package.module:name")
     for folder in search_folders() if is_outside(reference) else ():
         if folder not in sys.path:  # as for the `fedsim` script, which does not search the working folder

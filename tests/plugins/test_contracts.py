@@ -16,6 +16,7 @@ from fedsim.models import find_backbone
 from fedsim.models.layout import Backbone
 from fedsim.results.callbacks import trackers
 from fedsim.settings.experiment import from_table
+from fedsim.settings.plugins import load
 
 PLANTED = """from pathlib import Path
 
@@ -166,3 +167,9 @@ def test_every_part_is_a_class_of_its_slot():
     """A class is looked at before it is made, and so is the class that another part requires by name."""
     with pytest.raises(UserError, match="a part is a dataclass that derives from a slot's contract"):
         find_part("planted:Act", "terms")
+
+
+@pytest.mark.parametrize("name", ["../evil:x", "/etc/evil:x", "evil.:x", ".evil:x", "evil:x.y", "evil:", ":x", "a b:x"])
+def test_a_module_is_named_by_words_and_never_by_a_path(name):
+    with pytest.raises(UserError, match="is not of the form package.module:name"):
+        load(name, "model.backbone")
