@@ -1,6 +1,7 @@
 """What a hostile server can put into a message to a site: nothing of it leads out of the site's own folders."""
 
 import copy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_every_setting_of_every_message_is_checked_by_its_form(traffic, tmp_path
         "counts", "delivered",
     }  # fmt: skip
     for key, (message, context) in traffic.items():
-        root = Path(context.node_config["state-dir"]).parents[2]
+        root = Path(context.node_config["state-dir"]).parents[1]
         before = everything(root)
         for setting, right in message.content.config_records["config"].items():
             optional = setting not in ("experiment", "token", "timeout", "round", "phase", "client")
@@ -143,21 +144,26 @@ def test_a_state_folder_that_is_a_link_is_refused(tmp_path):
         state_folder(str(tmp_path), "0" * 16)
 
 
+def check_of(config: dict) -> dict:
+    """What a site answers to the question of `fedsim deploy check` with these settings."""
+    assume_identity(1)
+    asked = Message(RecordDict({"config": ConfigRecord(config)}), 1, "query.check")
+    said = answer(asked, Context(1, 1, {"site": "a"}, RecordDict(), {}))
+    return said.content.config_records["site"]
+
+
 @pytest.mark.parametrize("value", ["../x", "a b/../c", LONG, "antigravity;x", "a==", " ", "x\0", None, 5])
 def test_the_check_of_a_deployment_is_held_to_its_form_too(value):
     config = {"experiment": "", "packages": value}
-    asked = RecordDict({"config": ConfigRecord({key: own for key, own in config.items() if own is not None})})
-    said = answer(Message(asked, 1, "query.check"), Context(1, 1, {"site": "a"}, RecordDict(), {}))
-    problem = said.content.config_records["site"]["problem"]
+    problem = check_of({key: own for key, own in config.items() if own is not None})["problem"]
     assert ("this site refuses the server's message: packages" in problem) == (value is not None)
 
 
 def test_a_check_imports_no_module_that_the_server_names(monkeypatch):
     """A search for `package.module` would import the package."""
-    monkeypatch.delitem(__import__("sys").modules, "antigravity", raising=False)
-    asked = RecordDict({"config": ConfigRecord({"experiment": "", "packages": "antigravity.x"})})
-    answer(Message(asked, 1, "query.check"), Context(1, 1, {"site": "a"}, RecordDict(), {}))
-    assert "antigravity" not in __import__("sys").modules
+    monkeypatch.delitem(sys.modules, "antigravity", raising=False)
+    assert check_of({"experiment": "", "packages": "antigravity.x"})["lacking"] == []
+    assert "antigravity" not in sys.modules
 
 
 def test_the_largest_round_fits_the_names_of_state_files():

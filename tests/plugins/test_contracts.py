@@ -171,5 +171,5 @@ def test_every_part_is_a_class_of_its_slot():
 
 @pytest.mark.parametrize("name", ["../evil:x", "/etc/evil:x", "evil.:x", ".evil:x", "evil:x.y", "evil:", ":x", "a b:x"])
 def test_a_module_is_named_by_words_and_never_by_a_path(name):
-    with pytest.raises(UserError, match="is not of the form package.module:name"):
+    with pytest.raises(UserError, match=r"is not of the form package\.module:name"):
         load(name, "model.backbone")

@@ -128,7 +128,7 @@ def test_a_site_says_which_code_it_has(module, tmp_path):
     grid, name = InlineGrid(app, 1), plan.clients[0]
     (node,) = grid.get_node_ids()
     grid.contexts[node].node_config = {"domain": name, "site": "a", "data-dir": "", "state-dir": str(tmp_path)}
-    config = {"experiment": plan.experiment.toml(), "state-dir": str(tmp_path), "token": "t", "timeout": 60.0}
+    config = {"experiment": plan.experiment.toml(), "state-dir": str(tmp_path), "token": "0" * 16, "timeout": 60.0}
     roster = Roster(grid, [name], len(plan.data.classes), config)
     assert roster.call(60.0) == []
     own, versions = outside_versions(OWN), {name: roster.sites[name].versions}

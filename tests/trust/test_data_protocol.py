@@ -148,7 +148,7 @@ def roster_of(plan, folder, client, role, frozen):
     (node,) = grid.get_node_ids()
     own = {"domain": client, "site": "a", "role": role, "data-dir": "", "state-dir": str(folder)}
     grid.contexts[node].node_config = own
-    config = {"experiment": plan.experiment.toml(), "state-dir": str(folder), "token": "t", "timeout": 60.0}
+    config = {"experiment": plan.experiment.toml(), "state-dir": str(folder), "token": "0" * 16, "timeout": 60.0}
     return Roster(grid, ["rot15"], 10, config, client if role == "target" else "", None, frozen)
 
 
