@@ -28,8 +28,10 @@ from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.settings.experiment import from_table
 from fedsim.tensors.arrays import nbytes, record_of, record_to_arrays, state_to_record
+from strategies.accept import accept_updates
 from strategies.base import FedDG
 from strategies.model import server_model
+from strategies.round import ask_to_train, compute_model, open_round
 from strategies.stored import Storage
 from strategies.wire.patience import PatientGrid
 from strategies.wire.sites import Site
@@ -77,17 +79,23 @@ def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, 
     )
     space = Workspace(resolve(experiment))
     strategy = FedDG(space.recipe, experiment, space.places, {"experiment": experiment.toml(), "token": TOKEN})
-    strategy.storage = Storage(folder, memory=1 << 60) if held else Storage(folder)
-    strategy.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+    server = strategy.server
+    server.storage = Storage(folder, memory=1 << 60) if held else Storage(folder)
+    server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
     names = space.plan.clients[:clients]
-    strategy.exchange.sites = {name: Site(name, node, EXAMPLES) for node, name in enumerate(names, start=2)}
+    server.exchange.sites = {name: Site(name, node, EXAMPLES) for node, name in enumerate(names, start=2)}
     arrays = state_to_record(space.net.state_dict(), space.travelling)
     model = nbytes(arrays)
-    grid = PatientGrid(FileGrid(folder, arrays), strategy.exchange, 0.0)
+    grid = PatientGrid(FileGrid(folder, arrays), server.exchange, 0.0)
     base, started = forget_peak(), time.process_time()
-    fused, _ = strategy.aggregate_train(1, grid.send_and_receive(strategy.configure_train(1, arrays, None, grid)))
+    server.exchange.begin(1)
+    sent = open_round(server, 1, arrays, server.exchange.clients)
+    before = server.state.snapshot()
+    replies = grid.send_and_receive(ask_to_train(server, "train", sent, server.exchange.clients))
+    updates, sizes = accept_updates(server, replies, record_to_arrays(arrays))
+    fused = compute_model(server, grid, arrays, updates, sizes, before)
     seconds = time.process_time() - started
-    save_checkpoint(folder / "checkpoint", Checkpoint(1, record_to_arrays(fused), strategy.state))
+    save_checkpoint(folder / "checkpoint", Checkpoint(1, record_to_arrays(fused), server.state))
     return {"models": (status("VmHWM") - base) / model, "base": base, "seconds": seconds / clients, "model": model}
 
 

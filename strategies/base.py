@@ -1,50 +1,44 @@
-"""The order of a round: Flower's message strategy, with clients known by name and parts that can be exchanged.
+"""FedDG: Flower's message strategy that plays the rounds of a recipe; strategies/round.py has one round."""
 
-configure_train (share, banks) -> clients train -> aggregate_train (check, weigh, fuse, banks, refine) ->
-configure_evaluate -> clients validate -> aggregate_evaluate -> the server app evaluates the unseen domain.
-"""
-
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import Result, Strategy
 
-from fedsim.common.seeding import seed_library
+from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.values import Row
 from fedsim.settings.experiment import Experiment
-from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import Config
-from strategies.banks.checks import layout_of, owned
-from strategies.computation import Computation
-from strategies.participation import trainers, validators
-from strategies.parts import ArrayDict, Arrays, Bank, Entries, Place, RefusedUpdateError
+from strategies.parts import Place
 from strategies.recipe import ServerRecipe
+from strategies.round import RoundResult, play_prelude, play_round
+from strategies.server import Server
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
-from strategies.stored import Storage
-from strategies.wire.arrivals import Arrivals
-from strategies.wire.cuts import taken
-from strategies.wire.exchange import Encoder, Exchange
-from strategies.wire.guard import Guard
-from strategies.wire.membership import implausible
-from strategies.wire.reply_checks import check_collected, check_validation, one_line
-from strategies.wire.reply_limits import records_over_limit
-from strategies.wire.round_notes import RoundNotes
-from strategies.wire.target_site import Asked
-from strategies.wire.update_limit import model_norm
-from strategies.wire.visits import Visits
+from strategies.wire.exchange import Exchange
+
+DEFAULT_TIMEOUT = 3600  # seconds, Flower's
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FedDG(FedAvg):
+class Sink(Protocol):
+    """Who is told of the rounds: records, checkpoints, trackers, progress."""
+
+    def begin_round(self, number: int) -> None:
+        """A round begins; 0 is what comes before the first one."""
+
+    def end_round(self, result: RoundResult) -> None:
+        """A round has ended."""
+
+
+class FedDG(Strategy):
     """Federated training by the server parts of a recipe.
 
-    `exchange` sends messages and checks replies, `parts` computes, and `state` is everything that a checkpoint needs
-    beside the global arrays. `places` says which state entries are shared, and `metric` is what clients measure in
-    their validation.
+    `places` says which entries of the network's state are shared, and `metric` is what clients measure in their
+    validation. `server` is everything that lasts from round to round, and `sinks` are told of the rounds.
     """
 
     def __init__(
@@ -55,219 +49,101 @@ class FedDG(FedAvg):
         run_config: Config,
         metric: str = CLASSIFICATION.metric,
     ) -> None:
-        super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-        self.experiment = experiment
-        self.places = places
-        self.state = ServerState()
-        self.parts = ServerParts(recipe, experiment, places, self.state)
-        self.exchange = Exchange(experiment, run_config, self.state, metric)
-        self.visits = self.parts.visits = Visits(self.exchange)
-        self.guard = Guard(experiment.run.update_limit)
-        self.computation = Computation(experiment, self.parts, self.exchange, self.guard)
-        self.storage = Storage()  # of the replies' tensors
-        self.target: Asked | None = None  # who evaluates the unseen domain while the clients validate
-        self.finished_rounds = 0
-        self._drawn: list[str] = []  # clients that train in this round
-        self._saved: ArrayDict = {}  # the global model, as evaluated and saved
-        self._phase = "train"
-        self._record = ArrayRecord()  # the model of the round, in the record that Flower's loop holds
+        state = ServerState()
+        parts = ServerParts(recipe, experiment, places, state)
+        exchange = Exchange(experiment, run_config, state, metric)
+        self.server = Server(experiment, places, state, exchange, parts)
+        self.sinks: list[Sink] = []
+        self.finished_rounds = -1  # none; 0: what comes before the first round
 
-    @property
-    def recipe(self) -> ServerRecipe:
-        """The parts of the method."""
-        return self.parts.recipe
-
-    @property
-    def log(self) -> RoundNotes:
-        """The record of the current round."""
-        return self.exchange.log
-
-    def resume(self, round: int, state: ServerState) -> None:
+    def resume(self, number: int, state: ServerState) -> None:
         """Continues after a round, with the server's state of that time."""
-        self.finished_rounds = self.exchange.saved_round = round
-        self.parts.require_places(state)
-        self.state = self.parts.state = self.exchange.state = state
+        self.server.parts.require_places(state)
+        self.server.state.take_over(state)
+        self.finished_rounds = self.server.exchange.saved_round = number
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = DEFAULT_TIMEOUT,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Plays rounds, and returns the last model and the metrics of each round.
+
+        initial_arrays: the model from which the next round starts
+        num_rounds: how many rounds are played, after those that a resumed run has finished
+        evaluate_fn: called with the number of a round and its model, before the first round (0) and after each
+
+        Raises UserError without clients, and for a timeout or settings that differ from those of the experiment.
+        """
+        self._refuse(timeout, train_config, evaluate_config)
+        model, result = initial_arrays, Result(arrays=initial_arrays)
+        first = self.finished_rounds + 1
+        for number in range(first, first + num_rounds + (first == 0)):
+            for sink in self.sinks:
+                sink.begin_round(number)
+            played = play_round(self.server, grid, number, model) if number else play_prelude(self.server, grid, model)
+            model = result.arrays = played.model
+            for sink in self.sinks:
+                sink.end_round(played)
+            self.finished_rounds = number
+            result.evaluate_metrics_clientapp[number] = means(played.validation)
+            scored = evaluate_fn(number, model) if evaluate_fn else None
+            if scored is not None:
+                result.evaluate_metrics_serverapp[number] = scored
+        return result
+
+    def _refuse(self, timeout: float, train_config: ConfigRecord | None, evaluate_config: ConfigRecord | None) -> None:
+        """Raises UserError where the arguments of `start` would have no effect."""
+        if not self.server.exchange.clients:
+            raise UserError("FedDG knows no clients: let them join with strategy.server.exchange.join(roster), as "
+                            "fedsim/run/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
+        if train_config or evaluate_config:
+            raise UserError("FedDG sends the settings of its experiment; leave train_config and evaluate_config out")
+        if timeout not in (DEFAULT_TIMEOUT, self.server.experiment.run.timeout):
+            raise UserError(f"FedDG waits as long as run.timeout says; set it to {timeout:g} and leave timeout out")
 
     def summary(self) -> None:
         """Does nothing, because the run's records hold the results."""
 
-    # --- one round ------------------------------------------------------------------------------------------------
-
-    def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
-        """Fills the banks, then runs the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
-        self.exchange.log = RoundNotes(0)
-        clients, prelude = self.exchange.clients, self.recipe.prelude
-        self._begin(0, record_to_arrays(arrays), clients, training=False)
-        for bank in [bank for bank in self.parts.banks("once") if bank.contributed]:
-            self._collect(bank, grid, 0, None, clients)
-        if not prelude:
-            return arrays
-        self._phase = prelude
-        messages = self._train_messages(0, self._open(0, arrays, clients), clients)
-        arrays = self._aggregate(grid.send_and_receive(messages, timeout=self.experiment.run.timeout))
-        self._phase = "train"
-        return arrays
+    # Flower's own loop would call these. `start` is this strategy's loop, and a round has no pieces to call.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message per drawn client, made when it is sent: shared tensors, bank records, config.
+        """Raises NotImplementedError."""
+        not_a_hook("configure_train")
 
-        Banks `before` training come first."""
-        round, self.visits.grid = self.finished_rounds + 1, grid
-        self.exchange.log = RoundNotes(round)
-        self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
-        down = self._open(round, arrays, self._drawn)
-        for bank in self.parts.banks("before"):
-            self._drawn = self._collect(bank, grid, round, down if bank.with_model else None, self._drawn)
-            self.parts.drawn = self._drawn
-        return self._train_messages(round, down, self._drawn)
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Checks, weighs, fuses and refines the replies; returns the global model of the round."""
-        return self._aggregate(replies), None
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Raises NotImplementedError."""
+        not_a_hook("aggregate_train")
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The clients of `train.evaluate_clients` validate the aggregated model with its averages of batch norm."""
-        record = self._placed(arrays, ("shared", "upload"))
-        run, train, round = self.experiment.run, self.experiment.train, self.log.round
-        clients = validators(train, self.exchange.clients, self._drawn, run.seed, round)
-        messages = self.exchange.messages("evaluate", round, record, clients)
-        return chain(self.target.messages(round, arrays, self.wanted_entries()) if self.target else (), messages)
+        """Raises NotImplementedError."""
+        not_a_hook("configure_evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The unweighted mean over the clients. The target domain is never used to select a model."""
-        if self.target:
-            replies = self.target.others(replies)
-        found = self.exchange.sift(self.guard.heard(check_validation), replies, "validation refused")
-        gone = self._taken_back()
-        if self.target:
-            self.target.take(used=not gone)
-        if gone:
-            self.exchange.settle_silent(*found)
-            return None
-        for client, columns in self.exchange.settle(*self._plausible(*found)).items():
-            self.log.row(client).update(columns)
-        return None
-
-    def _plausible(self, results: dict[str, dict], failures: dict) -> tuple[dict[str, dict], dict]:
-        """The results and failures of a validation, where a number of examples is a failure if it is out of proportion
-        to those of the others and to the client's own training examples."""
-        limit, sites = self.experiment.run.examples_limit, self.exchange.sites
-        counts = {client: int(columns["validation_examples"]) for client, columns in results.items()}
-        for client, reason in implausible(counts, limit).items():
-            if counts[client] > limit * sites[client].examples:
-                failures = {**failures, client: (f"validation refused: {reason}", "")}
-                results = {other: columns for other, columns in results.items() if other != client}
-        return results, failures
-
-    def wanted_entries(self) -> Entries:
-        """The entries of the bank that the unseen domain's inference rule needs, by client; empty when it needs
-        none."""
-        return self.state.banks.get(self.recipe.infer.bank, {})
-
-    # --- what the server sends ----------------------------------------------------------------------------------------
-
-    def _placed(self, arrays: ArrayRecord, places: Sequence[Place]) -> ArrayRecord:
-        """The tensors with these places."""
-        names = [name for name in arrays if self.places[name] in places]
-        return arrays if len(names) == len(arrays) else ArrayRecord({name: arrays[name] for name in names})
-
-    def _begin(self, round: int, model: Arrays, drawn: Sequence[str], training: bool) -> None:
-        """Tells the parts of the round, and what the sites said in the handshake."""
-        self.parts.class_counts = {name: site.class_counts for name, site in self.exchange.sites.items()}
-        self.parts.open(round, model, self.exchange.clients, drawn, training)
-
-    def _open(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> ArrayRecord:
-        """Begins a round; returns the tensors that are sent to its clients."""
-        self._saved = record_to_arrays(arrays)
-        self._begin(round, self._saved, drawn, training=self._phase == "train")
-        self.computation.begin()
-        if self.parts.start is not self._saved:
-            arrays = state_to_record(self.parts.start)
-        return self._placed(arrays, ("shared",))
-
-    def _train_messages(self, round: int, down: ArrayRecord, drawn: Sequence[str]) -> Iterator[Message]:
-        shared, handed = record_to_arrays(down), self._records()
-
-        def records(client: str) -> dict[str, ArrayRecord]:
-            cut = self.parts.cut(client)
-            own = {"arrays": state_to_record(taken(shared, cut))} if cut else {}
-            return own | handed(client)
-
-        return self.exchange.messages(self._phase, round, down, drawn, records)
-
-    def _records(self, names: Sequence[str] | None = None) -> Callable[[str], dict[str, ArrayRecord]]:
-        """A function that gives the records of the banks (or of those named) that a client gets now."""
-        handed, encoder = self.parts.handed_out(names), Encoder()
-        return lambda client: {name: encoder.record(arrays) for name, arrays in handed(client).items()}
-
-    # --- what the server receives -------------------------------------------------------------------------------------
-
-    def _collect(
-        self, bank: Bank, grid: Grid, round: int, down: ArrayRecord | None, clients: Sequence[str]
-    ) -> list[str]:
-        """Asks clients for their contributions to a bank, with the model if they need it; returns who contributed."""
-        exchange, more = self.exchange, {"delivered": list(clients)} if bank.when == "after" else {}
-        records = self._records(bank.reads)
-        messages = exchange.messages("collect", round, down, clients, records, bank=bank.name, **more)
-        replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
-        views = self.parts.views([bank])
-        refusal = f"{bank.name} refused"
-        found = exchange.sift(
-            check_collected, replies, refusal, lambda expected: replace(expected, banks=(bank,), views=views), owned
-        )
-        entries = exchange.settle(*found)
-        layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
-        odd = self.parts.odd(bank, layouts)
-        norms, refused = compared_norms(bank, {name: own for name, own in entries.items() if name not in odd})
-        odd |= refused | records_over_limit(norms, self.parts.start, self.guard.limit)
-        while True:
-            for client, reason in odd.items():
-                exchange.fail(client, f"{bank.name} refused: {reason}")
-                del entries[client]
-            try:
-                exchange.log.take(self.parts.collected(bank, entries))
-                return list(entries)
-            except RefusedUpdateError as error:
-                if error.client not in entries:
-                    raise
-                odd = {error.client: one_line(error.reason)}
-
-    def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
-        """The model of the round. Without an accepted reply it stays as it was."""
-        sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
-        updates = Arrivals(self.exchange, self.guard, self.parts, self.storage).take(replies, sent_up)
-        started = time.perf_counter()
-        seed_library(self.experiment.run.seed, "server", self.log.round)
-        for bank in self.parts.banks("after") if updates and self.parts.training else []:
-            assert self.visits.grid is not None  # set when the round was configured
-            self._collect(bank, self.visits.grid, self.log.round, None, [update.client for update in updates])
-        fused = self.computation.fused(updates)
-        self.storage.clear()
-        self._record = state_to_record({**self._saved, **fused})
-        self.log.aggregation_seconds += time.perf_counter() - started
-        return self._record
-
-    def _taken_back(self) -> bool:
-        """Restores the previous model when most clients cannot use the new one; the client with the outlying update has
-        failed. The unseen domain's site is not asked, because its images may decide nothing."""
-        client, reason = self.guard.useless(self.exchange.asked)
-        if reason:
-            self.guard.put_back(self._record, state_to_record(self._saved))
-            self.computation.undo(client, reason)
-        return bool(reason)
+        """Raises NotImplementedError."""
+        not_a_hook("aggregate_evaluate")
 
 
-def compared_norms(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float], dict[str, str]]:
-    """The norms of contributions by client, and the clients whose contribution cannot be compared, with the reason."""
-    norms: dict[str, float] = {}
-    refused: dict[str, str] = {}
-    for client, own in entries.items():
-        try:
-            norms[client] = model_norm(bank.compared(own))
-        except RefusedUpdateError as error:
-            refused[client] = one_line(error.reason)
-    return norms, refused
+def not_a_hook(name: str) -> NoReturn:
+    """Raises NotImplementedError, which says what to call instead of one of Flower's hooks."""
+    raise NotImplementedError(
+        f"FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of strategies/round.py, not {name}"
+    )
+
+
+def means(validation: Mapping[str, Row]) -> MetricRecord:
+    """The mean over the clients of each column of their validations; of the clients that have it."""
+    columns = dict.fromkeys(name for row in validation.values() for name in row)
+    values = {name: [row[name] for row in validation.values() if name in row] for name in columns}
+    return MetricRecord({name: sum(column) / len(column) for name, column in values.items()})

@@ -7,6 +7,19 @@ from fedsim.common.values import JsonTable
 from strategies.server_round import ArrayDict, Entries
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What a round may change of the server's state, as it was when the round began.
+
+    parts: the numbers and the tensors of the parts
+    """
+
+    parts: tuple[dict[str, JsonTable], dict[str, ArrayDict]]
+    banks: dict[str, Entries]
+    stored: dict[str, int]
+    handed: dict[str, list[str]]
+
+
 @dataclass
 class ServerState:
     """The state of the server after a finished round.
@@ -29,14 +42,24 @@ class ServerState:
         """A part's own numbers and tensors, which may be changed in place."""
         return self.parts.setdefault(key, {}), self.tensors.setdefault(key, {})
 
-    def saved_parts(self) -> tuple[dict, dict]:
+    def snapshot(self) -> Snapshot:
+        """What `restore` needs to take back all that a round changes."""
+        handed = {bank: list(clients) for bank, clients in self.handed.items()}
+        return Snapshot(self.saved_parts(), dict(self.banks), dict(self.stored), handed)
+
+    def restore(self, before: Snapshot) -> None:
+        """Takes back what a round has changed; this may be done several times with the same snapshot."""
+        self.restore_parts(before.parts)
+        self.banks, self.stored, self.handed = dict(before.banks), dict(before.stored), dict(before.handed)
+
+    def take_over(self, other: "ServerState") -> None:
+        """Becomes a state that was saved, when a run is resumed."""
+        vars(self).update(vars(other))
+
+    def saved_parts(self) -> tuple[dict[str, JsonTable], dict[str, ArrayDict]]:
         """Copies of the state of the parts, for `restore_parts`."""
         return copy.deepcopy(self.parts), copy.deepcopy(self.tensors)
 
-    def known_kept(self) -> tuple[dict[str, int], dict[str, list[str]]]:
-        """Copies of what is known of the clients' own states: `stored` and `handed`."""
-        return dict(self.stored), {bank: list(clients) for bank, clients in self.handed.items()}
-
-    def restore_parts(self, saved: tuple[dict, dict]) -> None:
+    def restore_parts(self, saved: tuple[dict[str, JsonTable], dict[str, ArrayDict]]) -> None:
         """Restores what `saved_parts` returned; this may be done several times with the same copies."""
         self.parts, self.tensors = copy.deepcopy(saved)

@@ -71,42 +71,28 @@ def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
     held_out = TargetEvaluator(space, held_out=True) if experiment.run.validation_domain else None
     run_config = sent_settings(experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
-    shared = SharedTarget(evaluator, grid, run_config) if evaluator else None
-
-    def evaluate(arrays: ArrayRecord) -> TargetScore:
-        if shared is not None:
-            return shared(arrays, strategy.wanted_entries())
-        site = strategy.target
-        assert isinstance(site, TargetSite)  # it has the unseen domain, if the server does not
-        return site.score if strategy.log.round else site.ask(grid, arrays)
+    server = strategy.server
 
     def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:
         assert held_out is not None
-        return held_out(record_to_arrays(arrays), strategy.wanted_entries())
+        return held_out(record_to_arrays(arrays), server.wanted_entries())
 
-    session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
+    session.attach(strategy, evaluate_held_out if held_out else None)
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
-    strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
+    server.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
     target = experiment.run.target if on_site else ""
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
-    strategy.exchange.join(roster)
-    strategy.target = shared or TargetSite(strategy.exchange, roster)
+    server.exchange.join(roster)
+    server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
     tested = evaluator.class_counts() if evaluator else roster.target.class_counts if roster.target else ()
     _meet(session, roster, tested)
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples if roster.target else 0
-    grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
-    arrays = session.initial_arrays()
-    if not session.checkpoint:
-        session.begin(0)
-        arrays = strategy.before_rounds(grid, arrays)
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    rounds = experiment.train.rounds - strategy.finished_rounds
-    if rounds:
-        with closing(strategy.storage):
-            strategy.start(
-                grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
-            )
+    rounds = experiment.train.rounds - max(strategy.finished_rounds, 0)
+    with closing(server.storage):
+        patient = PatientGrid(grid, server.exchange, experiment.run.patience)
+        strategy.start(patient, session.initial_arrays(), num_rounds=rounds, timeout=experiment.run.timeout)
     session.finish()
 
 

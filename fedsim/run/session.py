@@ -35,12 +35,13 @@ from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.model import server_model
+from strategies.round import RoundResult
 from strategies.state import ServerState
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("fedsim")
 
-EvaluateTarget = Callable[[ArrayRecord], TargetScore]
+Evaluate = Callable[[ArrayRecord], TargetScore]
 
 
 class Session:
@@ -59,8 +60,7 @@ class Session:
         done = self.checkpoint.round if self.checkpoint else -1
         self._resume(done)
         self._record(done)
-        self.evaluate_target: EvaluateTarget | None = None
-        self.evaluate_held_out: EvaluateTarget | None = None
+        self.evaluate_held_out: Evaluate | None = None
         self._strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
@@ -94,18 +94,16 @@ class Session:
         self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
         self._write_environment()
 
-    def attach(
-        self, strategy: FedDG, evaluate_target: EvaluateTarget, evaluate_held_out: EvaluateTarget | None = None
-    ) -> None:
+    def attach(self, strategy: FedDG, evaluate_held_out: Evaluate | None = None) -> None:
         """Connect this session with a strategy; a resumed strategy gets its banks, states and finished rounds back.
 
         `evaluate_held_out` measures the model on `run.validation_domain`, where there is one.
         """
-        self._strategy, self.evaluate_target = strategy, evaluate_target
-        self.evaluate_held_out = evaluate_held_out
-        space = self.space
-        strategy.storage.folder = self.folder
-        strategy.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+        self._strategy, self.evaluate_held_out = strategy, evaluate_held_out
+        space, server = self.space, strategy.server
+        strategy.sinks.append(self)
+        server.storage.folder = self.folder
+        server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
@@ -137,45 +135,35 @@ class Session:
             return state_to_record(self.checkpoint.arrays)
         return state_to_record(self.space.net.state_dict(), self.space.travelling)
 
-    def end_of_round(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Flower's evaluate_fn: called with 0 before the first round and after each round."""
-        strategy = self.strategy
-        assert self.evaluate_target is not None  # attached with it
-        if server_round == 0 and self.checkpoint:
-            self.begin(self.checkpoint.round + 1)
-            return
-        round = strategy.log.round
-        score = self.evaluate_target(arrays)
+    def begin_round(self, number: int) -> None:
+        """Counts a round that begins now, if this run counts them; 0: the prelude, if there is one."""
+        if self.counts_rounds and (number or self.space.recipe.prelude):
+            begin_round(self.checkpoint_folder)
+
+    def end_round(self, result: RoundResult) -> None:
+        """Writes the records of a round, its checkpoint, and its model if it is the best one so far."""
         self._check()
-        strategy.log.details += [
-            {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
-            for quantity, name, value in score.details
-        ]
-        row = round_row(strategy.log, score, self.experiment, self.space.task.metric, self._round_ended)
+        number, target, rows = result.number, self.experiment.run.target, result.notes.clients
+        metric = self.space.task.metric
+        row = round_row(result.notes, result.target, self.experiment, metric, self._round_ended)
         if self.evaluate_held_out:
-            held_out = self.evaluate_held_out(arrays)
+            held_out = self.evaluate_held_out(result.model)
             row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
-        clients = [
-            {"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()
-        ]
+        details = [*result.notes.details]
+        for quantity, name, value in result.target.details:
+            details.append({"client": target, "quantity": quantity, "name": name, "value": value})
         wanted = self.experiment.run.client_rows
-        details = detail_rows(strategy.log.details, len(clients), domain_of, wanted)
+        details = detail_rows(details, len(rows), domain_of, wanted)
+        clients = [{"round": number, "domain": domain_of(name), **columns} for name, columns in rows.items()]
         clients = client_rows(clients, wanted)
         self.recorder.clients.append(clients)
-        self.recorder.details.append([{"round": round, **detail} for detail in details])
+        self.recorder.details.append([{"round": number, **detail} for detail in details])
         self.recorder.rounds.append([row])
-        strategy.finished_rounds = round
-        if round and score.predictions is not None:
-            score.predictions.write(self.folder, round)
-        self._keep(round, row, arrays)
+        if number and result.target.predictions is not None:
+            result.target.predictions.write(self.folder, number)
+        self._keep(number, row, result.model)
         for callback in self.callbacks:
             callback.on_round(row, clients)
-        self.begin(round + 1)
-
-    def begin(self, round: int) -> None:
-        """Count a round that begins now, if this run counts them; 0: the prelude, if there is one."""
-        if self.counts_rounds and (round or self.space.recipe.prelude) and round <= self.experiment.train.rounds:
-            begin_round(self.checkpoint_folder)
 
     def finish(self) -> None:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
@@ -184,10 +172,10 @@ class Session:
         rounds = read_record(self.folder / "rounds.csv")
         refuse_unmade(self.folder, rounds)
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
-        self._keep_entries("last", self.strategy.state)
+        self._keep_entries("last", self.strategy.server.state)
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
-            last, stored = load_file(self.folder / "last.safetensors"), self.strategy.state.stored
+            last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, last, stored)
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
@@ -216,11 +204,11 @@ class Session:
         values = record_to_arrays(arrays)
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
-            state = Checkpoint(round, values, self.strategy.state, self.data | self.server_data)
+            state = Checkpoint(round, values, self.strategy.server.state, self.data | self.server_data)
             self._check()
             saved = save_checkpoint(self.checkpoint_folder, state)
             take_over_best(self.folder, self.checkpoint_folder, round)
-            self.strategy.exchange.saved_round = round
+            self.strategy.server.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
             if too_many(self.folder):
                 keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
@@ -232,7 +220,7 @@ class Session:
                 link_file(saved, self.folder / "best.safetensors")
             else:
                 write_arrays(self.checkpoint_folder / "best.safetensors", values, {"round": str(round)})
-            self._keep_entries("best", self.strategy.state, self.folder if saved else self.checkpoint_folder)
+            self._keep_entries("best", self.strategy.server.state, self.folder if saved else self.checkpoint_folder)
 
     def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
         """Save what the inference rule needs of the clients beside that model (of the run's folder by default)."""

@@ -69,10 +69,14 @@ class SharedTarget:
         if not used:
             self._score = None
 
-    def __call__(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+    def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """The score of a model, by the logits that came for it, or else computed here.
 
         entries: those of the bank that the inference rule needs
         """
         score, self._score = self._score, None
         return score or self.evaluator(record_to_arrays(arrays), entries)
+
+    def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of the initial model, which is computed here."""
+        return self.score(arrays, entries)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Exchange:
     """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
-    `sites` maps client names to Flower nodes (from the handshake). `log` is the record of the round. `saved_round` is
+    `sites` maps client names to Flower nodes (from the handshake). `notes` are those of the round. `saved_round` is
     the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies.
     """
 
@@ -48,11 +48,11 @@ class Exchange:
         self.token = str(run_config["token"])
         self.sites: dict[str, Site] = {}
         self.roster: Roster | None = None
-        self.log = RoundNotes(0)
+        self.notes = RoundNotes(0)
         self.saved_round = -1
         self._sent = Sent()
         self._asked: list[str] = []  # in this phase
-        self._phase, self._round = "", 0
+        self._phase = ""
 
     @property
     def clients(self) -> list[str]:
@@ -64,10 +64,14 @@ class Exchange:
         roster.gather(self.experiment.run)
         self.roster, self.sites = roster, roster.sites
 
+    def begin(self, number: int) -> RoundNotes:
+        """Begins a round; returns its notes, which are empty."""
+        self.notes = RoundNotes(number)
+        return self.notes
+
     def messages(
         self,
         phase: str,
-        round: int,
         arrays: ArrayRecord | None,
         clients: Sequence[str],
         records: Callable[[str], Mapping[str, ArrayRecord]] = lambda client: {},
@@ -82,9 +86,9 @@ class Exchange:
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
             away = set(self.roster.missing(clients))
-        self._sent, self._phase, self._round = Sent(), phase, round
+        self._sent, self._phase = Sent(), phase
         for client in clients:
-            self.log.row(client)
+            self.notes.row(client)
             if client in away:
                 self.fail(client, NOT_ONLINE)
         self._asked = [client for client in clients if client not in away]
@@ -97,7 +101,7 @@ class Exchange:
         more: Mapping[str, ConfigRecordValues],
     ) -> Iterator[Message]:
         kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(self._phase, "train")
-        common: Config = {**self.run_config, "round": self._round, "phase": self._phase, **more}
+        common: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
         common["saved-round"] = self.saved_round
         if self.experiment.train.budget != "paper":
             common["counts"] = [site.examples for site in self.sites.values() if site.examples]
@@ -106,7 +110,7 @@ class Exchange:
         # The largest first: where processes take one client after the other, the last of them are short.
         for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
             own = records(client)
-            self.log.count(client, "down", sizes | payloads(own), {*model, *own})
+            self.notes.count(client, "down", sizes | payloads(own), {*model, *own})
             config = settings.copy()
             config.update({"client": client, "state-round": self.state.stored.get(client, -1)})
             content = RecordDict({**model, **own, "config": config})
@@ -127,7 +131,7 @@ class Exchange:
         renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
         return self._sent.add(client, renewed)
 
-    def sift(
+    def check(
         self,
         check: Callable[[RecordDict, Expected], T],
         replies: Iterable[Message],
@@ -135,7 +139,7 @@ class Exchange:
         wanted: Callable[[Expected], Expected] = lambda expected: expected,
         keep: Callable[[T], T] = lambda result: result,
     ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
-        """For `settle`: the results of the check for each reply, and the failures (reason, traceback), both by client.
+        """The results of a check of each reply, and the failures (reason, traceback), both by client.
 
         Replies are checked as they arrive, and only what `keep` makes of a result is kept. `wanted` fills in the fields
         of `Expected` that the message itself does not say.
@@ -151,7 +155,7 @@ class Exchange:
             else:
                 expected = wanted(self._expected(client))
                 known = {"arrays", *(bank.name for bank in expected.banks)}
-                self.log.count(client, "up", payloads(arrays_of(reply.content)), known)
+                self.notes.count(client, "up", payloads(arrays_of(reply.content)), known)
                 try:
                     results[client] = keep(judged(check, reply.content, expected))
                 except RejectedReplyError as error:
@@ -164,7 +168,7 @@ class Exchange:
     def settle(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
         for line in self._sent.strays:
-            self.log.note(line)
+            self.notes.note(line)
         for client in self._asked:
             if client not in results:
                 self.fail(client, *failures.get(client, (self._silence(), "")))
@@ -196,19 +200,19 @@ class Exchange:
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
-        self.log.fail(client, reason)
+        self.notes.fail(client, reason)
         for handed in self.state.handed.values():  # when it comes back, it may have lost its state
             if client in handed:
                 handed.remove(client)
         if self.experiment.run.on_client_failure == "continue":
             return
-        raise client_failure(client, self.log.round, reason, traceback)
+        raise client_failure(client, self.notes.round, reason, traceback)
 
     def _expected(self, client: str) -> Expected:
         return Expected(
             client=client,
             token=self.token,
-            round=self._round,
+            round=self.notes.round,
             phase=self._phase,
             examples=self.sites[client].examples,
             metric=self.metric,

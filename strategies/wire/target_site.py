@@ -61,13 +61,19 @@ class Asked(Protocol):
     def take(self, used: bool = True) -> None:
         """All replies are there; `used` says whether the model is kept."""
 
+    def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of the model of this round, after all replies are there."""
+
+    def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of the initial model, which no client validates."""
+
 
 class TargetSite:
     """The exchange with the unseen domain's site: one message per round, and its reply is checked like a client's."""
 
     def __init__(self, exchange: Exchange, roster: Roster) -> None:
         self.exchange, self.roster = exchange, roster
-        self.score = TargetScore()
+        self._score = TargetScore()
         self._sent: Message | None = None
         self._round = 0
         self._reply: Message | None = None  # the site's first one of this round
@@ -80,14 +86,14 @@ class TargetSite:
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
-        exchange, self.score, self._sent, self._reply = self.exchange, TargetScore(), None, None
+        exchange, self._score, self._sent, self._reply = self.exchange, TargetScore(), None, None
         self._round = round
         if self.roster.missing([self.site.client]):
             exchange.fail(self.site.client, NOT_ONLINE)
             return []
         own = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
         records = {"arrays": arrays, **own}
-        exchange.log.count(self.site.client, "down", payloads(records), {"arrays"})
+        exchange.notes.count(self.site.client, "down", payloads(records), {"arrays"})
         config: Config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
         self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
         return [self._sent]
@@ -110,17 +116,21 @@ class TargetSite:
             expected = Expected(*wanted, metric=exchange.metric, data=site.content)
             found = exchange.settle_one(self._reply, read_score, expected, "evaluation refused")
             if found is not None:
-                self.score, seconds = found
-                exchange.log.row(site.client)["evaluation_seconds"] = seconds
+                self._score, seconds = found
+                exchange.notes.row(site.client)["evaluation_seconds"] = seconds
         self._sent = None
 
-    def ask(self, grid: Grid, arrays: ArrayRecord) -> TargetScore:
-        """The score of the initial model, which has a separate phase."""
+    def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score that came for the model of this round."""
+        return self._score
+
+    def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of the initial model, which has a phase of its own; no client has entries yet."""
         timeout = self.exchange.experiment.run.timeout
         for _ in self.others(grid.send_and_receive(self.messages(0, arrays, {}), timeout=timeout)):
             pass  # a stray reply
         self.take()
-        return self.score
+        return self._score
 
 
 def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:

@@ -26,47 +26,39 @@ from strategies.wire.round_notes import payloads
 KIND = "query.visit"
 
 
-class Visits:
-    """Sends visits and checks their answers. Failures are recorded, or end the run, like those of other clients.
+def ask_target(
+    exchange: Exchange, grid: Grid, visit: Visit, records: Mapping[str, Arrays], server: ServerRound
+) -> dict[str, Arrays] | None:
+    """The records of the answer to a visit, or None when no answer is accepted.
 
-    In a deployment visits go to the target's site; in a simulation to the first node, because every node can act as any
-    client.
+    A failure is recorded, or ends the run, like that of another client. In a deployment the target's site is asked. In
+    a simulation it is the first node, because every node can act as any client.
     """
+    client, roster = exchange.experiment.run.target, exchange.roster
+    site = roster.target if roster is not None else None
+    if roster is not None and site and roster.missing([site.client]):
+        exchange.fail(client, NOT_ONLINE)
+        return None
+    node = site.node_id if site else next(iter(exchange.sites.values())).node_id
+    sent = {name: state_to_record(arrays) for name, arrays in records.items()}
+    exchange.notes.count(client, "down", payloads(sent), {"arrays"})
+    config: Config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
+    asked = Sent()
+    message = asked.add(client, Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND))
+    replies = grid.send_and_receive([message], timeout=exchange.experiment.run.timeout)
+    reply = next(iter([reply for reply in replies if asked.match(reply)]), None)
+    for line in asked.strays:
+        exchange.notes.note(line)
+    if reply is not None and reply.has_content():
+        exchange.notes.count(client, "up", payloads(arrays_of(reply.content)), set(visit.records))
+    expected = Expected(client, exchange.token, server.round, visit.phase, data=site.content if site else "")
+    check = partial(read_answer, visit, server)
+    return exchange.settle_one(reply, check, expected, f"answer to {visit.phase!r} refused")
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-        self.grid: Grid | None = None
 
-    def ask(self, visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> dict[str, Arrays] | None:
-        """The records of the answer, or None when no answer is accepted."""
-        exchange, client = self.exchange, self.exchange.experiment.run.target
-        roster = exchange.roster
-        site = roster.target if roster is not None else None
-        if roster is not None and site and roster.missing([site.client]):
-            exchange.fail(client, NOT_ONLINE)
-            return None
-        node = site.node_id if site else next(iter(exchange.sites.values())).node_id
-        sent = {name: state_to_record(arrays) for name, arrays in records.items()}
-        exchange.log.count(client, "down", payloads(sent), {"arrays"})
-        config: Config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
-        asked = Sent()
-        message = asked.add(client, Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND))
-        assert self.grid is not None  # a round has begun
-        replies = self.grid.send_and_receive([message], timeout=exchange.experiment.run.timeout)
-        matched = [reply for reply in replies if asked.match(reply)]
-        for line in asked.strays:
-            exchange.log.note(line)
-        reply = matched[0] if matched else None
-        if reply is not None and reply.has_content():
-            exchange.log.count(client, "up", payloads(arrays_of(reply.content)), set(visit.records))
-        expected = Expected(client, exchange.token, server.round, visit.phase, data=site.content if site else "")
-        check = partial(read_answer, visit, server)
-        return exchange.settle_one(reply, check, expected, f"answer to {visit.phase!r} refused")
-
-    def refuse(self, visit: Visit, reason: str) -> None:
-        """Records that the server's part refuses the answer, or ends the run."""
-        target = self.exchange.experiment.run.target
-        self.exchange.fail(target, f"answer to {visit.phase!r} refused: {one_line(reason)}")
+def refuse_answer(exchange: Exchange, visit: Visit, reason: str) -> None:
+    """Records that the server's part refuses the answer, or ends the run."""
+    exchange.fail(exchange.experiment.run.target, f"answer to {visit.phase!r} refused: {one_line(reason)}")
 
 
 def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected: Expected) -> dict[str, Arrays]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from support import tiny_experiment
 
 from fedsim.client_app import app
@@ -14,9 +14,12 @@ from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from strategies.accept import accept_updates, accept_validations, check_validations
 from strategies.base import FedDG
-from strategies.computation import Computation
+from strategies.compute import take_back, useless
 from strategies.model import server_model
+from strategies.round import ask_to_train, ask_to_validate, collect, compute_model, open_parts, open_round
+from strategies.server import Server
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.sites import Site
 
@@ -59,32 +62,49 @@ class Scene:
     """One method's federation: real replies of every phase by client."""
 
     method: str
-    strategy: FedDG
+    server: Server
     arrays: ArrayRecord
     messages: dict[str, list[Message]] = field(default_factory=dict)
     replies: dict[str, dict[str, Message]] = field(default_factory=dict)
 
     def play(self, phase: str, replies: list[Message]) -> Outcome:
-        """Give the replies of a phase to a copy of the server; returns the outcome."""
-        strategy = copy.copy(self.strategy)
-        strategy.exchange = copy.copy(self.strategy.exchange)
-        strategy.parts = copy.copy(self.strategy.parts)
-        strategy.state = strategy.parts.state = strategy.exchange.state = copy.deepcopy(self.strategy.state)
-        strategy.computation = Computation(strategy.experiment, strategy.parts, strategy.exchange, strategy.guard)
-        arrays = self.arrays
+        """Give the replies of a phase to a copy of the server; returns the outcome.
+
+        In the phase `evaluate` nobody has trained in round 2, whose model is then that of round 1.
+        """
+        server = copy.copy(self.server)
+        server.state = copy.deepcopy(self.server.state)
+        server.exchange, server.parts = copy.copy(self.server.exchange), copy.copy(self.server.parts)
+        server.exchange.state = server.parts.state = server.state
         if phase == "collect":
-            strategy.state.banks, strategy.exchange.log = {}, RoundNotes(0)
-            strategy._collect(strategy.recipe.banks[0], CannedGrid(replies), 0, None, strategy.exchange.clients)
+            server.state.banks = {}
+            notes = server.exchange.begin(0)
+            collect(server, CannedGrid(replies), server.parts.recipe.banks[0], server.exchange.clients)
+            return self.outcome(server, self.arrays, notes)
+        notes = server.exchange.begin(2)
+        clients = server.exchange.clients
+        sent = open_round(server, 2, self.arrays, clients)
+        before = server.state.snapshot()
+        model = record_to_arrays(self.arrays)
+        if phase == "train":
+            answers = CannedGrid(replies).send_and_receive(list(ask_to_train(server, "train", sent, clients)))
+            updates, sizes = accept_updates(server, answers, model)
+            arrays = compute_model(server, CannedGrid([]), self.arrays, updates, sizes, before)
+            return self.outcome(server, arrays, notes)
+        answers = CannedGrid(replies).send_and_receive(list(ask_to_validate(server, 2, self.arrays, clients)))
+        results, failures, complaints = check_validations(server, answers)
+        suspect, reason = useless({}, complaints, server.exchange.asked)
+        if reason:
+            take_back(server, before, suspect, reason)
+            server.exchange.settle_silent(results, failures)
         else:
-            number(strategy.configure_train(2, self.arrays, ConfigRecord(), None))
-            if phase == "train":
-                arrays, _ = strategy.aggregate_train(2, replies)
-            else:
-                number(strategy.configure_evaluate(2, self.arrays, ConfigRecord(), None))
-                strategy.aggregate_evaluate(2, replies)
-        log = strategy.log
+            accept_validations(server, results, failures)
+        return self.outcome(server, self.arrays, notes)
+
+    def outcome(self, server: Server, arrays: ArrayRecord, notes: RoundNotes) -> Outcome:
+        """What a phase has left behind."""
         model = {name: np.array(array) for name, array in record_to_arrays(arrays).items()}
-        return Outcome(model, vars(strategy.state), log.clients, log.details, log.notes)
+        return Outcome(model, vars(server.state), notes.clients, notes.details, notes.notes)
 
 
 def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = None, **sections: dict) -> Scene:
@@ -98,12 +118,13 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
-    strategy.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
-    strategy.exchange.sites = {
+    server = strategy.server
+    server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+    server.exchange.sites = {
         name: Site(name, node, space.client(name, "").data.examples)
         for node, name in enumerate(space.plan.clients, start=2)
     }
-    scene = Scene(experiment.method_name, strategy, state_to_record(space.net.state_dict()))
+    scene = Scene(experiment.method_name, server, state_to_record(space.net.state_dict()))
 
     def answers(messages: list[Message]) -> dict[str, Message]:
         number(messages)
@@ -115,19 +136,23 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
                 replies[client].content.update(extra(client))
         return replies
 
-    clients = strategy.exchange.clients
-    for bank in [bank for bank in strategy.recipe.banks if bank.when == "once"]:
-        scene.messages["collect"] = list(strategy.exchange.messages("collect", 0, None, clients, bank=bank.name))
+    exchange, clients = server.exchange, server.exchange.clients
+    exchange.begin(0)
+    for bank in [bank for bank in server.parts.recipe.banks if bank.when == "once"]:
+        open_parts(server, 0, record_to_arrays(scene.arrays), clients, training=False)
+        scene.messages["collect"] = list(exchange.messages("collect", None, clients, bank=bank.name))
         scene.replies["collect"] = answers(scene.messages["collect"])
-        replies = list(scene.replies["collect"].values())
-        strategy._collect(bank, CannedGrid(replies), 0, None, clients)
+        collect(server, CannedGrid(list(scene.replies["collect"].values())), bank, clients)
     for round in (1, 2):
-        scene.messages["train"] = list(strategy.configure_train(round, scene.arrays, ConfigRecord(), None))
+        exchange.begin(round)
+        sent = open_round(server, round, scene.arrays, clients)
+        scene.messages["train"] = list(ask_to_train(server, "train", sent, clients))
         scene.replies["train"] = answers(scene.messages["train"])
         if round == 1:
-            scene.arrays, _ = strategy.aggregate_train(1, scene.replies["train"].values())
-            strategy.finished_rounds = 1
-    scene.messages["evaluate"] = list(strategy.configure_evaluate(2, scene.arrays, ConfigRecord(), None))
+            before, model = server.state.snapshot(), record_to_arrays(scene.arrays)
+            updates, sizes = accept_updates(server, scene.replies["train"].values(), model)
+            scene.arrays = compute_model(server, CannedGrid([]), scene.arrays, updates, sizes, before)
+    scene.messages["evaluate"] = list(ask_to_validate(server, 2, scene.arrays, clients))
     scene.replies["evaluate"] = answers(scene.messages["evaluate"])
     return scene
 

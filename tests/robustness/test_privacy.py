@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from scene import build, number
 from support import run_small, tiny_experiment
 
@@ -13,6 +13,7 @@ from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.flower.identity import assume_identity, with_content
 from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import resolve
+from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.fuse.private_mean import PrivateMean
@@ -22,15 +23,19 @@ NO_NORM = {"backbone": "digits-cnn"}
 
 
 @pytest.mark.parametrize("clip", [0.05, 1e6])
-def test_private_mean_is_flowers_wrapper_around_the_recipe(clip, tmp_path):
-    """FedAvg with equal weights on a network without batch norm, in the middle of round 2."""
+def test_private_mean_is_flowers_wrapper_around_its_fed_avg(clip, tmp_path):
+    """With equal weights, on a network without batch norm, in the middle of round 2."""
     scene = build({"name": "fedavg", "weights": "uniform"}, tmp_path, model=NO_NORM)
     replies, before = scene.replies["train"], record_to_arrays(scene.arrays)
-    wrapper = DifferentialPrivacyServerSideFixedClipping(scene.strategy, 0.0, clip, len(replies))
+    flowers = FedAvg(min_train_nodes=1, min_available_nodes=1, weighted_by_key="equal")
+    wrapper = DifferentialPrivacyServerSideFixedClipping(flowers, 0.0, clip, len(replies))
     updates = [Update(client, 1, record_to_arrays(reply.content["arrays"])) for client, reply in replies.items()]
     ours = PrivateMean(clip, 0.0).fuse(updates, {}, ServerRound(2, 3, [], before, {}))
-    number(wrapper.configure_train(2, scene.arrays, ConfigRecord(), None))
-    copies = [with_content(reply, RecordDict(dict(reply.content.items()))) for reply in replies.values()]
+    number(list(wrapper.configure_train(2, scene.arrays, ConfigRecord(), InlineGrid(app, len(replies)))))
+    copies = []
+    for reply in replies.values():
+        content = {"arrays": ArrayRecord(dict(reply.content["arrays"])), "metrics": MetricRecord({"equal": 1.0})}
+        copies.append(with_content(reply, RecordDict(content)))
     theirs = record_to_arrays(wrapper.aggregate_train(2, copies)[0])
     for name, array in theirs.items():
         np.testing.assert_allclose(ours[name], array, rtol=1e-4, atol=1e-6, err_msg=name)

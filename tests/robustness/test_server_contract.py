@@ -6,13 +6,14 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import Message, MetricRecord
 from scene import Scene, build
 
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsim.tensors.arrays import state_to_record
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import SERVER, Bank, Fuse, RefusedUpdateError, ServerRound
+from strategies.round import ask_to_train
 from strategies.state import ServerState
 
 VICTIM = "rot15"
@@ -84,7 +85,7 @@ def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(s
 
 def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, monkeypatch):
     """The client that does not report it is left out, though it is only read and not declared in `needs`."""
-    monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, fuse=Critical()))
+    monkeypatch.setattr(scene.server.parts, "recipe", replace(scene.server.parts.recipe, fuse=Critical()))
     replies = with_vector(scene)
     for client, reply in replies.items():
         more = {} if client == VICTIM else {"quality": 0.5}
@@ -98,11 +99,12 @@ def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, monkeypatc
 
 def test_the_clients_with_most_examples_get_their_messages_first(scene, monkeypatch):
     """Messages are made in this order; of clients with as many examples the first in the order of the domains."""
-    sites = scene.strategy.exchange.sites
-    monkeypatch.setattr(scene.strategy.exchange, "sites", {
+    sites = scene.server.exchange.sites
+    monkeypatch.setattr(scene.server.exchange, "sites", {
         name: replace(site, examples=examples) for (name, site), examples in zip(sites.items(), (5, 9, 5))
     })  # fmt: skip
-    messages = scene.strategy.configure_train(3, scene.arrays, ConfigRecord(), None)
+    scene.server.exchange.begin(3)
+    messages = ask_to_train(scene.server, "train", scene.arrays, list(sites))
     assert [message.content["config"]["client"] for message in messages] == ["rot15", "rot0", "rot30"]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,10 @@ from tampering import CONTINUE, EVERYBODY, OTHERS, VICTIM, floats, rows_of, shor
 
 from fedsim.common.errors import ClientFailedError
 from fedsim.settings import RunSettings
+from strategies import compute
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import Update
 from strategies.wire.fused_check import finite_loss, model_probe, suspect
-from strategies.wire.guard import Guard
 from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import RejectedReplyError, check_nonnegative
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
@@ -90,9 +91,7 @@ def test_alone_a_client_is_held_against_itself():
     (1, 2, ""), (1, 3, ""), (2, 3, "2 of 3 sites; its update has 30 times"), (2, 2, "2 of 2 sites; its update"),
 ])  # fmt: skip
 def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(useless, asked, said):
-    guard = Guard(100.0)
-    guard.sizes, guard._useless = {"a": 1.0, "b": 1.0, "c": 30.0}, useless
-    client, reason = guard.useless(asked)
+    client, reason = compute.useless({"a": 1.0, "b": 1.0, "c": 30.0}, useless, asked)
     assert said in reason
     assert (client, bool(reason)) == (("c", True) if said else ("", False))
 
@@ -144,14 +143,21 @@ def test_the_fused_model_is_probed_and_held_against_the_updates():
     assert not probe({**before, "1.weight": np.full((3, 4), 3e38, np.float32)})
     assert net.training
     assert all(np.array_equal(value.numpy(), before[name]) for name, value in net.state_dict().items())
-    guard = Guard(0.0, lambda arrays: bool(np.abs(arrays["w"]).max() < 1e30))
+    finite = lambda arrays: bool(np.abs(arrays["w"]).max() < 1e30)  # noqa: E731
     for previous, huge in (({"w": f32(2e4)}, {"w": f32(sign * 3e38)}) for sign in (1, -1)):
-        assert "not finite" in guard.unusable(huge, previous)
-        assert guard.unusable(previous, previous) == guard.unusable(huge, huge) == ""
-    guard, updates = Guard(100.0), [Update("a", 1, {}), Update("b", 1, {})]
-    guard.sizes = {"a": 1.0, "b": 2.0, "refused": 1e9}
-    assert guard.too_far(200.0, updates) == Guard(0.0).too_far(1e30, updates) == ""
-    assert "moves 101 times as far" in guard.too_far(202.0, updates)
+        assert "not finite" in compute.unusable(server_of(previous, finite), huge)
+        assert compute.unusable(server_of(previous, finite), previous) == ""
+        assert compute.unusable(server_of(huge, finite), huge) == ""
+    updates, sizes = [Update("a", 1, {}), Update("b", 1, {})], {"a": 1.0, "b": 2.0, "refused": 1e9}
+    assert compute.too_far(server_of(limit=100.0), 200.0, updates, sizes) == ""
+    assert compute.too_far(server_of(limit=0.0), 1e30, updates, sizes) == ""
+    assert "moves 101 times as far" in compute.too_far(server_of(limit=100.0), 202.0, updates, sizes)
+
+
+def server_of(previous=None, probe=None, limit=100.0):
+    """What these two checks read of a server."""
+    experiment = SimpleNamespace(run=SimpleNamespace(update_limit=limit))
+    return SimpleNamespace(parts=SimpleNamespace(start=previous), probe=probe, experiment=experiment)
 
 
 @pytest.mark.parametrize(("values", "fine"), [((1.0, 0.0, 0.2), True), ((0.0, 0.0, 1.0), False), ((1.0, -0.1), False)])

@@ -1,0 +1,224 @@
+"""Decides which replies of a phase are used. After it nothing is checked again but what a part or the model can break.
+
+What one reply must look like stands in strategies/wire/reply_checks.py. Here replies of one phase are held against each
+other, in this order; who is refused is that client's failure, and the others go on:
+
+1. every reply by itself, when it arrives
+2. contributions to banks: their layouts, then their norms
+3. numbers that a part computes with (steps, losses, learning rates)
+4. the sizes of the updates
+
+An update's size is the L2 norm of its difference to the model from which it started.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message, RecordDict
+
+from fedsim.tensors.records import metrics_of
+from strategies.banks.checks import layout_of, owned
+from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
+from strategies.server import Server
+from strategies.stored import Head, heads_of
+from strategies.wire.cuts import put_back, taken
+from strategies.wire.fused_check import finite_loss
+from strategies.wire.membership import implausible
+from strategies.wire.reply_checks import (
+    Expected,
+    check_collected,
+    check_update,
+    check_validation,
+    one_line,
+)
+from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
+from strategies.wire.round_notes import RoundNotes
+from strategies.wire.update_limit import model_norm, over_limit, update_size
+
+HISTORY = "guard"  # the key of the sizes of earlier updates in the server's state
+Failures = dict[str, tuple[str, str]]  # (reason, traceback) by client
+Validations = dict[str, dict[str, float]]  # the columns of clients.csv by client
+
+
+# --- updates --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Arrivals:
+    """What a phase of training expects of a reply, and what it measures of each update when it arrives.
+
+    shapes: shape and type of every tensor of a reply
+    views: the round as each bank sees it
+    sizes, layouts, norms: of the updates, and by bank of the contributions, each by client
+    """
+
+    server: Server
+    model: Arrays
+    banks: tuple[Bank, ...]
+    shapes: Mapping[str, Head]
+    views: Mapping[str, ServerRound]
+    sizes: dict[str, float] = field(default_factory=dict)
+    layouts: dict[str, dict[str, str]] = field(default_factory=dict)
+    norms: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def expect(self, expected: Expected) -> Expected:
+        """Adds what the reply of this client must hold."""
+        parts, fuse = self.server.parts, self.server.parts.recipe.fuse
+        cut = parts.cut(expected.client)
+        shapes = fuse.form(heads_of(taken(self.model, cut))) if cut else self.shapes
+        nonnegative = parts.model.nonnegative
+        if fuse.masked:  # integers are sent openly
+            nonnegative = [name for name in nonnegative if name in self.model and self.model[name].dtype.kind != "f"]
+        return replace(
+            expected,
+            shapes=shapes,
+            nonnegative=nonnegative,
+            banks=self.banks,
+            views=self.views,
+            metrics=parts.needs(),
+        )
+
+    def measure(self, update: Update) -> Update:
+        """Measures an update that passed its checks, and stores its tensors."""
+        server, client = self.server, update.client
+        cut = server.parts.cut(client)
+        if cut:
+            update.arrays = put_back(update.arrays, cut, server.parts.start)
+        if not server.parts.recipe.fuse.masked:
+            self.sizes[client] = update_size(update.arrays, server.parts.start)
+        update.arrays = server.storage.put(update.arrays)
+        for bank in self.banks:
+            record = update.records[bank.name]
+            self.layouts.setdefault(bank.name, {})[client] = layout_of(record)
+            self.norms.setdefault(bank.name, {})[client] = model_norm(bank.compared(record))
+            update.records[bank.name] = server.storage.put(record)
+        return update
+
+
+def accept_updates(server: Server, replies: Iterable[Message], model: Arrays) -> tuple[list[Update], dict[str, float]]:
+    """The updates that may change the model, in the order of the domains, and the sizes of all that were compared.
+
+    model: the global tensors of the round before. The tensors of the updates may be read until the storage is cleared.
+    """
+    parts, exchange = server.parts, server.exchange
+    sent_up = {name: array for name, array in model.items() if server.places[name] in ("shared", "upload")}
+    server.storage.expect(exchange.asked * sum(array.nbytes for array in sent_up.values()))
+    banks = parts.contributed()
+    shapes = parts.recipe.fuse.form(heads_of(sent_up))
+    arrivals = Arrivals(server, sent_up, banks, shapes, parts.views(banks))
+    arriving = timed(replies, exchange.notes)
+    results, failures = exchange.check(check_update, arriving, "reply refused", arrivals.expect, arrivals.measure)
+    updates = exchange.settle(results, failures)
+    for bank in banks:
+        layouts, norms = arrivals.layouts.get(bank.name, {}), arrivals.norms.get(bank.name, {})
+        odd = parts.odd(bank, layouts)
+        odd |= over_norms(server, {client: norms[client] for client in updates if client not in odd})
+        refuse(server, updates, {client: f"{bank.name}: {reason}" for client, reason in odd.items()})
+    run, momentum = server.experiment.run, server.experiment.train.momentum
+    metrics = {client: update.metrics for client, update in updates.items()}
+    refuse(server, updates, metrics_over_limit(metrics, parts.needs(), run, momentum))
+    sizes = {client: arrivals.sizes[client] for client in updates if client in arrivals.sizes}
+    refused = too_large(server, sizes)
+    for client, size in sizes.items():
+        exchange.notes.row(client)["update_norm"] = size
+    refuse(server, updates, refused)
+    return list(updates.values()), sizes
+
+
+def refuse(server: Server, updates: dict[str, Update], reasons: Mapping[str, str]) -> None:
+    """Takes the updates of these clients out; each client has failed for its reason."""
+    for client, reason in reasons.items():
+        if updates.pop(client, None):
+            server.exchange.fail(client, f"reply refused: {reason}")
+
+
+def too_large(server: Server, sizes: Mapping[str, float]) -> dict[str, str]:
+    """The clients whose update is too large, with the reason."""
+    limit = server.experiment.run.update_limit
+    history, _ = server.state.of_part(HISTORY)
+    norm = model_norm(server.parts.start) if limit and len(sizes) == 1 else 0.0  # a single size is compared with it
+    return over_limit(sizes, history, norm, limit)
+
+
+def over_norms(server: Server, norms: Mapping[str, float]) -> dict[str, str]:
+    """The clients whose contribution to a bank has too large a norm, with the reason."""
+    return records_over_limit(norms, server.parts.start, server.experiment.run.update_limit)
+
+
+def timed(replies: Iterable[Message], notes: RoundNotes) -> Iterator[Message]:
+    """The replies; what is done with each counts as time of the aggregation, the wait for the next one does not."""
+    for reply in replies:
+        started = time.perf_counter()
+        yield reply
+        del reply
+        notes.aggregation_seconds += time.perf_counter() - started
+
+
+# --- contributions to a bank ----------------------------------------------------------------------------------------
+
+
+def accept_contributions(server: Server, bank: Bank, replies: Iterable[Message]) -> list[str]:
+    """Merges what clients were asked to contribute into a bank; returns the clients that contributed."""
+    exchange, parts = server.exchange, server.parts
+    views, refusal = parts.views([bank]), f"{bank.name} refused"
+
+    def expect(expected: Expected) -> Expected:
+        return replace(expected, banks=(bank,), views=views)
+
+    entries = exchange.settle(*exchange.check(check_collected, replies, refusal, expect, owned))
+    refused = parts.odd(bank, {client: layout_of(arrays) for client, arrays in entries.items()})
+    norms: dict[str, float] = {}
+    for client in [client for client in entries if client not in refused]:
+        try:
+            norms[client] = model_norm(bank.compared(entries[client]))
+        except RefusedUpdateError as error:
+            refused[client] = one_line(error.reason)
+    refused |= over_norms(server, norms)
+    while True:
+        for client, reason in refused.items():
+            exchange.fail(client, f"{refusal}: {reason}")
+            del entries[client]
+        try:
+            exchange.notes.take(parts.collected(bank, entries))
+            return list(entries)
+        except RefusedUpdateError as error:
+            if error.client not in entries:
+                raise
+            refused = {error.client: one_line(error.reason)}
+
+
+# --- validations ----------------------------------------------------------------------------------------------------
+
+
+def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Validations, Failures, int]:
+    """(validations by client, failures by client, number of clients that say that they cannot use the model).
+
+    Nothing is recorded yet, because of a model that is taken back the clients are no failures.
+    """
+    useless = 0
+
+    def check(content: RecordDict, expected: Expected) -> dict[str, float]:
+        nonlocal useless
+        useless += not finite_loss(metrics_of(content))
+        return check_validation(content, expected)
+
+    results, failures = server.exchange.check(check, replies, "validation refused")
+    return results, failures, useless
+
+
+def accept_validations(server: Server, results: Validations, failures: Failures) -> Validations:
+    """The validations that count, after they and the failures have been recorded.
+
+    A number of examples is a failure if it is out of proportion to the others' and to the client's own for training.
+    """
+    limit, exchange = server.experiment.run.examples_limit, server.exchange
+    counts = {client: int(columns["validation_examples"]) for client, columns in results.items()}
+    for client, reason in implausible(counts, limit).items():
+        if counts[client] > limit * exchange.sites[client].examples:
+            failures[client] = f"validation refused: {reason}", ""
+            del results[client]
+    accepted = exchange.settle(results, failures)
+    for client, columns in accepted.items():
+        exchange.notes.row(client).update(columns)
+    return accepted
