@@ -55,7 +55,9 @@ class Session:
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / FOLDER
         self.validation = validation_column(space.experiment, space.task.metric)
-        self.data, self.server_data, self.shared, self.checkpoint = admission.resumed(space)
+        admitted = admission.check_run(space)
+        self.data, self.server_data = admitted.data, admitted.server_data
+        self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self._resume(done)
@@ -116,7 +118,7 @@ class Session:
     def note_data(self, own: Fingerprints) -> None:
         """Check and record the fingerprints that sites sent, by client."""
         if own:
-            admission.sent(self.space.plan, self.checkpoint, self.data | own)
+            admission.check_sent_data(self.space.plan, self.checkpoint, self.data | own)
             self.data |= own
             self._write_environment()
 

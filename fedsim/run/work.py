@@ -30,7 +30,7 @@ def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | N
     return before, Amount(each.images * share, each.steps * share)
 
 
-def budget_remarks(plan: Plan, counts: Sequence[int]) -> list[str]:
+def budget_notes(plan: Plan, counts: Sequence[int]) -> list[str]:
     """One line where a run trains on more or fewer images than FedAvg would, or takes more or fewer steps."""
     train, name = plan.experiment.train, plan.experiment.method_name
     work = None if plan.recipe.pooled or train.budget != "paper" or not all(counts) else planned_work(plan, counts)

@@ -1,9 +1,9 @@
 """Counts what makes a tree of fedsim hard to read: `python tests/house/count.py [TREE ...] [--run]`.
 
 The first table has a line for each folder: files, lines, lines of code (without comments and docstrings), syntax nodes
-in a line of code, and functions of 350 nodes or more. The second has the whole: rooms and what they import, modules that
-only one other module imports, and how often vague names are given to local variables. With --run, it also counts the
-files that execute in `fedsim run digits` with two rounds in one process.
+in a line of code, and functions of 350 nodes or more. The second has the whole: rooms and what they import, modules
+that only one other module imports, and how often vague names are given to local variables. With --run, it also counts
+the files that execute in `fedsim run digits` with two rounds in one process.
 
 A room is a file of fedsim's root or a folder in it; clients/ and strategies/ are a room each. Imports inside functions
 and for type checkers count, too. A flag is a name that a class of a part declares as a ClassVar.
