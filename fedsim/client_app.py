@@ -199,7 +199,7 @@ def evaluate_target(message: Message, context: Context) -> RecordDict:
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     arrays = records.pop("arrays")
-    uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
+    uploads = {name.removeprefix(UPLOADS): arrays_of_client for name, arrays_of_client in records.items()}
     evaluator = target_of(space, str(config["token"]))
     return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
 

@@ -30,7 +30,7 @@ def local_fingerprints(experiment: Experiment) -> Fingerprints:
 
 def server_fingerprints(experiment: Experiment, recipe: Recipe) -> Fingerprints:
     """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
-    return {name: own for _, part in recipe.pairs for name, own in part.server_data(experiment).items()}
+    return {name: data for _, part in recipe.pairs for name, data in part.server_data(experiment).items()}
 
 
 def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
@@ -60,7 +60,7 @@ def refuse_seen(experiment: Experiment, data: Fingerprints) -> None:
     file, target = weights_file(experiment.model.weights), experiment.run.target
     if file is None or not (file.parent / "experiment.toml").is_file():
         return
-    seen = {domain_of(name): own for name, own in read_environment(file.parent).get("data", {}).items()}
+    seen = {domain_of(name): record for name, record in read_environment(file.parent).get("data", {}).items()}
     then = seen.get(target, {})
     now = data.get(target, then)  # the sites of a deployment have their own
     same = any(then[key] == now.get(key) for key in ("content", "nameless") if key in then)

@@ -54,8 +54,8 @@ def _drawn(plan: Plan, counts: Sequence[int]) -> float:
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:
-    found = list(amounts)
-    return Amount(sum(each.images for each in found), sum(each.steps for each in found))
+    spent = list(amounts)
+    return Amount(sum(each.images for each in spent), sum(each.steps for each in spent))
 
 
 def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:

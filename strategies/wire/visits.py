@@ -72,10 +72,10 @@ def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected
     """The records of an answer. RejectedReplyError says what is wrong."""
     check_records(content, set(visit.records), set(), {"echo"})
     check_echo(content, expected)
-    found: dict[str, Arrays] = {}
+    records: dict[str, Arrays] = {}
     for name in visit.records:
-        found[name] = read_arrays(name, arrays_of(content)[name])
-        check_finite(name, found[name])
-    if reason := visit.accept(found, server):
+        records[name] = read_arrays(name, arrays_of(content)[name])
+        check_finite(name, records[name])
+    if reason := visit.accept(records, server):
         raise RejectedReplyError(reason)
-    return found
+    return records
