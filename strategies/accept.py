@@ -246,7 +246,7 @@ def accept_validations(server: Server, results: Validations, failures: Failures,
     """The validations that count, after they and the failures have been recorded; none of a model that is not used."""
     exchange = server.exchange
     if server.target:
-        server.target.take(used)
+        server.target.take(used=used)
     if not used:
         exchange.settle_silent(results, failures)
         return {}

@@ -193,9 +193,9 @@ class CrossClientStyle(Augment, StylePart):
 def _materialise(space: style.Space, data: LocalData, plan: StylePlan) -> Tensor:
     """All items as uint8 [copies * n, C, H, W] on the device of the client's images; own items are the originals."""
     images = data.images[: data.examples]
-    kept = images.repeat(plan.copies, 1, 1, 1)
+    transferred = images.repeat(plan.copies, 1, 1, 1)
     for items in chunks_of((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
         index = torch.from_numpy(items).to(plan.own.device, non_blocking=True)
         moved = style.apply_affine(space, data.raw(items % data.examples), plan.of(index))
-        kept[index.to(kept.device)] = (moved * 255).round_().to(torch.uint8).to(kept.device)
-    return kept
+        transferred[index.to(transferred.device)] = (moved * 255).round_().to(torch.uint8).to(transferred.device)
+    return transferred

@@ -96,23 +96,25 @@ class EnlargedBatch(Objective):
         assert isinstance(layers, StyleLayers)  # of the insert that the objective needs
 
         def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, Mapping[str, Foreign]]:
-            own, number = labels[batch.positions], next(steps)
+            batch_labels, number = labels[batch.positions], next(steps)
             share = foreign is not None and rng.random() < self.sharing
-            styles = StylePass(layers.part, layers.explored, own, foreign if share else None, rng)
-            lone = bool((styles.active or highlighter) and lone_classes(own).size and len(balanced.classes) > 1)
+            styles = StylePass(layers.part, layers.explored, batch_labels, foreign if share else None, rng)
+            lone = bool(
+                (styles.active or highlighter) and lone_classes(batch_labels).size and len(balanced.classes) > 1
+            )
             if lone:
                 balanced.draw(number)
             return styles, lone, batch.labels, rng.bit_generator.state
 
         def loss(batch: Batch) -> Tensor:
-            styles, lone, own, rng.bit_generator.state = batch.once(self, lambda: draw(batch))
+            styles, lone, state, rng.bit_generator.state = batch.once(self, lambda: draw(batch))
             styles = copy.copy(styles)
             styles.balanced = balanced.passed() if lone else styles.balanced
             paired = highlighter.paired(styles.partners) if highlighter else nullcontext()
             with round.autocast(), layers.acting(styles.acts), paired:
                 batch.features = net.features(batch.images)
                 batch.logits = net.head(batch.features)
-            batch.labels = torch.cat([own, on_device(styles.labels[len(own) :], own.device)])
+            batch.labels = torch.cat([state, on_device(styles.labels[len(state) :], state.device)])
             batch.loss = round.task.loss(batch.logits, batch.labels)
             return batch.loss
 
@@ -150,9 +152,9 @@ class ClassBalanced:
     @torch.no_grad()
     def passed(self) -> Balanced:
         """What the network in its present state, in training mode, makes of them; running statistics do not change."""
-        found, net, layers = Balanced(self.classes), self.round.net, self.round.net.styles
+        balanced, net, layers = Balanced(self.classes), self.round.net, self.round.net.styles
         assert isinstance(layers, StyleLayers)
-        paired = self.highlighter.paired(found.note_queries) if self.highlighter else nullcontext()
-        with self.round.autocast(), statistics_frozen(net), layers.acting(found.note_map), paired:
+        paired = self.highlighter.paired(balanced.note_queries) if self.highlighter else nullcontext()
+        with self.round.autocast(), statistics_frozen(net), layers.acting(balanced.note_map), paired:
             net.features(self.images)
-        return found
+        return balanced

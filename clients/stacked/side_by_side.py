@@ -182,7 +182,7 @@ class GroupTraining:
         while waiting := [(member, len(member.next)) for member in self.members if member.next is not None]:
             sizes = Counter(size for _, size in waiting)
             size = max(sizes, key=lambda size: (sizes[size], size))
-            self._step([member for member, own in waiting if own == size])
+            self._step([member for member, images in waiting if images == size])
         if self.members[0].steps.work.persist_optimizer:
             for member in self.members:
                 self.optimizer.save(member.row, member.training.round.optimizer.state, member.parameters)
@@ -226,8 +226,8 @@ class GroupTraining:
             return passed.losses
         totals = []
         of_each = zip(members, batches, passed.features.unbind(), passed.logits.unbind(), passed.losses.unbind())
-        for member, batch, *found in of_each:
-            batch.features, batch.logits, batch.loss = found
+        for member, batch, *more in of_each:
+            batch.features, batch.logits, batch.loss = more
             total = batch.loss
             with member.alone():
                 total = member.training.round.with_terms(batch, batch.loss)

@@ -150,8 +150,8 @@ def _pairwise_mmd(x: Tensor, y: Tensor, statistic: str) -> Tensor:
         return 0.0 * (x.sum() + y.sum()) * x.new_ones(L, M)
     z = torch.cat([x, y]).flatten(0, 1)
     blocks = squared_distances(z).unflatten(1, (L + M, B)).unflatten(0, (L + M, B)).transpose(1, 2)
-    own = blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-    within_x, within_y, between = own[:L, None], own[None, L:], blocks[:L, L:]
+    within = blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    within_x, within_y, between = within[:L, None], within[None, L:], blocks[:L, L:]
     mean = blocks.detach().mean((2, 3))
     s = (mean.diagonal()[:L, None] + mean.diagonal()[None, L:] + 2 * mean[:L, L:]) / 4
     s = bandwidth(s, z)[:, :, None, None]

@@ -131,9 +131,9 @@ class SemanticCalibration(Step):
         return align
 
     def _level_alignment(self, round: LocalRound, local: Net) -> AlignFunction:
-        with torch.no_grad(), outputs_of(local, local.levels) as found:
+        with torch.no_grad(), outputs_of(local, local.levels) as levels:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
-        shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in found.values()]
+        shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in levels.values()]
         height, width = (max(size - round.net.level_margin, 1) for size in shapes[-1][1:])
         of_fused, of_local = (Projections(shapes, (height, width), self.proj).to(round.device) for _ in range(2))
         if self.freeze_proj:

@@ -83,8 +83,8 @@ class EpisodicStep(Step):
     @property
     def tag(self) -> str:
         """Results show it when it is not the default algorithm."""
-        words = {"second order": self.second_order, "without boundary": not self.gamma}
-        return ", ".join(word for word, holds in words.items() if holds)
+        variants = {"second order": self.second_order, "without boundary": not self.gamma}
+        return ", ".join(word for word, holds in variants.items() if holds)
 
     @property
     def discloses(self) -> str:
@@ -119,7 +119,7 @@ class EpisodicStep(Step):
 
     def _outer_loss(self, round: LocalRound) -> Callable[[Batch, Tensor, StateDict], Tensor]:
         """L_out(theta^; batch), with the embeddings of the inner pass; L_in is `round.loss_of`."""
-        whole, versions, contrasts = FeaturesAndLogits(round.net), self.transfer(round), self._contrasts(round)
+        network, versions, contrasts = FeaturesAndLogits(round.net), self.transfer(round), self._contrasts(round)
 
         def outer(batch: Batch, embeddings: Tensor, stepped: StateDict) -> Tensor:
             buffers = {name: value.clone() for name, value in round.net.named_buffers()}
@@ -127,7 +127,7 @@ class EpisodicStep(Step):
             losses = []
             for images in versions(batch.raw):
                 with round.autocast():
-                    features, logits = functional_call(whole, tensors, (batch.prepare(images),))
+                    features, logits = functional_call(network, tensors, (batch.prepare(images),))
                 loss = round.task.loss(logits, batch.labels)
                 if contrasts:
                     only = self.denominator == "negatives"
@@ -182,8 +182,8 @@ class EpisodicStep(Step):
             return lambda raw: [raw]
         height, width = round.data.images.shape[-2:]
         b = frequency.half_width(self.L_w, height, width)
-        whole = torch.cat([torch.tensor(array) for array in banks]).to(round.device)
-        windows = frequency.window_of(whole, b) if self.spectrum == "full" else whole
+        prototypes = torch.cat([torch.tensor(array) for array in banks]).to(round.device)
+        windows = frequency.window_of(prototypes, b) if self.spectrum == "full" else prototypes
         sizes = torch.tensor([len(array) for array in banks])
         starts = sizes.cumsum(0) - sizes
         generator = round.generator("frequency")

@@ -91,11 +91,11 @@ class Recipe(ClientRecipe):
 
     def of(self, kind: type[P]) -> list[P]:
         """The parts of that class or contract, in the order of the slots; a part in two slots is listed once."""
-        found: list[P] = []
+        parts: list[P] = []
         for _, part in self.pairs:
-            if isinstance(part, kind) and part not in found:
-                found.append(part)
-        return found
+            if isinstance(part, kind) and part not in parts:
+                parts.append(part)
+        return parts
 
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""

@@ -42,7 +42,7 @@ def hidden_layers(net: Net) -> list[HiddenLayer]:
             break
         chain.insert(0, (path, module))
     linear = [place for place, (_, module) in enumerate(chain) if isinstance(module, nn.Linear)]
-    found = []
+    layers = []
     for first, second in pairwise(linear):
         producer, (reader, consumer) = chain[first][1], chain[second]
         if not isinstance(producer, nn.Linear) or not isinstance(consumer, nn.Linear):
@@ -53,5 +53,5 @@ def hidden_layers(net: Net) -> list[HiddenLayer]:
                 if value.dim()]  # fmt: skip
         columns = f"{reader}.weight"
         if not {*rows, columns} & net.frozen:
-            found.append(HiddenLayer(producer.out_features, tuple(rows), columns, reader))
-    return found
+            layers.append(HiddenLayer(producer.out_features, tuple(rows), columns, reader))
+    return layers
