@@ -74,14 +74,7 @@ class MaskedUpdate(Report):
     def _shared(self, round: LocalRound, own: JsonTable, lines: Mapping[str, bytes]) -> JsonTable:
         cipher, mask = bytes.fromhex(own["cipher"]), bytes.fromhex(own["mask"])
         least, me = self._least(round, lines), round.client
-        keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
-        own_line = masking.entry(cipher, mask, round.data.examples)
-        if lines.get(me, b"")[: masking.ENTRY] != own_line or len(set(keys)) < len(keys):
-            raise UserError("the server's list of public keys has others for this client, or one key twice")
-        if len(lines) < least or not set(lines) <= set(round.clients):
-            raise UserError(f"the server's list has {len(lines)} clients of this run, {least} are needed")
-        if round.store.peers:
-            refuse_unsigned(round, Identity.read(round.store.peers), lines)
+        refuse_list(round, lines, masking.entry(cipher, mask, round.data.examples), least)
         common, secret, names = masking.transcript(round.round, least, lines), os.urandom(masking.SECRET), sorted(lines)
         of_secret, of_mask = (masking.shares_of(value, least, len(names)) for value in (secret, mask))
         pairs = [first + second for first, second in zip(of_secret, of_mask, strict=True)]
@@ -101,24 +94,14 @@ class MaskedUpdate(Report):
         shares = {round.client: secrets["shares"][round.client]} | self._received(round, secrets, lines, common)
         if len(shares) < least:
             raise UserError(f"shares of {len(shares)} clients came, {least} are needed to hide an update")
-        weights = round.known_weights({name: masking.examples_of(lines[name]) for name in shares})
-        assert weights is not None  # Fact.KNOWN_WEIGHTS
-        weight = weights[round.client]
-        masked = {
-            name: self._quantised(name, array, received, weight)
-            for name, array in trained.items()
-            if array.dtype.kind == "f"
-        }
-        digest = hashlib.sha256()
-        for name in sorted(masked):
-            digest.update(masked[name].tobytes())
-        once = {"update": digest.hexdigest(), "shares": shares}
-        if "update" in secrets and any(secrets[key] != value for key, value in once.items()):
-            raise UserError("the server asks for a second update under the same masks, which would show the difference")
-        keep(round, secrets | once)
+        weight = own_weight(round, {name: lines[name] for name in shares})
+        floats = {name: array for name, array in trained.items() if array.dtype.kind == "f"}
+        masked = {name: self._quantised(name, array, received, weight) for name, array in floats.items()}
+        keep(round, secrets | only_once(secrets, {"update": digest_of(masked), "shares": shares}))
         masking.add_mask(masked, bytes.fromhex(secrets["self"]), 1)
+        own_key = bytes.fromhex(secrets["mask"])
         for name in sorted(shares.keys() - {round.client}):
-            seed = masking.pair_seed(bytes.fromhex(secrets["mask"]), masking.mask_key(lines[name]), common)
+            seed = masking.pair_seed(own_key, masking.mask_key(lines[name]), common)
             masking.add_mask(masked, seed, masking.pair_sign(round.client, name))
         return {**trained, **masked}
 
@@ -193,3 +176,39 @@ def kept(round: LocalRound) -> JsonTable:
 def keep(round: LocalRound, values: JsonTable) -> None:
     """Keep values for the next messages of this round."""
     round.store.pass_on(round.round, ENTRY, json.dumps(values))
+
+
+def refuse_list(round: LocalRound, lines: Mapping[str, bytes], own_line: bytes, least: int) -> None:
+    """UserError when the server's list of public keys is not one with which this client may hide its update.
+
+    lines: by client. own_line: what this client sent. least: how many clients the list must have
+    """
+    keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
+    if lines.get(round.client, b"")[: masking.ENTRY] != own_line or len(set(keys)) < len(keys):
+        raise UserError("the server's list of public keys has others for this client, or one key twice")
+    if len(lines) < least or not set(lines) <= set(round.clients):
+        raise UserError(f"the server's list has {len(lines)} clients of this run, {least} are needed")
+    if round.store.peers:
+        refuse_unsigned(round, Identity.read(round.store.peers), lines)
+
+
+def only_once(secrets: JsonTable, sent: JsonTable) -> JsonTable:
+    """What a client sends under its masks of a round; UserError when it has already sent something else."""
+    if "update" in secrets and any(secrets[key] != value for key, value in sent.items()):
+        raise UserError("the server asks for a second update under the same masks, which would show the difference")
+    return sent
+
+
+def own_weight(round: LocalRound, lines: Mapping[str, bytes]) -> float:
+    """The weight of this client among those with these lines, each of which says a number of examples."""
+    weights = round.known_weights({name: masking.examples_of(line) for name, line in lines.items()})
+    assert weights is not None  # Fact.KNOWN_WEIGHTS
+    return weights[round.client]
+
+
+def digest_of(arrays: Arrays) -> str:
+    """SHA-256 of the values of these tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

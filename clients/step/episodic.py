@@ -185,23 +185,31 @@ class EpisodicStep(Step):
         prototypes = torch.cat([torch.tensor(array) for array in banks]).to(round.device)
         windows = frequency.window_of(prototypes, b) if self.spectrum == "full" else prototypes
         sizes = torch.tensor([len(array) for array in banks])
-        starts = sizes.cumsum(0) - sizes
         generator = round.generator("frequency")
-        count = len(banks) if self.m_test == "all" else min(self.m_test, len(banks))
 
         def versions(raw: Tensor) -> list[Tensor]:
-            if self.m_test == "all":
-                clients = torch.arange(len(banks)).expand(len(raw), -1)
-            else:
-                clients = torch.rand(len(raw), len(banks), generator=generator).argsort(1)[:, :count]
-            image = (torch.rand(len(raw), count, generator=generator) * sizes[clients]).long()
-            low, high = self.lam
-            share = low + (high - low) * torch.rand(len(raw), count, generator=generator)
-            index = (starts[clients] + torch.minimum(image, sizes[clients] - 1)).to(raw.device, non_blocking=True)
-            share = share.to(raw.device, non_blocking=True)
-            return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
+            index, share = self._draw_amplitudes(len(raw), sizes, generator)
+            index, share = (drawn.to(raw.device, non_blocking=True) for drawn in (index, share))
+            pairs = zip(index.unbind(1), share.unbind(1))
+            return [frequency.interpolate(raw, windows[chosen], mix, b).clamp(0, 1) for chosen, mix in pairs]
 
         return versions
+
+    def _draw_amplitudes(self, n: int, sizes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(index of an amplitude, its share) [n, m_test] for n images, each from m_test distinct clients.
+
+        sizes: the number of amplitudes of each client; an index counts through those of all clients
+        """
+        count = len(sizes) if self.m_test == "all" else min(self.m_test, len(sizes))
+        if self.m_test == "all":
+            clients = torch.arange(count).expand(n, -1)
+        else:
+            clients = torch.rand(n, len(sizes), generator=generator).argsort(1)[:, :count]
+        image = (torch.rand(n, count, generator=generator) * sizes[clients]).long()
+        low, high = self.lam
+        share = low + (high - low) * torch.rand(n, count, generator=generator)
+        starts = sizes.cumsum(0) - sizes
+        return starts[clients] + torch.minimum(image, sizes[clients] - 1), share
 
 
 def inner_step(parameters: list[Tensor], gradients: list[Tensor], beta: float, clip: float) -> list[Tensor]:
