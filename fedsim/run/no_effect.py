@@ -22,12 +22,12 @@ from strategies.parts import Share
 from strategies.share.everything import Everything
 
 
-def data_facts(experiment: Experiment, found: Benchmark) -> Facts:
+def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
     """What the settings and the data set say."""
     return {
-        Scene.MASKS: found.task != CLASSIFICATION.name,
-        Scene.COLOURS: found.channels == 3,
-        Scene.FOLDERS: reader_class(found).listed is ImageTree.listed,  # a table has a column for the lists
+        Scene.MASKS: bench.task != CLASSIFICATION.name,
+        Scene.COLOURS: bench.channels == 3,
+        Scene.FOLDERS: reader_class(bench).listed is ImageTree.listed,  # a table has a column for the lists
         Scene.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
         Scene.BOTTLENECK: experiment.model.bottleneck > 0,
         Scene.NO_BOTTLENECK: experiment.model.bottleneck == 0,
@@ -66,13 +66,13 @@ def share_notes(net: Net, share: Share) -> list[str]:
             "which is shared whole, as in FedAvg"]  # fmt: skip
 
 
-def refuse_no_effect(experiment: Experiment, found: Benchmark) -> None:
+def refuse_no_effect(experiment: Experiment, bench: Benchmark) -> None:
     """UserError for the first changed setting of a section that has no effect and whose field says `refused`.
 
     Who sets an epsilon, for example, believes the run to be private. A grid over the other setting says itself where
     there is an effect.
     """
-    for section, name, needs in _idle_settings(experiment, data_facts(experiment, found)):
+    for section, name, needs in _idle_settings(experiment, data_facts(experiment, bench)):
         others = [f"{section}.{other}=" for one in needs for other in one.others]
         if needs[0].refused and not any(other in experiment.run.label for other in others):
             raise UserError(f"{section}.{name} has an effect only with {in_words(needs, f'{section}.')}; leave it out")
