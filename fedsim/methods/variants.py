@@ -15,13 +15,13 @@ from fedsim.settings.experiment import Experiment
 LONGEST = 120  # characters; a folder's name holds 255 bytes, and the method's name and run.label are in it too
 
 
-def method_label(experiment: Experiment) -> str:
+def method_label(experiment: Experiment, recipe: Recipe | None = None) -> str:
     """`fedprox@proximal.mu=0.01`: the method, and what the recipe changes in its row; raises UserError like a recipe.
 
     The values of `[parts]` belong to the experiment and are not changes. A setting that repeats the row's own value is
     not a change either, so that equal recipes have equal labels, even if their settings differ.
     """
-    return "@".join(filter(None, (experiment.method_name, variant_words(experiment))))
+    return "@".join(filter(None, (experiment.method_name, variant_words(experiment, recipe))))
 
 
 def same_method(record: Experiment, asked: Experiment) -> bool:
@@ -40,9 +40,12 @@ def same_method(record: Experiment, asked: Experiment) -> bool:
         return False
 
 
-def variant_words(experiment: Experiment) -> str:
-    """A text like `add=guiding_head,guiding_head.weight=0.25`, in the order of the slots; empty for the row itself."""
-    recipe = assemble(experiment.method, experiment.parts)
+def variant_words(experiment: Experiment, recipe: Recipe | None = None) -> str:
+    """A text like `add=guiding_head,guiding_head.weight=0.25`, in the order of the slots; empty for the row itself.
+
+    recipe: that of the experiment, where it has been assembled already
+    """
+    recipe = recipe or assemble(experiment.method, experiment.parts)
     values = values_for(recipe, experiment.parts)
     row = assemble({"name": experiment.method_name}, {})
     in_row = {part_name(part) for _, part in row.pairs} & values.keys()

@@ -10,7 +10,6 @@ from fedsim.common.tasks import CLASSIFICATION
 from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.reader import reader_class
-from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe
 from fedsim.models.net import Net
@@ -44,13 +43,13 @@ def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float
     }
 
 
-def no_effect_notes(experiment: Experiment, recipe: Recipe, facts: Facts) -> list[str]:
-    """One line for each changed setting on which nothing depends in this run."""
+def no_effect_notes(experiment: Experiment, recipe: Recipe, row: Recipe, facts: Facts) -> list[str]:
+    """One line for each changed setting on which nothing depends in this run. row: the recipe of the method's row"""
     facts = {**facts, **method_facts(recipe)}
     idle_settings = [(f"{section}.", name, needs) for section, name, needs in _idle_settings(experiment, facts)]
-    row = {type(part): part for _, part in assemble({"name": experiment.method_name}, {}).pairs}
+    usual_parts = {type(part): part for _, part in row.pairs}
     for part in dict.fromkeys(part for _, part in recipe.pairs):
-        usual = row.get(type(part)) or make(type(part))
+        usual = usual_parts.get(type(part)) or make(type(part))
         idle_settings += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
     return [
         f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}"

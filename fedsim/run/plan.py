@@ -12,9 +12,9 @@ from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
-from fedsim.methods.assembly import build_net, build_recipe
+from fedsim.methods.assembly import assemble, build_net, build_recipe
 from fedsim.methods.recipe import Recipe
-from fedsim.methods.variants import method_label
+from fedsim.methods.variants import method_label, variant_words
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
 from fedsim.run.no_effect import refuse_no_effect
@@ -40,9 +40,19 @@ class Plan:
     clients: tuple[str, ...]
 
     @cached_property
+    def changes(self) -> str:
+        """What the recipe changes in its row, as the run's folder and its label have it; empty for the row itself."""
+        return variant_words(self.experiment, self.recipe)
+
+    @cached_property
+    def row(self) -> Recipe:
+        """The recipe of the method's row, without the settings of this run."""
+        return assemble({"name": self.experiment.method_name}, {})
+
+    @cached_property
     def folder(self) -> Path:
-        """Folder of the run's records; its name needs the recipe and that of the row, so that it is made once."""
-        return run_folder(self.experiment)
+        """Folder of the run's records."""
+        return folder_of(self.experiment, "@".join(filter(None, (self.experiment.method_name, self.changes))))
 
     @property
     def sources(self) -> int:
