@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 from fedsim.common.errors import UserError
-from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, slots_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
 from fedsim.methods.table import METHODS
 from fedsim.models.backbones import is_family
 from fedsim.parts.part import part_name, unfit
@@ -86,15 +86,14 @@ def find_part(name: object, slot: str = "") -> type:
     Raises UserError, with the most similar known name, when there is no such part, or when it is not for that slot.
     """
     by_name: dict[str, type] = {}
-    slots = ("client", *FORMER_CLIENT) if slot == "client" else (slot,)
     for key, kinds in parts_by_slot().items():
-        by_name |= kinds if not slot or key in slots else {}
+        by_name |= kinds if slot in ("", key) else {}
     where = f"method.{slot}: no part" if slot else "method: no part"
     kind = lookup(name if isinstance(name, str) else repr(name), by_name, "parts", where)
     if not isinstance(kind, type) or not slots_of(kind) or not dataclasses.is_dataclass(kind):
         hint = "a part is a dataclass that derives from a slot's contract (docs/own-method.md)"
         raise UserError(f"{where} {name!r}: {hint}")
-    if slot and not set(slots) & set(slots_of(kind)):
+    if slot and slot not in slots_of(kind):
         raise UserError(f"{where} {name!r}: it is for {', '.join(slots_of(kind))}")
     return kind
 
