@@ -33,7 +33,7 @@ from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.round import ask_to_train, compute_model, open_round
 from strategies.stored import Storage
-from strategies.wire.patience import PatientGrid
+from strategies.wire.grids import PatientGrid
 from strategies.wire.sites import Site
 
 TOKEN, EXAMPLES, PROMISED = "0123456789abcdef", 100, 2.5

@@ -25,8 +25,7 @@ from fedsim.methods.registry import packages_of
 from fedsim.parts.part import part_name
 from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import Plan
-from fedsim.run.site import state_folder, time_limit
-from fedsim.run.site_message import SiteMessage, check_message
+from fedsim.run.site import SiteMessage, check_message, state_folder, time_limit
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions

@@ -17,7 +17,7 @@ from fedsim.run.log_lines import LogLines
 from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
 from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
-from strategies.wire.polling import QuickGrid
+from strategies.wire.grids import QuickGrid
 
 app = ServerApp()
 

@@ -24,7 +24,7 @@ from strategies.server import Server
 from strategies.stored import Head, heads_of
 from strategies.wire.cuts import crop, uncrop
 from strategies.wire.fused_check import finite_loss
-from strategies.wire.membership import implausible
+from strategies.wire.limits import metrics_over_limit, model_norm, over_limit, records_over_limit, update_size
 from strategies.wire.reply_checks import (
     Expected,
     check_collected,
@@ -32,9 +32,8 @@ from strategies.wire.reply_checks import (
     check_validation,
     one_line,
 )
-from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
 from strategies.wire.round_notes import RoundNotes
-from strategies.wire.update_limit import model_norm, over_limit, update_size
+from strategies.wire.sites import implausible
 
 HISTORY = "guard"  # the key of the sizes of earlier updates in the server's state
 Failures = dict[str, tuple[str, str]]  # (reason, traceback) by client

@@ -32,8 +32,8 @@ from strategies.server import Server
 from strategies.server_parts import ServerParts
 from strategies.state import Snapshot
 from strategies.wire.fused_check import largest, not_finite, suspect
+from strategies.wire.limits import remember, update_size
 from strategies.wire.reply_checks import one_line
-from strategies.wire.update_limit import remember, update_size
 from strategies.wire.visits import ask_target, refuse_answer
 
 HISTORY = "guard"  # the key of the sizes of earlier updates in the server's state

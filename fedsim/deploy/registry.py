@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedsim.common.errors import UserError
 from fedsim.deploy.federation import Federation, read_federation
-from strategies.wire.membership import Member
+from strategies.wire.sites import Member
 
 LOOK_SECONDS = 1.0
 

@@ -14,7 +14,7 @@ from fedsim.run.log_lines import LogLines
 from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
 from fedsim.server_app import experiment_of, marked
-from strategies.wire.polling import QuickGrid
+from strategies.wire.grids import QuickGrid
 
 app = ServerApp()
 

@@ -15,12 +15,10 @@ from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.leftovers import nothing_left, remove_empty
 from fedsim.run.no_effect import data_facts, no_effect_notes, run_facts, share_notes
-from fedsim.run.notes import code_notes, data_notes
+from fedsim.run.notes import budget_notes, code_notes, data_notes
 from fedsim.run.plan import Plan
 from fedsim.run.session import Session
-from fedsim.run.shared_target import SharedTarget
-from fedsim.run.target import TargetEvaluator
-from fedsim.run.work import budget_notes
+from fedsim.run.target import SharedTarget, TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import with_own_folders
@@ -30,11 +28,10 @@ from fedsim.tensors.records import Config
 from strategies.base import FedDG
 from strategies.server import Server
 from strategies.wire.fused_check import model_probe
+from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
-from strategies.wire.membership import Identify, missing_classes
-from strategies.wire.patience import PatientGrid
-from strategies.wire.polling import QuickGrid
 from strategies.wire.pulling import expected_bytes
+from strategies.wire.sites import Identify, missing_classes
 from strategies.wire.target_site import TargetScore, TargetSite
 
 SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all

@@ -15,8 +15,8 @@ from fedsim.data import benchmark, source_domains
 from fedsim.methods.assembly import assemble
 from fedsim.methods.listing import step_costs
 from fedsim.methods.variants import method_label
+from fedsim.run.notes import planned_work
 from fedsim.run.plan import Plan, resolve
-from fedsim.run.work import planned_work
 from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.sweep.plan import Cell, measured_rates
 

@@ -16,7 +16,7 @@ from torch import nn
 from fedsim.models.layout import evaluating
 from fedsim.tensors.arrays import all_finite, load_arrays
 from strategies.parts import Arrays
-from strategies.wire.update_limit import upper_median_of_others
+from strategies.wire.limits import upper_median_of_others
 
 PROBE_IMAGES = 4
 Probe = Callable[[Arrays], bool]

@@ -18,9 +18,8 @@ from fedsim.common.lists import first_few
 from fedsim.data.fingerprint import Fingerprints, difference
 from fedsim.settings import RunSettings
 from fedsim.tensors.records import Config
-from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import Expected, RejectedReplyError, judged, one_line
-from strategies.wire.sites import UNANSWERED, Site, check_site, read_sites
+from strategies.wire.sites import UNANSWERED, Identify, Site, check_site, implausible, impostor, name_of, read_sites
 
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0

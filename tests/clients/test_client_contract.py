@@ -12,13 +12,10 @@ from support import interrupt, numbers, run_small, small_experiment, tiny_experi
 
 from clients.companions.ditto import Ditto
 from clients.local_round import LocalRound
-from clients.objective.jigsaw import Jigsaw
 from clients.parts import Report, Term
 from clients.terms.moon import ModelContrast
 from clients.tools.networks import statistics_frozen
-from clients.update.sharpness_aware import SharpnessAware
 from fedsim.common.errors import UserError
-from fedsim.methods.assembly import assemble
 from fedsim.methods.recipe import Recipe
 from fedsim.models.layout import evaluating
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
@@ -129,7 +126,7 @@ class HeadOnly(Share):
 
 def test_frozen_tensors_and_changes_in_place(tmp_path):
     """Frozen tensors, including running statistics, are neither sent nor changed, and no client stores them."""
-    recipe = Recipe(share=HeadOnly(), client=Ditto(), terms=(ModelContrast(),))
+    recipe = Recipe(share=HeadOnly(), companions=(Ditto(),), terms=(ModelContrast(),))
     client = client_of(tmp_path, recipe, train={"local_checks": 2})
     before, head = snapshot(client.net), {"head.weight", "head.bias"}
     sent, _, _ = fit(client)
@@ -192,16 +189,6 @@ def test_the_second_pass_of_a_batch_has_the_draws_of_the_first(method, tmp_path,
     run_small(tiny_experiment(tmp_path, method, 1, train={"batch_size": 32}, parts={"jigsaw": {}}))
     assert found
     assert all(first == second for first, second in found)
-
-
-def test_parts_that_were_steps_are_found_in_client():
-    assert Recipe(client=Jigsaw()) == Recipe(objective=Jigsaw())
-    assert Recipe(client=Ditto()) == Recipe(companions=(Ditto(),))
-    found = assemble({"name": "fedsam", "client": "jigsaw"}, {})  # and no other slot changes
-    assert (found.objective, type(found.update)) == (Jigsaw(), SharpnessAware)
-    assert len(assemble({"name": "perada", "client": "supervised_step"}, {}).companions) == 1
-    both = assemble({"name": "fedavg", "update": "sharpness_aware", "client": "jigsaw", "jigsaw": {"alpha": 0.5}}, {})
-    assert (both.objective, both.update) == (Jigsaw(alpha=0.5), SharpnessAware())
 
 
 SKEWED = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 0.1, "split": "random"}

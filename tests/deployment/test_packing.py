@@ -10,8 +10,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.wire import packing
+from strategies.wire.grids import packed
 from strategies.wire.packing import ANSWER, MOST_HEADER, PACKED, WHOLE, answer, pack, pack_record, unpack, unpack_record
-from strategies.wire.polling import packed
 
 TENSORS = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),

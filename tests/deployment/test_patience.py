@@ -7,9 +7,8 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedsim.flower.identity import assume_identity, stamp
-from strategies.wire import polling
-from strategies.wire.patience import MOST_ATTEMPTS, PatientGrid
-from strategies.wire.polling import QuickGrid
+from strategies.wire import grids
+from strategies.wire.grids import MOST_ATTEMPTS, PatientGrid, QuickGrid
 
 
 class World:
@@ -107,7 +106,7 @@ class Clock:
 
 def test_replies_are_collected_soon_after_they_came_until_the_time_is_over(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(polling, "time", clock)
+    monkeypatch.setattr(grids, "time", clock)
     assert clock.replies(a=0.0, b=5.0, c=100.0) == ["a", "b", "c"]
     assert clock.now < 103.1
     assert (clock.pauses[0], clock.pauses[-1]) == (0.25, 3.0)

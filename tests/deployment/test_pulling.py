@@ -14,8 +14,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedsim.tensors.arrays import state_to_record
 from strategies.wire import pulling
+from strategies.wire.grids import QuickGrid
 from strategies.wire.packing import WHOLE, pack
-from strategies.wire.polling import QuickGrid
 
 UNIT = 1 << 14  # in the place of a megabyte
 

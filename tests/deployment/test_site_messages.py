@@ -15,8 +15,7 @@ from fedsim.client_app import app
 from fedsim.common.errors import UserError
 from fedsim.deploy.check_app import answer
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.run.site import state_folder
-from fedsim.run.site_message import LAST_ROUND, REPLACED, check_settings
+from fedsim.run.site import LAST_ROUND, REPLACED, check_settings, state_folder
 
 LONG = "x" * 2_000_000
 PATHS = ("..", "../../x", "a/../../x", "/elsewhere", "~/x", "a\0b", "..\\x")

@@ -108,7 +108,7 @@ def sites(monkeypatch):
     monkeypatch.setattr("fedsim.deploy.federation.read_federation", lambda file: None)
     monkeypatch.setattr("fedsim.deploy.check.check", lambda federation, experiment, wait: ([], [resolve(experiment)]))
     monkeypatch.setattr("fedsim.deploy.check.table", lambda *shown: "")
-    monkeypatch.setattr("fedsim.deploy.renewal.warnings", lambda federation: [])
+    monkeypatch.setattr("fedsim.deploy.check.warnings", lambda federation: [])
 
 
 @pytest.mark.usefixtures("sites")

@@ -17,10 +17,9 @@ from fedsim.results import compare, read_runs
 from fedsim.results.environment import earlier_environments
 from fedsim.run import session
 from fedsim.run.no_effect import no_effect_notes, share_notes
-from fedsim.run.notes import data_notes
+from fedsim.run.notes import budget_notes, data_notes
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
-from fedsim.run.work import budget_notes
 from fedsim.settings import DataSettings, ModelSettings
 from fedsim.settings.effect import Scene, Size
 from fedsim.settings.experiment import Experiment, read_experiment

@@ -25,8 +25,7 @@ from fedsim.models.infer.base import EvalMode
 from fedsim.run.plan import resolve
 from fedsim.run.processes import reason_against
 from fedsim.run.serve import serve
-from fedsim.run.shared_target import SharedTarget
-from fedsim.run.target import TargetEvaluator
+from fedsim.run.target import SharedTarget, TargetEvaluator
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.launch import launch
 from strategies.visits.target_training import TargetTraining

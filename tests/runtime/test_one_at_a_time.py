@@ -12,8 +12,8 @@ from fedsim.run import workspace
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import launch
+from strategies.wire.grids import PatientGrid
 from strategies.wire.matching import Sent
-from strategies.wire.patience import PatientGrid
 
 
 class Quiet:

@@ -37,15 +37,15 @@ class Tape:
     def __init__(self):
         self.rounds, self.open = [], None
 
-    def fit(self, own, client, parameters, config):
+    def train(self, own, client, tensors, config):
         if config["phase"] != "train":
-            return own(client, parameters, config)
+            return own(client, tensors, config)
         while len(self.rounds) < config["round"]:
             self.rounds.append([])
         self.rounds[-1].append(Segment(config["client"], client.data.examples))
         self.open = self.rounds[-1][-1]
         try:
-            return own(client, parameters, config)
+            return own(client, tensors, config)
         finally:
             self.open = None
 
@@ -66,7 +66,7 @@ class Tape:
 def recorded(method, folder, *settings):
     """(evidence of a run of two rounds, [segments of a round], initial state) of a method on the small federation."""
     plan, tape = small_plan(method, folder, ["train.rounds=2", *settings]), Tape()
-    spies = [(DomainClient, "fit", tape.fit), (LocalData, "batch", tape.batch)]
+    spies = [(DomainClient, "train", tape.train), (LocalData, "batch", tape.batch)]
     spies += [(torch, name, tape.draw) for name in DRAWS]
     with ExitStack() as stack:
         for place, name, spy in spies:

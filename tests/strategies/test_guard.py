@@ -18,10 +18,16 @@ from strategies import compute
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import Update
 from strategies.wire.fused_check import finite_loss, model_probe, suspect
-from strategies.wire.membership import implausible
+from strategies.wire.limits import (
+    lower_median,
+    metrics_over_limit,
+    over_limit,
+    records_over_limit,
+    remember,
+    update_size,
+)
 from strategies.wire.reply_checks import RejectedReplyError, check_nonnegative
-from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
-from strategies.wire.update_limit import lower_median, over_limit, remember, update_size
+from strategies.wire.sites import implausible
 
 
 def f32(*values):
