@@ -44,8 +44,7 @@ def sweep(
     start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Axes, Budget, run_sweep
-    from fedsim.sweep.table_run import run_table
-    from fedsim.sweep.tables import Choice, find_table
+    from fedsim.sweep.tables import Choice, find_table, run_table
 
     named, numbers = names_of("--methods", methods), numbers_of("--seeds", seeds)
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)

@@ -10,12 +10,15 @@ from rich.table import Table
 
 from fedsim.common.console import say
 from fedsim.results.selection import DEFAULT_RULE, rule_title
-from fedsim.sweep import carry_out, search_plan
+from fedsim.sweep import search_plan
 from fedsim.sweep.budget import Budget
-from fedsim.sweep.plan import Cell, dry_table, look_for_data
+from fedsim.sweep.estimate import cell_table
+from fedsim.sweep.loop import carry_out
+from fedsim.sweep.plan import Cell
 from fedsim.sweep.sampler import RANDOM, check_sampler
 from fedsim.sweep.search_plan import PlannedSearch, Search, plan_search
 from fedsim.sweep.search_texts import show_result, trial_table, write_trials
+from fedsim.sweep.study import Study
 
 
 def run_search(
@@ -45,6 +48,41 @@ def run_search(
     return failed
 
 
+class Searches(Study):
+    """Several searches that are run together: all trials that are known, and then those that follow from them."""
+
+    is_blind = True
+
+    def __init__(self, plans: Sequence[PlannedSearch]) -> None:
+        self.plans = plans
+        self._asked: set[Path] = set()
+
+    def ask(self) -> list[Cell]:
+        cells = [cell for plan in self.plans for cell in plan.cells if cell.folder not in self._asked]
+        self._asked |= {cell.folder for cell in cells}
+        return cells
+
+    def tell(self, cells: Sequence[Cell]) -> None:
+        for plan in self.plans:
+            plan.read()
+
+    def table(self, cells: Sequence[Cell], width: int) -> Table:
+        """Return the trials as far as they are finished, with an estimate of the time that the others take.
+
+        Of several searches it is a table of the cells.
+        """
+        table = cell_table([cell for plan in self.plans for cell in plan.cells], width)
+        later = sum(plan.search.trials - len(plan.trials) for plan in self.plans)
+        if later:
+            table.caption = f"{table.caption}; {later} trials follow from the scores of these"
+        if len(self.plans) > 1:
+            return table
+        self.plans[0].read()
+        trials = trial_table(self.plans[0])
+        trials.caption = table.caption
+        return trials
+
+
 def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> list[Cell]:
     """Run the cells of several searches together, and then the trials that follow from them, until there are no more.
 
@@ -54,30 +92,4 @@ def run_plans(plans: Sequence[PlannedSearch], budget: Budget, dry_run: bool) -> 
     if search.trials <= search_plan.STARTUP and (search.pruner or search.sampler != RANDOM):
         say(f"--sampler and --pruner have no effect on {search.trials} draws: the first {search_plan.STARTUP} are "
             "drawn at random and never pruned")  # fmt: skip
-    seen: dict[Path, Cell] = {}
-    failed: list[Cell] = []
-    while cells := [cell for plan in plans for cell in plan.cells if cell.folder not in seen]:
-        seen |= {cell.folder: cell for cell in cells}
-        look_for_data(cells, budget, dry_run)
-        failed += carry_out(cells, budget, dry_run, lambda width: dry_trials(plans, width), True)
-        if dry_run:
-            return failed
-        for plan in plans:
-            plan.read()
-    return failed
-
-
-def dry_trials(plans: Sequence[PlannedSearch], width: int) -> Table:
-    """The table of the trials as far as they are finished, with an estimate of the time that the others take.
-
-    Of several searches it is a table of the cells.
-    """
-    cells = dry_table([cell for plan in plans for cell in plan.cells], width)
-    later = sum(plan.search.trials - len(plan.trials) for plan in plans)
-    cells.caption = f"{cells.caption}; {later} trials follow from the scores of these" if later else cells.caption
-    if len(plans) > 1:
-        return cells
-    plans[0].read()
-    table = trial_table(plans[0])
-    table.caption = cells.caption
-    return table
+    return carry_out(Searches(plans), budget, dry_run)

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from fedsim.common.console import errors
 from fedsim.common.files import atomic_write
-from fedsim.sweep.plan import ENDED, Cell, duration, measured_rates, observed_rates, time_left
+from fedsim.sweep.estimate import duration, measured_rates, observed_rates, time_left
+from fedsim.sweep.plan import ENDED, Cell
 
 STATE = "sweep.json"  # in the folder of the experiment, for `fedsim report --live`
 NOTED_SECONDS = 2.0

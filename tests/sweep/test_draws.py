@@ -167,5 +167,5 @@ def test_draws_that_fall_behind_are_ended_and_stay_so(tmp_path, monkeypatch):
     assert table["steps"].item() == sum(spent)
     outcomes = pd.read_csv(tmp_path / "digits" / "search.csv")["outcome"].astype(str)
     assert outcomes.str.startswith("pruned after round 2").sum() == 2
-    monkeypatch.setattr("fedsim.sweep.run_cells", lambda *given: pytest.fail("a pruned draw was run again"))
+    monkeypatch.setattr("fedsim.sweep.loop.run_cells", lambda *given: pytest.fail("a pruned draw was run again"))
     assert sweep(tmp_path, *options)[0] == shown
