@@ -1,7 +1,7 @@
 """Studies: many runs (cells) that are carried out together, several at the same time, without those that are finished.
 
-A grid, a search, draws, a search over combinations and the table of a paper are each a `Study` in a file of its own
-(`grid.py`, `search.py`, `draws.py`, `combinations.py`, `tables.py`). One loop (`loop.py`) carries all of them out.
+A `Study` asks for cells, is told of their outcome and reports. Each kind of study is one file, and one loop, `loop.py`,
+carries all of them out.
 """
 
 from fedsim.sweep.axes import Axes
