@@ -46,8 +46,7 @@ def search(
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Budget
     from fedsim.sweep.combine_plan import Combination
-    from fedsim.sweep.search_plan import Search
-    from fedsim.sweep.search_run import run_search
+    from fedsim.sweep.search import Search, run_search
     from fedsim.sweep.tables import find_table
 
     if find_table(config):

@@ -64,13 +64,6 @@ def sweep_command(config: str, axes: Axes, overrides: Sequence[str], preset: str
     return shlex.join([*words, *(part for grid in axes.grid for part in ("--grid", grid))])
 
 
-def given_words(overrides: Sequence[str], preset: str) -> list[str]:
-    """The preset and the overrides of a search, by which its scores differ from those of another one."""
-    given = {parse_override(word)[0]: word for word in overrides}
-    given.pop("run.output", None)
-    return [*([f"preset={preset}"] if preset else []), *(given[key] for key in sorted(given))]
-
-
 def label_of(values: Sequence[str], label: str = "") -> str:
     """`mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
 

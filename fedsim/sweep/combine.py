@@ -21,7 +21,7 @@ from fedsim.methods.table import METHODS
 from fedsim.parts.part import Part, part_name
 from fedsim.settings.effect import conditions
 from fedsim.settings.experiment import Experiment
-from fedsim.sweep.search import ranking
+from fedsim.sweep.scores import ranking
 
 A = TypeVar("A")
 

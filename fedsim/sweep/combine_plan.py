@@ -22,8 +22,7 @@ from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.combine import Option, draw_all, halve, options_in, stages, words_of
 from fedsim.sweep.plan import Cell, Readers, plan_cells, readers, refusal_of
-from fedsim.sweep.search import ranking
-from fedsim.sweep.search_plan import validation_of
+from fedsim.sweep.scores import ranking, validation_of
 
 
 @dataclass(frozen=True)

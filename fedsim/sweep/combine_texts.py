@@ -14,11 +14,9 @@ from fedsim.methods.part_settings import typed
 from fedsim.results.recorder import csv_text
 from fedsim.run.plan import results_folder
 from fedsim.settings.experiment import parse_override
-from fedsim.sweep.axes import given_words
 from fedsim.sweep.combine_outer import Arm, arms, command, compare_command, fresh_seeds
 from fedsim.sweep.combine_plan import Candidate, Outcome, PlannedCombination, Unseen
-from fedsim.sweep.search import nested
-from fedsim.sweep.search_texts import percent, rows_of_others
+from fedsim.sweep.reports import given_settings, nested, percent, rows_of_others
 
 NAMES = ("method", "search", "target")
 COLUMNS = (*NAMES, "rung", "candidate", "changes", "slots", "folds", "score", "outcome")
@@ -99,7 +97,7 @@ def search_words(plan: PlannedCombination) -> str:
     own = plan.search
     seeds = ",".join(map(str, dict.fromkeys(own.seeds)))
     words = [f"slots {','.join(own.slots)}", f"budget {own.budget}", f"seeds {seeds}", f"search seed {own.seed}"]
-    return "; ".join([*words, *given_words(plan.overrides, plan.preset)])
+    return "; ".join([*words, *given_settings(plan.overrides, plan.preset)])
 
 
 def rows_of(plan: PlannedCombination, unseen: Unseen) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.sweep.combine import draw, halve, options_in, stages, words_of
 from fedsim.sweep.combine_outer import arms, command, option_cost, step_cost
 from fedsim.sweep.combine_plan import Combination, plan_combinations
-from fedsim.sweep.search import nested
+from fedsim.sweep.reports import nested
 
 SMALL = ("data.fraction=0.1", "train.rounds=10", "run.device=cpu", "run.output=/nowhere")
 DIGITS = read_experiment("digits", SMALL)
