@@ -16,8 +16,7 @@ from fedsim.results import read_runs
 from fedsim.results.published import domain_key, printed_numbers
 from fedsim.results.selection import RULE_TITLES
 from fedsim.settings.experiment import known_tables
-from fedsim.sweep.reproduction import Line, Numbers, reproductions
-from fedsim.sweep.reproduction_texts import csv_rows, render
+from fedsim.sweep.reproduction import Line, Numbers, csv_rows, render, reproductions
 from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, row_experiment
 
 SEEDS = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}  # the papers'
