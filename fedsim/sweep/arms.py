@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.markup import escape
 from rich.table import Table
@@ -44,6 +44,28 @@ class Work:
 
     before: float
     each_round: float
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An arm whose rounds are still open. cost: of a step, as in `Arm`."""
+
+    title: str
+    options: tuple[Option, ...]
+    overrides: tuple[str, ...]
+    work: Work | None
+    cost: float | None
+
+    def steps(self, rounds: int) -> float:
+        """Return the steps of a run of so many rounds over all clients."""
+        assert self.work is not None
+        return self.work.before + rounds * self.work.each_round
+
+    def rounds_for(self, price: float) -> int:
+        """Return the rounds whose steps, times the cost of a step, are nearest to a price; at least one."""
+        assert self.work is not None
+        steps = price / (self.cost or 1.0) - self.work.before
+        return max(1, round(steps / self.work.each_round))
 
 
 def option_cost(option: Option, costs: Mapping[str, float]) -> float | None:
@@ -87,12 +109,12 @@ def arm_titles(winner: Options, single: Options = ()) -> dict[tuple[Option, ...]
     """{options: title} of the outer run: the base, the winner, the winner without each of its parts, each part alone,
     and the best single part of the search; options that two titles have are there once."""
     titles: dict[tuple[Option, ...], str] = {(): "base", tuple(winner): "winner"}
-    if len(winner) > 1:
-        for option in winner:
-            rest = tuple(other for other in winner if other != option)
-            titles.setdefault(rest, f"{rest[0].text} alone" if len(rest) == 1 else f"without {option.text}")
-        for option in winner:
-            titles.setdefault((option,), f"{option.text} alone")
+    for option in winner:
+        rest = tuple(other for other in winner if other != option)
+        title = f"{rest[0].text} alone" if len(rest) == 1 else f"without {option.text}"
+        titles.setdefault(rest, title)
+    for option in winner:
+        titles.setdefault((option,), f"{option.text} alone")
     if single:
         titles.setdefault(tuple(single), f"{single[0].text}: the best single part")
     return titles
@@ -105,57 +127,44 @@ def plan_arms(base: Base, target: str, winner: Options, single: Options = ()) ->
     clients, times the cost of a step. A step whose cost is not known counts like FedAvg's, and where steps are not
     known before the run, all arms count as if they took equally many. An arm that is refused is named and left out.
     """
-    titles = arm_titles(winner, single)
-    overrides: dict[tuple[Option, ...], list[str]] = {}
-    works: dict[tuple[Option, ...], Work | None] = {}
-    for options, title in titles.items():
+    drafts = []
+    for options, title in arm_titles(winner, single).items():
         try:
-            changes = overrides_of(options, base.experiment)
-            works[options] = work_of(base, target, changes)
-            overrides[options] = changes
+            drafts.append(draft_arm(base, target, options, title))
         except UserError as error:
             say(f"{title}: not part of the outer run, because it is refused: {error}")
-    costs = {options: step_cost(base.method, options, step_costs()[0]) for options in works}
-    are_counted = all(works.values())
-    rounds = equal_rounds(base.experiment.train.rounds, tuple(winner), works, costs)
+    are_counted = all(draft.work for draft in drafts)
+    if not are_counted:
+        drafts = [replace(draft, work=Work(0.0, 1.0)) for draft in drafts]
+    of_winner = next(draft for draft in drafts if draft.options == tuple(winner))
+    price = of_winner.steps(base.experiment.train.rounds) * (of_winner.cost or 1.0)
     arms = []
-    for options, work in works.items():
-        steps = work.before + rounds[options] * work.each_round if work and are_counted else None
-        arms.append(Arm(titles[options], tuple(overrides[options]), rounds[options], steps, costs[options]))
+    for draft in drafts:
+        rounds = draft.rounds_for(price)
+        steps = draft.steps(rounds) if are_counted else None
+        arms.append(Arm(draft.title, draft.overrides, rounds, steps, draft.cost))
     return arms
 
 
-def work_of(base: Base, target: str, changes: Sequence[str]) -> Work | None:
-    """Return the steps of the base with some overrides on a target; None where they are not known before the run."""
-    plan = resolve(base.read([f"run.target={json.dumps(target)}", *changes]))
+def draft_arm(base: Base, target: str, options: Options, title: str) -> "Draft":
+    """Return an arm whose rounds are still open; UserError where the experiment refuses its options."""
+    overrides = overrides_of(options, base.experiment)
+    plan = resolve(base.read([f"run.target={json.dumps(target)}", *overrides]))
     steps = planned_steps(plan)
-    return Work(*steps) if steps else None
-
-
-def equal_rounds(
-    rounds: int,
-    winner: tuple[Option, ...],
-    works: Mapping[tuple[Option, ...], Work | None],
-    costs: Mapping[tuple[Option, ...], float | None],
-) -> dict[tuple[Option, ...], int]:
-    """{options: the rounds that cost as much as so many rounds of the winner}, at least one."""
-    are_counted = all(works.values())
-    counted = {options: work if work and are_counted else Work(0.0, 1.0) for options, work in works.items()}
-    of_winner = counted[winner]
-    price = (of_winner.before + rounds * of_winner.each_round) * (costs[winner] or 1.0)
-    equal = {}
-    for options, work in counted.items():
-        steps = price / (costs[options] or 1.0) - work.before
-        equal[options] = max(1, round(steps / work.each_round))
-    return equal
+    work = Work(*steps) if steps else None
+    cost = step_cost(base.method, options, step_costs()[0])
+    return Draft(title, tuple(options), tuple(overrides), work, cost)
 
 
 def grid_of_arm(base: Base, target: str, arm: Arm, seeds: Sequence[int]) -> tuple[Axes, list[str]]:
     """(axes, overrides) of an arm's cells; where its rounds are not the experiment's, they are in its label."""
-    if arm.rounds == base.experiment.train.rounds:
-        return Axes([base.method], [target], seeds, []), [*base.overrides, *arm.overrides]
-    overrides = [override for override in base.overrides if parse_override(override)[0] != "train.rounds"]
-    return Axes([base.method], [target], seeds, [f"train.rounds={arm.rounds}"]), [*overrides, *arm.overrides]
+    overrides = list(base.overrides)
+    grid = []
+    if arm.rounds != base.experiment.train.rounds:
+        overrides = [override for override in overrides if parse_override(override)[0] != "train.rounds"]
+        grid = [f"train.rounds={arm.rounds}"]
+    axes = Axes([base.method], [target], seeds, grid)
+    return axes, [*overrides, *arm.overrides]
 
 
 def plan_arm(base: Base, target: str, arm: Arm, seeds: Sequence[int]) -> list[Cell]:
