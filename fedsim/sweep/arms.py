@@ -120,7 +120,12 @@ def arm_titles(winner: Options, single: Options = ()) -> dict[tuple[Option, ...]
     return titles
 
 
-def plan_arms(base: Base, target: str, winner: Options, single: Options = ()) -> list[Arm]:
+def plan_arms(
+    base: Base,
+    target: str,
+    winner: Options,
+    single: Options = (),
+) -> list[Arm]:
     """Return the rows of the outer run on an unseen domain.
 
     The winner has the experiment's rounds. Every other arm has the rounds that cost as much: the steps of all its
@@ -146,7 +151,12 @@ def plan_arms(base: Base, target: str, winner: Options, single: Options = ()) ->
     return arms
 
 
-def draft_arm(base: Base, target: str, options: Options, title: str) -> "Draft":
+def draft_arm(
+    base: Base,
+    target: str,
+    options: Options,
+    title: str,
+) -> "Draft":
     """Return an arm whose rounds are still open; UserError where the experiment refuses its options."""
     overrides = overrides_of(options, base.experiment)
     plan = resolve(base.read([f"run.target={json.dumps(target)}", *overrides]))
@@ -156,7 +166,12 @@ def draft_arm(base: Base, target: str, options: Options, title: str) -> "Draft":
     return Draft(title, tuple(options), tuple(overrides), work, cost)
 
 
-def grid_of_arm(base: Base, target: str, arm: Arm, seeds: Sequence[int]) -> tuple[Axes, list[str]]:
+def grid_of_arm(
+    base: Base,
+    target: str,
+    arm: Arm,
+    seeds: Sequence[int],
+) -> tuple[Axes, list[str]]:
     """(axes, overrides) of an arm's cells; where its rounds are not the experiment's, they are in its label."""
     overrides = list(base.overrides)
     grid = []
@@ -167,12 +182,22 @@ def grid_of_arm(base: Base, target: str, arm: Arm, seeds: Sequence[int]) -> tupl
     return axes, [*overrides, *arm.overrides]
 
 
-def plan_arm(base: Base, target: str, arm: Arm, seeds: Sequence[int]) -> list[Cell]:
+def plan_arm(
+    base: Base,
+    target: str,
+    arm: Arm,
+    seeds: Sequence[int],
+) -> list[Cell]:
     """Return the cells of an arm."""
     return plan_cells(base.config, *grid_of_arm(base, target, arm, seeds), base.preset)
 
 
-def command(base: Base, target: str, arm: Arm, seeds: Sequence[int]) -> str:
+def command(
+    base: Base,
+    target: str,
+    arm: Arm,
+    seeds: Sequence[int],
+) -> str:
     """Return the same cells as a command."""
     return sweep_command(base.config, *grid_of_arm(base, target, arm, seeds), base.preset)
 
@@ -185,7 +210,12 @@ def compare_options(base: Base, arms: Sequence[Arm]) -> tuple[str, list[str]]:
     return f"{label} (rounds={arms[0].rounds})", ["train.rounds"]
 
 
-def compare_command(base: Base, target: str, arms: Sequence[Arm], seeds: Sequence[int]) -> str:
+def compare_command(
+    base: Base,
+    target: str,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+) -> str:
     """Return the comparison of the outer run as a command."""
     baseline, settings = compare_options(base, arms)
     folder = str(results_folder(base.experiment))

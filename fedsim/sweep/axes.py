@@ -73,7 +73,12 @@ def _given_by_set(axis: str, key: str) -> UserError:
     return UserError(f"--grid {axis}: --set gives {key} one value too; remove one of the two")
 
 
-def sweep_command(config: str, axes: Axes, overrides: Sequence[str], preset: str) -> str:
+def sweep_command(
+    config: str,
+    axes: Axes,
+    overrides: Sequence[str],
+    preset: str,
+) -> str:
     """Return the command that runs the cells of these axes."""
     words = ["fedsim", "sweep", config]
     words += ["--methods", ",".join(axes.methods)]
@@ -116,22 +121,22 @@ def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
 def _points_of_axis(axis: str) -> list[list[str]]:
     """The settings of an axis at each of its values: `b+c=x+y,z+w` -> `[["b=x", "c=y"], ["b=z", "c=w"]]`."""
     keys = keys_of(axis)
-    points: list[list[str]] = []
-    texts: list[str] = []
-    typed_points: list[list[tuple[str, Any]]] = []
-    for text in split_values(axis.partition("=")[2]):
+    points: dict[str, list[str]] = {}
+    texts = split_values(axis.partition("=")[2])
+    for text in texts:
         values = text.split("+") if len(keys) > 1 else [text]
         if len(values) != len(keys):
             raise UserError(f"--grid {axis}: {text} has {len(values)} values for {len(keys)} settings")
-        point = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
-        typed_point = [parse_override(setting) for setting in point]
-        for other, typed_other in zip(texts, typed_points, strict=True):
-            if other != text and typed_other == typed_point:
-                raise UserError(f"--grid {axis}: {other} and {text} are the same value; give it once")
-        points.append(point)
-        texts.append(text)
-        typed_points.append(typed_point)
-    return points
+        points[text] = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+    for one, other in itertools.combinations(points, 2):
+        if _typed(points[one]) == _typed(points[other]):
+            raise UserError(f"--grid {axis}: {one} and {other} are the same value; give it once")
+    return [points[text] for text in texts]
+
+
+def _typed(point: Sequence[str]) -> list[tuple[str, Any]]:
+    """The settings of a point with their values, of which `0.1` and `0.10` are the same."""
+    return [parse_override(setting) for setting in point]
 
 
 def split_values(text: str) -> list[str]:

@@ -100,8 +100,10 @@ def overrides_of(options: Options, base: Experiment) -> list[str]:
     _refuse_other_fields(parts, options)
     present = {type(part) for _, part in assemble(base.method, base.parts).pairs}
     added = [part_name(part) for part in parts if type(part) not in present]
-    in_file = base.method.get("add", [])
-    names = [in_file, *added] if isinstance(in_file, str) else [*in_file, *added]
+    names = base.method.get("add", [])
+    if isinstance(names, str):
+        names = [names]
+    names = [*names, *added]
     as_added = assemble({**base.method, "add": names}, base.parts).named
     overrides = []
     if added:
@@ -131,30 +133,34 @@ def find_options(slots: Sequence[str], base: Experiment, refusal: Refusal) -> tu
     present = {part for _, part in assemble(base.method, base.parts).pairs}
     offered: dict[tuple[str, Part], Option] = {}
     reasons: dict[tuple[str, Part], str] = {}
-    for row, recipe in _offering_rows(base):
-        pairs = [(slot, part) for slot in slots for part in recipe.parts_in(slot)]
-        for slot, part in pairs:
-            if part in present or (slot, part) in offered:
-                continue
-            others = _other_parts(recipe, {part, *present})
-            option, reason = _least_option(Option(slot, (part,), row), others, refusal)
-            if option:
-                offered[slot, part] = option
-            else:
-                reasons[slot, part] = reason
+    for alone, recipe in _parts_of_rows(slots, base):
+        place = (alone.slot, alone.parts[0])
+        if alone.parts[0] in present or place in offered:
+            continue
+        others = _other_parts(recipe, {alone.parts[0], *present})
+        option, reason = _least_option(alone, others, refusal)
+        if option:
+            offered[place] = option
+        else:
+            reasons[place] = reason
     left_out = {}
     for (slot, part), reason in reasons.items():
         if (slot, part) not in offered:
             left_out[f"{slot}={part_name(part)}"] = reason
-    return sorted(offered.values(), key=lambda option: slots.index(option.slot)), left_out
+    options = sorted(offered.values(), key=lambda option: slots.index(option.slot))
+    return options, left_out
 
 
-def _offering_rows(base: Experiment) -> Iterator[tuple[str, Recipe]]:
-    """(name, recipe with the settings of the base) of the rows that are federated and see no image of the target."""
+def _parts_of_rows(slots: Sequence[str], base: Experiment) -> Iterator[tuple[Option, Recipe]]:
+    """(one part in one of the slots, the recipe of its row) of the rows that are federated and see no unseen image."""
     for row in METHODS:
-        recipe = find_row(row)
-        if not (recipe.pooled or recipe.uses_target_unlabelled):
-            yield row, assemble({"name": row}, base.parts)
+        as_listed = find_row(row)
+        if as_listed.pooled or as_listed.uses_target_unlabelled:
+            continue
+        recipe = assemble({"name": row}, base.parts)
+        for slot in slots:
+            for part in recipe.parts_in(slot):
+                yield Option(slot, (part,), row), recipe
 
 
 def _other_parts(recipe: Recipe, present: set[Part]) -> list[Part]:
@@ -190,7 +196,12 @@ def _lacking_data(part: Part) -> str:
     return ""
 
 
-def draw(options: Options, seed: int, number: int, attempt: int = 0) -> tuple[Option, ...]:
+def draw(
+    options: Options,
+    seed: int,
+    number: int,
+    attempt: int = 0,
+) -> tuple[Option, ...]:
     """Return the options of a candidate: one for an odd number, otherwise of two or three slots.
 
     The odd ones take the options one by one, in a seeded order, so that a single part can win. When none is left, they
@@ -207,16 +218,22 @@ def draw(options: Options, seed: int, number: int, attempt: int = 0) -> tuple[Op
     if has_one_slot:
         return ()
     rng = numpy_rng(seed, "slots", number, attempt)
-    count = min(int(rng.integers(2, MOST_CHANGES + 1)), len(by_slot))
+    changes = int(rng.integers(2, MOST_CHANGES + 1))
+    count = min(changes, len(by_slot))
     chosen = []
-    for slot in sorted(rng.permutation(len(by_slot))[:count]):
-        of_slot = list(by_slot.values())[slot]
-        chosen.append(of_slot[int(rng.integers(len(of_slot)))])
+    drawn = rng.permutation(len(by_slot))[:count]
+    lists = list(by_slot.values())
+    for slot in sorted(drawn):
+        place = int(rng.integers(len(lists[slot])))
+        chosen.append(lists[slot][place])
     return tuple(chosen)
 
 
 def draw_all(
-    options: Options, seed: int, budget: int, accept: Callable[[int, tuple[Option, ...]], A | None]
+    options: Options,
+    seed: int,
+    budget: int,
+    accept: Callable[[int, tuple[Option, ...]], A | None],
 ) -> Iterator[A]:
     """Yield what `accept` makes of each candidate from number 1 on. A draw for which it gives None is drawn again.
 
@@ -245,13 +262,23 @@ def without(base: Experiment, target: str) -> list[str]:
 class FirstFold:
     """The first fold of an unseen domain, on which candidates are checked: the experiment may refuse their parts."""
 
-    def __init__(self, base: Base, unseen: str, fold: str) -> None:
+    def __init__(
+        self,
+        base: Base,
+        unseen: str,
+        fold: str,
+    ) -> None:
         self.base = base
         self.refused: list[tuple[str, str]] = []  # (what was left out or drawn again, why)
         self._settings = [*without(base.experiment, unseen), f"run.target={json.dumps(fold)}"]
         self._labels = {base.label: 0}
 
-    def draw(self, slots: Sequence[str], seed: int, budget: int) -> list[Candidate]:
+    def draw(
+        self,
+        slots: Sequence[str],
+        seed: int,
+        budget: int,
+    ) -> list[Candidate]:
         """Return the base and the other candidates; UserError where the base is refused, or no slot has an option."""
         self.resolved([])
         options, left_out = find_options(slots, self.base.experiment, self.refusal)

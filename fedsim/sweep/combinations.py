@@ -91,10 +91,12 @@ class Unseen:
     def last(self) -> dict[int, Outcome]:
         """{candidate: its outcome in the last rung that it reached}, the winner first and the first to drop last."""
         outcomes = {outcome.candidate.number: outcome for outcome in self.outcomes}
-        scored = list(ranking({number: outcome.score for number, outcome in outcomes.items()}))
+        scores = {number: outcome.score for number, outcome in outcomes.items()}
+        scored = list(ranking(scores))
         unscored = sorted(outcomes.keys() - set(scored))
-        ordered = sorted([*scored, *unscored], key=lambda number: -outcomes[number].rung)
-        return {number: outcomes[number] for number in ordered}
+        order = [*scored, *unscored]
+        order.sort(key=lambda number: -outcomes[number].rung)
+        return {number: outcomes[number] for number in order}
 
 
 @dataclass
@@ -151,24 +153,40 @@ class CombinationSearch(Study):
     @property
     def most_runs(self) -> int:
         """The number of runs, all rungs together; fewer where candidates fail or repeat the numbers of others."""
-        size, before, runs = len(self.candidates), 0, 0
+        size = len(self.candidates)
+        runs = 0
+        before = 0
         for folds in self.rungs:
             runs += size * (folds - before)
-            size, before = math.ceil((size - 1) / 3) + 1, folds
+            size = math.ceil((size - 1) / 3) + 1
+            before = folds
         return runs * len(self.unseen) * len(set(self.search.seeds))
 
-    def cells_of(self, number: int, target: str, folds: Sequence[str]) -> list[Cell]:
+    def cells_of(
+        self,
+        number: int,
+        target: str,
+        folds: Sequence[str],
+    ) -> list[Cell]:
         """Return the cells of one candidate on some folds, one for each fold and seed."""
         cells = []
         for fold in folds:
             key = (number, target, fold)
             if key not in self.planned:
-                changes = self.candidates[number].overrides
-                overrides = [*self.base.overrides, *changes, *without(self.base.experiment, target)]
-                axes = Axes([self.search.method], [fold], self.search.seeds, [])
-                self.planned[key] = plan_cells(self.base.config, axes, overrides, self.base.preset, self.shared)
+                self.planned[key] = self._plan_fold(self.candidates[number], target, fold)
             cells += self.planned[key]
         return cells
+
+    def _plan_fold(
+        self,
+        candidate: Candidate,
+        target: str,
+        fold: str,
+    ) -> list[Cell]:
+        base = self.base
+        overrides = [*base.overrides, *candidate.overrides, *without(base.experiment, target)]
+        axes = Axes([self.search.method], [fold], self.search.seeds, [])
+        return plan_cells(base.config, axes, overrides, base.preset, self.shared)
 
     def base_cells(self) -> list[Cell]:
         """Return the cells of the base on every fold, by which the folds are ordered."""
@@ -215,17 +233,29 @@ class CombinationSearch(Study):
             folds = unseen.folds[: self.rungs[rung]]
             results = {number: self._score(number, unseen.target, folds) for number in unseen.left}
             results |= self._repeats(results, unseen.target, folds)
-            scores = {number: None if isinstance(result, str) else result for number, result in results.items()}
+            scores = {number: score_in(result) for number, result in results.items()}
             order = list(ranking(scores))
             unseen.left = order[:1] if is_last else halve(scores)
             for number, result in results.items():
                 text = result if isinstance(result, str) else f"rank {order.index(number) + 1} of {len(results)}"
                 if number == 0 and not is_last:
                     text += ", the base"
-                candidate, is_kept = self.candidates[number], number in unseen.left
-                unseen.outcomes.append(Outcome(rung + 1, candidate, tuple(folds), scores[number], text, is_kept))
+                outcome = Outcome(
+                    rung + 1,
+                    self.candidates[number],
+                    tuple(folds),
+                    scores[number],
+                    text,
+                    is_kept=number in unseen.left,
+                )
+                unseen.outcomes.append(outcome)
 
-    def _repeats(self, results: Mapping[int, float | str], target: str, folds: Sequence[str]) -> dict[int, str]:
+    def _repeats(
+        self,
+        results: Mapping[int, float | str],
+        target: str,
+        folds: Sequence[str],
+    ) -> dict[int, str]:
         """{candidate: why it is dropped} of those with the numbers of an earlier one in every round of every fold.
 
         Their changes do nothing here, as uniform weights do where all clients have equally many images.
@@ -241,7 +271,12 @@ class CombinationSearch(Study):
                 repeats[number] = f"the same numbers as candidate {same}"
         return repeats
 
-    def _score(self, number: int, target: str, folds: Sequence[str]) -> float | str:
+    def _score(
+        self,
+        number: int,
+        target: str,
+        folds: Sequence[str],
+    ) -> float | str:
         """The mean over folds and seeds of the fold's metric, or the reason why a cell has none."""
         metrics = []
         for cell in self.cells_of(number, target, folds):
@@ -261,6 +296,11 @@ class CombinationSearch(Study):
         say(f"all candidates: {file}; their figure: {plot_search(file.parent)[-1].with_suffix('.png')}")
 
 
+def score_in(result: float | str) -> float | None:
+    """Return the score that a candidate has; None where it has a reason in place of one."""
+    return None if isinstance(result, str) else result
+
+
 def stages(folds: int) -> list[int]:
     """Return the number of folds in each rung: one, half of them, all."""
     return sorted({1, math.ceil(folds / 2), folds})
@@ -273,7 +313,8 @@ def halve(scores: Mapping[int, float | None]) -> list[int]:
     """
     order = list(ranking(scores))
     others = [number for number in order if number]
-    best = others[: math.ceil(len(scores.keys() - {0}) / 3)]
+    size = len(scores.keys() - {0})
+    best = others[: math.ceil(size / 3)]
     return [number for number in order if number in best or number == 0]
 
 
@@ -290,18 +331,25 @@ def all_scores(cell: Cell) -> tuple[float, ...]:
     return tuple(rounds[columns].fillna(-1.0).to_numpy().ravel())
 
 
-def plan_combinations(config: str, search: Combination, overrides: Sequence[str], preset: str) -> CombinationSearch:
+def plan_combinations(
+    config: str,
+    search: Combination,
+    overrides: Sequence[str],
+    preset: str,
+) -> CombinationSearch:
     """Return the search with its candidates, each of which is checked on the first fold.
 
     Raises UserError for a slot or a domain that there is not, and for data with fewer than three domains.
     """
-    for slot in search.slots:
+    slots = list(dict.fromkeys(search.slots))
+    for slot in slots:
         if slot not in SLOTS:
             raise UserError(f"--slots: no slot is called {slot!r}; {nearest(slot, SLOTS)}known: {', '.join(SLOTS)}")
     experiment = read_experiment(config, overrides, preset)
-    method, slots = search.method or experiment.method_name, list(dict.fromkeys(search.slots))
+    method = search.method or experiment.method_name
     search = dataclasses.replace(search, method=method, slots=slots)
-    base = Base(config, experiment.replace(method={"name": method}), overrides, preset)
+    experiment = experiment.replace(method={"name": method})
+    base = Base(config, experiment, overrides, preset)
     searches = unseen_of(base.experiment, search.targets)
     first_fold = FirstFold(base, searches[0].target, searches[0].folds[0])
     candidates = first_fold.draw(slots, search.seed, search.budget)
@@ -365,10 +413,14 @@ def candidate_table(study: CombinationSearch, unseen: Unseen) -> Table:
     heading = f"candidates without {unseen.target}"
     table = Table("no.", changes, "rung", "folds", "score", "outcome", title=heading)
     for number, outcome in unseen.last.items():
-        score = "" if outcome.score is None else percent(outcome.score)
-        rung, folds = f"{outcome.rung}/{last}", str(len(outcome.folds))
-        texts = (outcome.candidate.title, rung, folds, score, outcome.full_text(last))
-        table.add_row(str(number), *map(escape, texts))
+        table.add_row(
+            str(number),
+            escape(outcome.candidate.title),
+            f"{outcome.rung}/{last}",
+            str(len(outcome.folds)),
+            "" if outcome.score is None else percent(outcome.score),
+            escape(outcome.full_text(last)),
+        )
     return table
 
 
@@ -412,9 +464,15 @@ def show_arms(study: CombinationSearch, unseen: Unseen, winner: Candidate) -> li
 def search_text(study: CombinationSearch) -> str:
     """Return the settings on which a search depends, by which its rows are told from those of another one."""
     search = study.search
-    slots, seeds = ",".join(search.slots), ",".join(map(str, dict.fromkeys(search.seeds)))
-    texts = [f"slots {slots}", f"budget {search.budget}", f"seeds {seeds}", f"search seed {search.seed}"]
-    return "; ".join([*texts, *given_settings(study.base.overrides, study.base.preset)])
+    seeds = map(str, dict.fromkeys(search.seeds))
+    texts = [
+        f"slots {','.join(search.slots)}",
+        f"budget {search.budget}",
+        f"seeds {','.join(seeds)}",
+        f"search seed {search.seed}",
+        *given_settings(study.base.overrides, study.base.preset),
+    ]
+    return "; ".join(texts)
 
 
 def rows_of(study: CombinationSearch, unseen: Unseen) -> list[dict[str, Any]]:

@@ -102,7 +102,12 @@ class TunedMethods(Study):
             say("ORACLE: draw and round were chosen on the unseen domain's labels. An upper bound, not a result.")
 
 
-def plan_draws(config: str, draws: Draws, overrides: Sequence[str], preset: str) -> list[PlannedSearch]:
+def plan_draws(
+    config: str,
+    draws: Draws,
+    overrides: Sequence[str],
+    preset: str,
+) -> list[PlannedSearch]:
     """Return a search for every method, unseen domain and trial; UserError as in `plan_search`."""
     targets = draws.targets
     if list(targets) == ["all"]:
@@ -111,7 +116,15 @@ def plan_draws(config: str, draws: Draws, overrides: Sequence[str], preset: str)
     plans = []
     axes = itertools.product(dict.fromkeys(draws.methods), dict.fromkeys(targets), dict.fromkeys(draws.seeds))
     for method, target, seed in axes:
-        search = Search(method, [target], [seed], (), draws.draws, 0, draws.sampler, draws.pruner)
+        search = Search(
+            method,
+            targets=[target],
+            seeds=[seed],
+            space=(),
+            trials=draws.draws,
+            sampler=draws.sampler,
+            pruner=draws.pruner,
+        )
         plans.append(plan_search(config, search, overrides, preset, shared))
     return plans
 
@@ -148,8 +161,9 @@ def chosen_trial(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> Trial | None:
     if rule == DEFAULT_RULE:
         return plan.ranked[0] if plan.ranked else None
     on_target = {}
+    column = target_column(plan, rule)
     for trial in plan.ranked:
-        value = float(summary_of(trial).get(target_column(plan, rule), np.nan))
+        value = float(summary_of(trial).get(column, np.nan))
         on_target[trial.number] = None if np.isnan(value) else value
     best = next(iter(ranking(on_target)), None)
     return None if best is None else plan.trials[best]
@@ -189,8 +203,12 @@ def flatness_columns(plan: PlannedSearch, different: Sequence[Trial]) -> dict[st
     if choice is None or not len(scores):
         return {"score": None, "median_score": None, "near": None, "scored": len(scores)}
     near = comparable(scores) >= comparable(scores.max() - NEAR)
-    median = float(np.median(scores))
-    return {"score": choice.score, "median_score": median, "near": int(near.sum()), "scored": len(scores)}
+    return {
+        "score": choice.score,
+        "median_score": float(np.median(scores)),
+        "near": int(near.sum()),
+        "scored": len(scores),
+    }
 
 
 def summary_of(trial: Trial) -> dict[str, Any]:
@@ -228,14 +246,21 @@ def tuned_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     tuned = frame.assign(accuracy=frame[metric].astype(float))
     untuned = frame.assign(accuracy=frame[f"untuned_{metric}"].astype(float))
     targets = list(dict.fromkeys(frame["target"]))
-    table = Table("method", *map(escape, targets), AVERAGE, "untuned", "near", "spread", "steps", title=title)
+    columns = ["method", *map(escape, targets), AVERAGE, "untuned", "near", "spread", "steps"]
+    table = Table(*columns, title=title)
     for label in dict.fromkeys(frame["label"]):
-        choices = frame[frame["label"] == label]
         grid = grid_of(tuned, label).reindex(columns=targets)
-        numbers = [mean_text(grid[target]) for target in targets]
-        numbers.append(mean_text(per_seed_average(grid, targets)))
-        numbers.append(mean_text(per_seed_average(grid_of(untuned, label), targets)))
-        table.add_row(escape(label), *numbers, *flatness_texts(choices), price_text(choices))
+        average = per_seed_average(grid, targets)
+        untuned_average = per_seed_average(grid_of(untuned, label), targets)
+        choices = frame[frame["label"] == label]
+        table.add_row(
+            escape(label),
+            *(mean_text(grid[target]) for target in targets),
+            mean_text(average),
+            mean_text(untuned_average),
+            *flatness_texts(choices),
+            price_text(choices),
+        )
     return table
 
 
@@ -251,8 +276,11 @@ def flatness_texts(choices: pd.DataFrame) -> tuple[str, str]:
     scored = choices.dropna(subset=["score"])
     if scored.empty:
         return MISSING, MISSING
-    spread = 100 * (scored["score"] - scored["median_score"]).astype(float).mean()
-    return f"{scored['near'].astype(float).mean():.1f} of {scored['scored'].mean():g}", f"{spread:.1f}"
+    near = scored["near"].astype(float).mean()
+    count = scored["scored"].mean()
+    above_median = (scored["score"] - scored["median_score"]).astype(float)
+    spread = 100 * above_median.mean()
+    return f"{near:.1f} of {count:g}", f"{spread:.1f}"
 
 
 def price_text(choices: pd.DataFrame) -> str:
@@ -264,19 +292,22 @@ def price_text(choices: pd.DataFrame) -> str:
 
 def values_table(plans: Sequence[PlannedSearch], rows: Sequence[dict[str, Any]]) -> Table:
     """Return the chosen values of every drawn setting of a method, over its unseen domains and trials."""
-    untuned: dict[tuple[str, str], str] = {}
+    untuned: dict[tuple[str, str], str] = {}  # by method and setting
     chosen: dict[tuple[str, str], list[str]] = {}
     for plan, row in zip(plans, rows):
-        if row["draw"] is None:
+        number = row["draw"]
+        if number is None:
             continue
-        before = values_of(plan, plan.trials[0])
-        for key, value in values_of(plan, plan.trials[row["draw"]]).items():
+        of_file = values_of(plan, plan.trials[0])
+        of_draw = values_of(plan, plan.trials[number])
+        for key, value in of_draw.items():
             setting = (plan.search.method, key)
-            untuned.setdefault(setting, before[key])
+            untuned.setdefault(setting, of_file[key])
             chosen.setdefault(setting, []).append(value)
     table = Table("method", "setting", "untuned", "chosen", title="chosen values")
     for setting, values in chosen.items():
-        table.add_row(*map(escape, (*setting, untuned[setting], counts_text(values))))
+        texts = [*setting, untuned[setting], counts_text(values)]
+        table.add_row(*map(escape, texts))
     return table
 
 

@@ -59,9 +59,15 @@ def measured_rates(cells: Sequence[Cell]) -> dict[str, float]:
     seconds: dict[str, list[float]] = {}
     for cell in cells:
         with contextlib.suppress(UserError):  # of a damaged file, which the cell's own run gives
-            rounds = read_record(cell.folder / "rounds.csv").get("round_seconds", pd.Series(dtype=float))
-            seconds.setdefault(cell.experiment.method_name, []).extend(rounds.iloc[1:].dropna())
-    return {method: float(pd.Series(values).median()) for method, values in seconds.items() if values}
+            rounds = read_record(cell.folder / "rounds.csv")
+            of_method = seconds.setdefault(cell.experiment.method_name, [])
+            if "round_seconds" in rounds:
+                of_method.extend(rounds["round_seconds"].iloc[1:].dropna())
+    medians = {}
+    for method, values in seconds.items():
+        if values:
+            medians[method] = float(pd.Series(values).median())
+    return medians
 
 
 def guessed_rates(
@@ -135,19 +141,27 @@ class Estimate:
 
 def step_key(experiment: Experiment) -> tuple[str, ...]:
     """The settings on which the time of a local step depends, in the form of step_times.csv."""
-    model, data, train = experiment.model, experiment.data, experiment.train
-    values = (data.dataset, model.backbone, model.bottleneck, data.image_size, train.batch_size, train.precision)
-    return (*map(str, values), method_label(experiment))
+    return (
+        experiment.data.dataset,
+        experiment.model.backbone,
+        str(experiment.model.bottleneck),
+        str(experiment.data.image_size),
+        str(experiment.train.batch_size),
+        experiment.train.precision,
+        method_label(experiment),
+    )
 
 
 @cache
 def step_times() -> dict[tuple[str, ...], tuple[float, str]]:
     """{key: (seconds of a step, the machine that measured it)} from the file of `steps.py --table NAME --record`."""
+    rows = pd.read_csv(FILE, dtype=str).to_dict("records")
     times = {}
-    for row in pd.read_csv(FILE, dtype=str).to_dict("records"):
+    for row in rows:
         key = tuple(row[name] for name in KEY)
+        seconds = float(row["milliseconds"]) / 1000
         threads = "1 thread" if row["threads"] == "1" else f"{row['threads']} threads"
-        times[key] = (float(row["milliseconds"]) / 1000, f"{row['machine']}, {threads}")
+        times[key] = (seconds, f"{row['machine']}, {threads}")
     return times
 
 
@@ -175,8 +189,11 @@ def _time_of_fedavg(key: tuple[str, ...]) -> tuple[float, str] | None:
     on_same_data = (*key[:-1], "fedavg")
     if on_same_data in times:
         return times[on_same_data]
-    matching = [time for other, time in times.items() if other[-1] == "fedavg" and other[1:-1] == key[1:-1]]
-    return matching[-1] if matching else None
+    on_other_data = None
+    for other, time in times.items():
+        if other[1:] == on_same_data[1:]:
+            on_other_data = time
+    return on_other_data
 
 
 def _has_its_methods_step(experiment: Experiment) -> bool:
@@ -186,8 +203,12 @@ def _has_its_methods_step(experiment: Experiment) -> bool:
 
 def _step_parts(method: Mapping[str, Any], experiment: Experiment) -> list[tuple[type, dict[str, Any]]]:
     """The parts of a step, each with its fields except decimal numbers and tuples of them."""
-    parts = [part for slot, part in assemble(method, experiment.parts).pairs if slot in STEP_SLOTS]
-    return [(type(part), _without_decimals(dataclasses.asdict(part))) for part in parts]
+    parts = []
+    for slot, part in assemble(method, experiment.parts).pairs:
+        if slot in STEP_SLOTS:
+            fields = _without_decimals(dataclasses.asdict(part))
+            parts.append((type(part), fields))
+    return parts
 
 
 def _without_decimals(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +279,10 @@ def training_counts(plan: Plan) -> list[int] | None:
     data, images = plan.experiment.data, benchmark(plan.experiment.data).counts
     if images is None or data.split == "lists":
         return None
-    sources = source_domains(data, plan.experiment.run.target)
-    shares = [images[domain] * data.fraction / data.clients_per_domain for domain in sources]
+    shares = []
+    for domain in source_domains(data, plan.experiment.run.target):
+        of_domain = images[domain] * data.fraction
+        shares.append(of_domain / data.clients_per_domain)
     mean = float(np.mean(shares))
     counts = []
     for share in shares:

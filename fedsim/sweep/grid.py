@@ -21,7 +21,13 @@ class Grid(Study):
 
 
 def run_sweep(
-    config: str, axes: Axes, budget: Budget, *, overrides: Sequence[str] = (), preset: str = "", dry_run: bool = False
+    config: str,
+    axes: Axes,
+    budget: Budget,
+    *,
+    overrides: Sequence[str] = (),
+    preset: str = "",
+    dry_run: bool = False,
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed cells.
 

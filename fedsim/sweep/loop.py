@@ -1,6 +1,7 @@
 """The loop that carries out every study: it asks for cells, runs those that are not finished, and tells the study."""
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,12 @@ def carry_out(study: Study, budget: Budget, dry_run: bool = False) -> list[Cell]
     return list(failed.values())
 
 
-def carry_out_step(study: Study, cells: list[Cell], budget: Budget, dry_run: bool) -> None:
+def carry_out_step(
+    study: Study,
+    cells: list[Cell],
+    budget: Budget,
+    dry_run: bool,
+) -> None:
     """Run the waiting cells of a step, or print its table, below one line that counts its cells."""
     waiting = [cell for cell in cells if cell.state == "waiting"]
     runnable = [cell for cell in cells if cell.state != "failed"]
@@ -75,12 +81,14 @@ def show_counts(cells: Sequence[Cell], budget: Budget, reservations: Sequence[Re
     """Print how many cells there are in each state, how they run, and which settings come too late for some."""
     from fedsim.run.conflicts import too_late
 
-    states = [cell.state for cell in cells]
-    counts = [f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}", f"{states.count('finished')} finished"]
-    if "failed" in states:
-        counts.append(f"{states.count('failed')} cannot run")
-    counts.append(f"{states.count('waiting')} to run")
-    console.print(", ".join([*counts, manner(budget, reservations)]))
+    states = Counter(cell.state for cell in cells)
+    texts = ["1 cell" if len(cells) == 1 else f"{len(cells)} cells"]
+    texts.append(f"{states['finished']} finished")
+    if states["failed"]:
+        texts.append(f"{states['failed']} cannot run")
+    texts.append(f"{states['waiting']} to run")
+    texts.append(manner(budget, reservations))
+    console.print(", ".join(texts))
     if late := too_late((cell.folder, cell.experiment) for cell in cells if cell.state == "finished"):
         errors.print(late, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
@@ -102,7 +110,11 @@ def report_failed(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def run_cells(
-    cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget, blind: bool
+    cells: list[Cell],
+    waiting: list[Cell],
+    reservations: list[Reservation],
+    budget: Budget,
+    blind: bool,
 ) -> None:
     """Run the waiting cells on this machine, on a Ray cluster or as Slurm jobs, and show the live view."""
     with pool_of(waiting, reservations, budget) as pool, SweepView(cells, pool.width, blind) as view:

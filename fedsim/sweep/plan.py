@@ -67,7 +67,12 @@ class Cell:
         """Note that a worker has received the cell."""
         self.state, self.place, self.started = "running", place, time.monotonic()
 
-    def hear(self, kind: str, value: Any, extra: Any) -> None:
+    def hear(
+        self,
+        kind: str,
+        value: Any,
+        extra: Any,
+    ) -> None:
         """Note a message: ("round", number, accuracy), ("finished" or "pruned", "", None), or ("failed", reason,
         traceback)."""
         if kind == "round":
@@ -85,7 +90,11 @@ class Cell:
 
 
 def plan_cells(
-    config: str, axes: Axes, overrides: Sequence[str], preset: str, shared: Readers | None = None
+    config: str,
+    axes: Axes,
+    overrides: Sequence[str],
+    preset: str,
+    shared: Readers | None = None,
 ) -> list[Cell]:
     """Return every cell once, with its settings resolved and checked; cells with a summary are marked finished.
 

@@ -1,6 +1,7 @@
 """What the reports of searches have in common: percentages, settings to paste, and CSV files that keep other rows."""
 
 import csv
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ def given_settings(overrides: Sequence[str], preset: str) -> list[str]:
     """Return the preset and the overrides of a search, by which its scores differ from those of another one."""
     settings = {parse_override(override)[0]: override for override in overrides}
     settings.pop("run.output", None)
-    ordered = [settings[key] for key in sorted(settings)]
-    return [f"preset={preset}", *ordered] if preset else ordered
+    texts = [f"preset={preset}"] if preset else []
+    texts += [settings[key] for key in sorted(settings)]
+    return texts
 
 
 def rows_of_others(file: Path, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -36,10 +38,13 @@ def rows_of_others(file: Path, names: Sequence[str], rows: Sequence[Mapping[str,
     """
     if not file.is_file():
         return []
-    this_search = {tuple(row[name] for name in names) for row in rows}
+    search_of = operator.itemgetter(*names)
+    this_search = set(map(search_of, rows))
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     others = []
     for row in csv.DictReader(lines):
-        if row.keys() >= set(names) and tuple(row[name] for name in names) not in this_search:
+        if not set(names) <= row.keys():
+            continue  # of a file that is damaged, or was written by somebody else
+        if search_of(row) not in this_search:
             others.append(row)
     return others

@@ -103,7 +103,12 @@ class Reproduction:
     select: str
 
 
-def reproductions(folder: Path, runs: Runs, select: str = "best_validation", trust: bool = False) -> list[Reproduction]:
+def reproductions(
+    folder: Path,
+    runs: Runs,
+    select: str = "best_validation",
+    trust: bool = False,
+) -> list[Reproduction]:
     """Return every block of the table in FOLDER/table.toml that has runs, under one selection rule.
 
     Raises UserError for an unknown rule, for runs that do not belong together, and for a table that names modules
@@ -123,7 +128,12 @@ def reproductions(folder: Path, runs: Runs, select: str = "best_validation", tru
     return results
 
 
-def reproduce(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduction:
+def reproduce(
+    table: PaperTable,
+    block: Block,
+    runs: Runs,
+    select: str,
+) -> Reproduction:
     """Return our numbers of one block beside the paper's; UserError for runs that do not belong together."""
     base = row_experiment(block, block.rows[0])
     targets = block_targets(block, base.data)
@@ -131,23 +141,33 @@ def reproduce(table: PaperTable, block: Block, runs: Runs, select: str) -> Repro
     cells = cells_of(block, runs, targets, select)
     for row in block.rows:
         refuse_mixed(block, row, runs, cells)
-    names = set(cells["run"])
-    recorded = {run: environment for run, environment in environments(runs).items() if run in names}
-    refuse_unlike(runs, recorded, dict(zip(cells["run"], cells["label"])))
+    label_of_run = dict(zip(cells["run"], cells["label"]))
+    recorded = {run: environment for run, environment in environments(runs).items() if run in label_of_run}
+    refuse_unlike(runs, recorded, label_of_run)
     refuse_twice(cells)
-    every = [line_of(block, row, runs, cells, printed, targets) for row in block.rows]
-    lines = [line for line in every if line.ours]
-    rule = rule_title(select, [runs.experiments[run] for run in cells["run"]])
+    lines = []
+    for row in block.rows:
+        line = line_of(block, row, runs, cells, printed, targets)
+        if line.ours:
+            lines.append(line)
+    experiments = [runs.experiments[run] for run in cells["run"]]
+    rule = rule_title(select, experiments)
     notes = [
         *part_notes(runs.only),
         *notes_on_numbers(table, block, lines, select),
         *notes_on_runs(block, runs, cells, targets, select),
         *provenance_notes(recorded),
     ]
-    return Reproduction(block, f"{table.title} - {block.name}: {rule}", targets, lines, notes, select)
+    title = f"{table.title} - {block.name}: {rule}"
+    return Reproduction(block, title, targets, lines, notes, select)
 
 
-def cells_of(block: Block, runs: Runs, targets: list[str], select: str) -> pd.DataFrame:
+def cells_of(
+    block: Block,
+    runs: Runs,
+    targets: list[str],
+    select: str,
+) -> pd.DataFrame:
     """Return a row for each run of the block's rows and targets.
 
     Its columns are label (the row's title), run, target, seed, accuracy, split_seed, target_images.
@@ -179,7 +199,12 @@ def labels_of(runs: Runs) -> dict[str, str]:
     return {run: label(runs.experiments[run]) for run in runs.summary["run"]}
 
 
-def refuse_mixed(block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame) -> None:
+def refuse_mixed(
+    block: Block,
+    row: PaperRow,
+    runs: Runs,
+    cells: pd.DataFrame,
+) -> None:
     """Raise UserError when the runs of a row differ in settings: an average over them would be of several experiments.
 
     A part in [parts] that the row does not have changes nothing, so that the runs may differ in it.
@@ -199,7 +224,12 @@ def refuse_mixed(block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame) -
 
 
 def line_of(
-    block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame, printed: pd.DataFrame, targets: list[str]
+    block: Block,
+    row: PaperRow,
+    runs: Runs,
+    cells: pd.DataFrame,
+    printed: pd.DataFrame,
+    targets: list[str],
 ) -> Line:
     """Return one row of the table: our numbers, the paper's, and the settings in which our runs are not the table's."""
     ours = our_numbers(cells, row.title, targets)
@@ -237,7 +267,12 @@ def their_numbers(printed: pd.DataFrame, name: str, targets: list[str]) -> dict[
     return numbers
 
 
-def notes_on_numbers(table: PaperTable, block: Block, lines: Sequence[Line], select: str) -> list[str]:
+def notes_on_numbers(
+    table: PaperTable,
+    block: Block,
+    lines: Sequence[Line],
+    select: str,
+) -> list[str]:
     """Return what a reader of the numbers must know: what ± is on both sides, other settings, and rows without runs."""
     seeds = max((numbers.seeds for line in lines for numbers in line.ours.values()), default=0)
     paper = block.published or "no printed number is known here"
@@ -260,7 +295,13 @@ def notes_on_numbers(table: PaperTable, block: Block, lines: Sequence[Line], sel
     return notes
 
 
-def notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
+def notes_on_runs(
+    block: Block,
+    runs: Runs,
+    cells: pd.DataFrame,
+    targets: list[str],
+    select: str,
+) -> list[str]:
     """Return the notes that a comparison of these runs has, too: missing runs, splits, test images, rounds."""
     present = set(cells["target"])
     asked = [target for target in targets if target in present] if runs.only else targets
@@ -306,10 +347,13 @@ def text_lines(result: Reproduction) -> list[tuple[str, list[str]]]:
     texts = []
     for line in result.lines:
         title = line.row.title if len(counts) <= 1 else f"{line.row.title} ({seeds_text(line)})"
-        texts.append((title, [number_text(line.ours, target) for target in columns]))
+        ours = [number_text(line.ours, target) for target in columns]
+        texts.append((title, ours))
         if line.theirs:
-            texts.append((f"  {result.block.published}", [number_text(line.theirs, target) for target in columns]))
-            texts.append(("  difference", [difference_text(line, target) for target in columns]))
+            theirs = [number_text(line.theirs, target) for target in columns]
+            differences = [difference_text(line, target) for target in columns]
+            texts.append((f"  {result.block.published}", theirs))
+            texts.append(("  difference", differences))
     return texts
 
 

@@ -33,7 +33,10 @@ def import_optuna() -> Any:
 
 
 def suggest(
-    sampler: str, seed: int, knobs: Sequence[Knob], earlier: Sequence[tuple[Mapping[str, Any], float]]
+    sampler: str,
+    seed: int,
+    knobs: Sequence[Knob],
+    earlier: Sequence[tuple[Mapping[str, Any], float]],
 ) -> dict[str, str]:
     """Return the values of the next trial as texts of overrides. earlier: (values, score) of the trials before it.
 
@@ -46,17 +49,21 @@ def suggest(
     study = optuna.create_study(direction="maximize", sampler=chooser)
     spaces = {knob.key: _distribution(optuna, knob) for knob in knobs}
     for values, score in earlier:
-        inside = {knob.key: _inside(knob, values[knob.key]) for knob in knobs}
-        params = {key: value for key, value in inside.items() if value is not None}
-        distributions = {key: spaces[key] for key in params}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=score))
+        params = {}
+        distributions = {}
+        for knob in knobs:
+            value = _inside(knob, values[knob.key])
+            if value is not None:
+                params[knob.key] = value
+                distributions[knob.key] = spaces[knob.key]
+        trial = optuna.trial.create_trial(params=params, distributions=distributions, value=score)
+        study.add_trial(trial)
     chosen = study.ask(spaces).params
-    return {knob.key: _text(knob, chosen[knob.key]) for knob in knobs}
-
-
-def _text(knob: Knob, value: Any) -> str:
-    """A value that Optuna has chosen, as the text of an override."""
-    return value if knob.kind == "choice" else knob.rounded(value)
+    texts = {}
+    for knob in knobs:
+        value = chosen[knob.key]
+        texts[knob.key] = value if knob.kind == "choice" else knob.rounded(value)
+    return texts
 
 
 def pruned_rounds(pruner: str, curves: Sequence[Mapping[int, float]], spared: int) -> list[int | None]:
@@ -103,5 +110,9 @@ def _distribution(optuna: Any, knob: Knob) -> Any:
 def _inside(knob: Knob, value: Any) -> Any:
     """A value as its distribution has it; None when it is not in the space."""
     if knob.kind == "choice":
-        return next((text for text in knob.choices if parse_override(f"{knob.key}={text}")[1] == value), None)
-    return value if isinstance(value, int | float) and knob.low <= value <= knob.high else None
+        for text in knob.choices:
+            if parse_override(f"{knob.key}={text}")[1] == value:
+                return text
+        return None
+    is_inside = isinstance(value, int | float) and knob.low <= value <= knob.high
+    return value if is_inside else None

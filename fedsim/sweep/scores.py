@@ -52,7 +52,9 @@ def curve_of(cell: Cell) -> dict[int, float]:
     if column not in rounds:
         return {}
     trained = rounds[rounds["round"] > 0]
-    return dict(zip(trained["round"].astype(int), trained[column].astype(float), strict=True))
+    numbers = trained["round"].astype(int)
+    values = trained[column].astype(float)
+    return dict(zip(numbers, values, strict=True))
 
 
 def mean_score(values: Sequence[float | str]) -> float | None:
@@ -68,5 +70,6 @@ def ranking(scores: Mapping[int, float | None]) -> dict[int, int]:
     """
     scored = {trial: value for trial, value in scores.items() if value is not None}
     rank_of = ranks(pd.Series(scored, dtype=float)).astype(int)
-    ordered = sorted(scored, key=lambda trial: (rank_of[trial], trial))
-    return {trial: int(rank_of[trial]) for trial in ordered}
+    order = sorted(scored)
+    order.sort(key=rank_of.get)  # stable: of one rank the first trial comes first
+    return {trial: int(rank_of[trial]) for trial in order}

@@ -268,7 +268,11 @@ def different_trials(plan: PlannedSearch) -> list[Trial]:
 
 
 def plan_search(
-    config: str, search: Search, overrides: Sequence[str], preset: str, shared: Readers | None = None
+    config: str,
+    search: Search,
+    overrides: Sequence[str],
+    preset: str,
+    shared: Readers | None = None,
 ) -> PlannedSearch:
     """Return every trial with its cells, all of them resolved and checked.
 
@@ -332,15 +336,17 @@ def plan_table(plans: Sequence[PlannedSearch], width: int) -> Table:
 def trial_table(plan: PlannedSearch) -> Table:
     """Return the trials, the best first and those without a score last; nothing of the unseen domain is in it."""
     ranks = plan.ranks
-    names = map(escape, short_names([knob.key for knob in plan.knobs]))
-    table = Table("rank", "trial", *names, f"validation {plan.task.title}", "cells finished")
+    settings = short_names([knob.key for knob in plan.knobs])
+    table = Table("rank", "trial", *map(escape, settings), f"validation {plan.task.title}", "cells finished")
     others = [trial for trial in different_trials(plan) if trial.number not in ranks]
     for trial in [*plan.ranked, *others]:
-        score = trial.outcome if trial.score is None else percent(trial.score)
-        values = map(escape, values_of(plan, trial).values())
-        name = str(trial.number) if trial.number else "0 (file)"
-        finished = f"{trial.count('finished')}/{len(trial.cells)}"
-        table.add_row(str(ranks.get(trial.number, "")), name, *values, score, finished)
+        table.add_row(
+            str(ranks.get(trial.number, "")),
+            str(trial.number) if trial.number else "0 (file)",
+            *map(escape, values_of(plan, trial).values()),
+            trial.outcome if trial.score is None else percent(trial.score),
+            f"{trial.count('finished')}/{len(trial.cells)}",
+        )
     return table
 
 
@@ -402,16 +408,20 @@ def caveats(plan: PlannedSearch) -> list[str]:
 
 def command(plan: PlannedSearch, seeds: Sequence[int], values: dict[str, str]) -> str:
     """Return the sweep that runs the values of a trial with other seeds, in folders beside those of the search."""
-    axes = Axes([plan.search.method], plan.targets, seeds, [f"{key}={text}" for key, text in values.items()])
+    grid = [f"{key}={text}" for key, text in values.items()]
+    axes = Axes([plan.search.method], plan.targets, seeds, grid)
     return sweep_command(plan.config, axes, plan.overrides, plan.preset)
 
 
 def search_text(plan: PlannedSearch) -> str:
     """Return the settings on which a search depends, by which its rows are told from those of another one."""
-    space = "; ".join(knob.text for knob in plan.knobs)
-    targets, seeds = ",".join(plan.targets), ",".join(map(str, plan.seeds))
-    texts = [space, f"targets {targets}", f"seeds {seeds}", f"search seed {plan.search.seed}"]
-    texts += given_settings(plan.overrides, plan.preset)
+    texts = [knob.text for knob in plan.knobs]
+    texts += [
+        f"targets {','.join(plan.targets)}",
+        f"seeds {','.join(map(str, plan.seeds))}",
+        f"search seed {plan.search.seed}",
+        *given_settings(plan.overrides, plan.preset),
+    ]
     if not plan.search.is_random:
         texts.append(f"sampler {plan.search.sampler}")
     return "; ".join(texts)
@@ -447,5 +457,8 @@ def write_trials(plan: PlannedSearch) -> None:
     file = plan.folder / "search.csv"
     rows = trial_rows(plan)
     rows = [*rows_of_others(file, NAMES[:2], rows), *rows]
-    settings = [key for row in rows for key in row if key and key not in (*NAMES, *RESULTS)]
-    atomic_write(file, csv_text([*NAMES, *dict.fromkeys(settings), *RESULTS], rows))
+    settings: dict[str, None] = {}
+    for row in rows:
+        settings |= {key: None for key in row if key and key not in (*NAMES, *RESULTS)}
+    columns = [*NAMES, *settings, *RESULTS]
+    atomic_write(file, csv_text(columns, rows))

@@ -66,12 +66,16 @@ class Knob:
     def value(self, share: float) -> str:
         """Return the value at a share in [0, 1) of the space, as the text of an override."""
         if self.kind == "choice":
-            return self.choices[int(share * len(self.choices))]
+            place = int(share * len(self.choices))
+            return self.choices[place]
         if self.kind == "int":
-            return self._text(self.low + int(share * (self.high - self.low + 1)))
+            count = self.high - self.low + 1
+            return self._text(self.low + int(share * count))
         if self.kind == "log":
-            return self.rounded(self.low * (self.high / self.low) ** share)
-        return self.rounded(self.low + share * (self.high - self.low))
+            factor = self.high / self.low
+            return self.rounded(self.low * factor**share)
+        width = self.high - self.low
+        return self.rounded(self.low + share * width)
 
     def rounded(self, number: float) -> str:
         """Return a number of the range with few digits, as the text of an override."""
@@ -144,14 +148,19 @@ def _refuse_setting(key: str, text: str) -> None:
         raise UserError(f"--space {text}: give a setting's whole name, such as train.lr or method.PART.FIELD")
 
 
-def _read_range(key: str, text: str, kind: str, ends: str) -> tuple[float, float]:
+def _read_range(
+    key: str,
+    text: str,
+    kind: str,
+    ends: str,
+) -> tuple[float, float]:
     """(the lower end, the upper end) of a range; UserError where they are none."""
     numbers = ends.split(":")
     try:
         low, high = map(float, numbers)
     except ValueError:
         raise UserError(f"--space {text}: give two numbers, {key}={kind}:LOW:HIGH") from None
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if not all(map(math.isfinite, (low, high))):
         raise UserError(f"--space {text}: both ends must be finite")
     if kind == "int" and not all(re.fullmatch(r"\s*[+-]?\d+\s*", number) for number in numbers):
         raise UserError(f"--space {text}: both ends of an int range must be whole numbers")
@@ -193,10 +202,12 @@ def declared_space(experiment: Experiment) -> list[str]:
     """Return the spaces that [train] and a method's parts declare (`settings/tuned.py`), as `--space` takes them."""
     recipe = build_recipe(experiment)
     facts = method_facts(recipe)
-    declared = {f"train.{name}": tuned.space for name, tuned in spaces(experiment.train, facts).items()}
-    for _, part in recipe.pairs:
-        for name, tuned in spaces(part, facts).items():
-            declared[f"method.{part_name(part)}.{name}"] = tuned.space
+    sections: list[tuple[str, object]] = [("train", experiment.train)]
+    sections += [(f"method.{part_name(part)}", part) for _, part in recipe.pairs]
+    declared = {}
+    for section, settings in sections:
+        for name, tuned in spaces(settings, facts).items():
+            declared[f"{section}.{name}"] = tuned.space
     return [f"{key}={space}" for key, space in declared.items()]
 
 

@@ -85,6 +85,10 @@ class Choice:
     targets: Sequence[str] = ()
     seeds: Sequence[int] = ()
 
+    def has_row(self, row: PaperRow) -> bool:
+        """Whether a row is among the chosen methods, by its method or by its name in the paper."""
+        return not self.methods or row.method in self.methods or row.printed in self.methods
+
 
 @dataclass
 class PlannedRow:
@@ -162,7 +166,12 @@ def _twice(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)
 
 
-def row_experiment(block: Block, row: PaperRow, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
+def row_experiment(
+    block: Block,
+    row: PaperRow,
+    target: str = "",
+    overrides: Sequence[str] = (),
+) -> Experiment:
     """Return the settings of one row according to the table's file; the user's overrides change those."""
     settings = [*block.settings, *row.settings, *overrides, f"method.name={row.method}", f"name={block.name}"]
     if target:
@@ -196,12 +205,36 @@ def rows_by_label(block: Block) -> dict[str, PaperRow]:
     return rows
 
 
-def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str) -> list[PlannedRow]:
+def plan_table(
+    path: Path,
+    choice: Choice,
+    overrides: Sequence[str],
+    output: str,
+) -> list[PlannedRow]:
     """Return the chosen rows of a table with their cells.
 
     Raises UserError for a row or domain that the table does not have, and where nothing of the table is chosen.
     """
     table = read_table(path)
+    _check_choice(table, choice, overrides)
+    shared = readers()
+    planned = []
+    for block in table.blocks:
+        targets = _targets(block, choice.targets, overrides)
+        rows = [row for row in block.rows if choice.has_row(row)] if targets else []
+        for row in rows:
+            axes = Axes([row.method], targets, choice.seeds or table.seeds)
+            settings = [*block.settings, *row.settings, *overrides]
+            settings += [f"name={block.name}", f"run.output={output}"]
+            cells = _plan_row(block, axes, settings, shared)
+            planned.append(PlannedRow(block, row, cells))
+    if not planned:
+        raise UserError("no block of the table has such a row and such a target; choose others by --methods, --targets")
+    return planned
+
+
+def _check_choice(table: PaperTable, choice: Choice, overrides: Sequence[str]) -> None:
+    """UserError for settings that the table's file sets, and for a row or domain that the table does not have."""
     for override in overrides:
         key, value = parse_override(override)
         if key in (*SHARED, "preset"):
@@ -212,21 +245,10 @@ def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str
     for name in choice.targets:
         if not any(_targets(block, [name], overrides) for block in table.blocks):
             raise UserError(f"--targets {name}: no block of the table has this domain")
-    shared = readers()
-    planned = []
-    for block in table.blocks:
-        targets = _targets(block, choice.targets, overrides)
-        for row in block.rows if targets else ():
-            if not choice.methods or row.method in choice.methods or row.printed in choice.methods:
-                axes = Axes([row.method], targets, choice.seeds or table.seeds)
-                settings = [*block.settings, *row.settings, *overrides, f"name={block.name}", f"run.output={output}"]
-                planned.append(PlannedRow(block, row, _plan_row(block, axes, settings, shared)))
-    if not planned:
-        raise UserError("no block of the table has such a row and such a target; choose others by --methods, --targets")
-    return planned
 
 
 def _plan_row(block: Block, axes: Axes, settings: Sequence[str], shared: Readers) -> list[Cell]:
+    """The cells of one row; UserError with the name of the block."""
     try:
         return plan_cells(block.config, axes, settings, block.preset, shared)
     except UserError as error:
@@ -280,7 +302,12 @@ class TableStudy(Study):
     show.
     """
 
-    def __init__(self, file: Path, folder: Path, rows: Sequence[PlannedRow]) -> None:
+    def __init__(
+        self,
+        file: Path,
+        folder: Path,
+        rows: Sequence[PlannedRow],
+    ) -> None:
         self._file, self._folder, self._rows = file, folder, rows
         cells = [cell for row in rows for cell in row.cells]
         self._cells = list({cell.folder: cell for cell in cells}.values())  # two rows may share one
@@ -312,30 +339,48 @@ class TableStudy(Study):
 
 def row_texts(row: PlannedRow, estimate: Estimate) -> list[str]:
     """Return the texts of one row in the table of a dry run."""
-    runs = [cell.experiment.run for cell in row.cells]
-    finished = sum(cell.state == "finished" for cell in row.cells)
-    hours = estimate.source if estimate.seconds is None else f"{estimate.seconds / 3600:.1f}"
-    targets = {run.target for run in runs}
-    seeds = {run.seed for run in runs}
-    method = " ".join([row.row.method, *row.row.settings])
-    counts = [str(len(targets)), str(len(seeds)), f"{finished}/{len(runs)}"]
-    return [row.block.name, row.row.title, method, *counts, hours]
+    targets = {cell.experiment.run.target for cell in row.cells}
+    seeds = {cell.experiment.run.seed for cell in row.cells}
+    finished = [cell for cell in row.cells if cell.state == "finished"]
+    return [
+        row.block.name,
+        row.row.title,
+        " ".join([row.row.method, *row.row.settings]),
+        str(len(targets)),
+        str(len(seeds)),
+        f"{len(finished)}/{len(row.cells)}",
+        estimate.source if estimate.seconds is None else f"{estimate.seconds / 3600:.1f}",
+    ]
 
 
 def caption(estimates: Sequence[Estimate], width: int) -> str:
     """Return the total time of a table as text, with the measurements from which it follows."""
-    hours = sum(estimate.seconds or 0.0 for estimate in estimates) / 3600
-    unknown = sum(estimate.seconds is None for estimate in estimates)
-    basis = "; ".join(dict.fromkeys(estimate.source for estimate in estimates if estimate.seconds))
-    missing = f"{unknown} {'row is' if unknown == 1 else 'rows are'} not measured"
-    if not basis:
+    seconds = 0.0
+    unknown = 0
+    sources = []
+    for estimate in estimates:
+        if estimate.seconds is None:
+            unknown += 1
+        elif estimate.seconds:
+            seconds += estimate.seconds
+            sources.append(estimate.source)
+    missing = "1 row is not measured" if unknown == 1 else f"{unknown} rows are not measured"
+    if not sources:
         return f"time not known: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
-    rest = f", and {missing}" if unknown else ""
-    return f"{hours:.1f} hours one cell at a time, {hours / width:.1f} with {width} ({basis}){rest}"
+    hours = seconds / 3600
+    basis = "; ".join(dict.fromkeys(sources))
+    text = f"{hours:.1f} hours one cell at a time, {hours / width:.1f} with {width} ({basis})"
+    return f"{text}, and {missing}" if unknown else text
 
 
 def run_table(
-    file: Path, choice: Choice, budget: Budget, *, overrides: Sequence[str], output: str, dry_run: bool
+    file: Path,
+    choice: Choice,
+    budget: Budget,
+    *,
+    overrides: Sequence[str],
+    output: str,
+    dry_run: bool,
 ) -> list[Cell]:
     """Run all cells of a table that are not finished, below OUTPUT/<table>; returns the failed ones.
 

@@ -40,7 +40,12 @@ class SweepView:
     blind: nothing that was measured on the unseen domain is shown, for a search, which must not choose by it
     """
 
-    def __init__(self, cells: list[Cell], width: int, blind: bool = False) -> None:
+    def __init__(
+        self,
+        cells: list[Cell],
+        width: int,
+        blind: bool = False,
+    ) -> None:
         self._cells, self._width, self._blind = cells, width, blind
         self._open = [cell for cell in cells if cell.state == "waiting"]
         self._rates = measured_rates(self._open)
