@@ -36,7 +36,7 @@ from fedsim.sweep.candidates import Base, Candidate, FirstFold, without
 from fedsim.sweep.loop import carry_out
 from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
 from fedsim.sweep.reports import given_settings, nested, percent, rows_of_others
-from fedsim.sweep.scores import ranking, validation_of
+from fedsim.sweep.scores import halve, ranking, stages, validation_of
 from fedsim.sweep.study import Study
 
 NAMES = ("method", "search", "target")
@@ -299,23 +299,6 @@ class CombinationSearch(Study):
 def score_in(result: float | str) -> float | None:
     """Return the score that a candidate has; None where it has a reason in place of one."""
     return None if isinstance(result, str) else result
-
-
-def stages(folds: int) -> list[int]:
-    """Return the number of folds in each rung: one, half of them, all."""
-    return sorted({1, math.ceil(folds / 2), folds})
-
-
-def halve(scores: Mapping[int, float | None]) -> list[int]:
-    """Return the candidates of the next rung: the best third of all but the base, and the base beside them.
-
-    A candidate without a score is never kept.
-    """
-    order = list(ranking(scores))
-    others = [number for number in order if number]
-    size = len(scores.keys() - {0})
-    best = others[: math.ceil(size / 3)]
-    return [number for number in order if number in best or number == 0]
 
 
 def fold_metric(cell: Cell) -> float | str:

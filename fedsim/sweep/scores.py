@@ -1,4 +1,4 @@
-"""What the runs of a search count for: the validation of a run, the score of several, and the ranking of scores.
+"""What the runs of a search count for: the validation of a run, the score of several, their ranking, and who goes on.
 
 A score comes from the source clients' validation alone. Nothing that was measured on a run's target is read, except
 where that target is itself a source domain, as in the folds of a search over combinations.
@@ -73,3 +73,20 @@ def ranking(scores: Mapping[int, float | None]) -> dict[int, int]:
     order = sorted(scored)
     order.sort(key=rank_of.get)  # stable: of one rank the first trial comes first
     return {trial: int(rank_of[trial]) for trial in order}
+
+
+def stages(folds: int) -> list[int]:
+    """Return the number of folds in each rung: one, half of them, all."""
+    return sorted({1, math.ceil(folds / 2), folds})
+
+
+def halve(scores: Mapping[int, float | None]) -> list[int]:
+    """Return the candidates of the next rung: the best third of all but the base, and the base beside them.
+
+    A candidate without a score is never kept.
+    """
+    order = list(ranking(scores))
+    others = [number for number in order if number]
+    size = len(scores.keys() - {0})
+    best = others[: math.ceil(size / 3)]
+    return [number for number in order if number in best or number == 0]

@@ -18,8 +18,9 @@ from fedsim.results.combinations import section
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.sweep.arms import command, option_cost, plan_arms, step_cost
 from fedsim.sweep.candidates import draw, find_options, overrides_of
-from fedsim.sweep.combinations import Combination, halve, plan_combinations, stages
+from fedsim.sweep.combinations import Combination, plan_combinations
 from fedsim.sweep.reports import nested
+from fedsim.sweep.scores import halve, stages
 
 SMALL = ("data.fraction=0.1", "train.rounds=10", "run.device=cpu", "run.output=/nowhere")
 DIGITS = read_experiment("digits", SMALL)
