@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
 from clients.job import Job
-from clients.local_steps import Fitted
+from clients.local_steps import Trained
 from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.data.names import matching
@@ -32,6 +32,7 @@ from fedsim.run.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import Config, arrays_of, config_of
+from strategies.parts import ArrayDict
 from strategies.wire.packing import answer, unpack
 from strategies.wire.reply_checks import ECHOED
 from strategies.wire.target_site import UPLOADS, score_records
@@ -129,26 +130,34 @@ def handshake(message: Message, context: Context) -> RecordDict:
     a client answers with one record with an empty name.
     """
     space, config = space_of(message, context)
-    common: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
-    common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
-    common |= {"frozen": space.frozen_content} if space.frozen_content else {}
+    token, state_dir = str(config["token"]), str(config["state-dir"])
+    common = said_of_node(space, context)
+    sites: list[tuple[str, str, list[int]]] = []
+    if is_target(context, space.plan):
+        sites = [(space.experiment.run.target, "target", target_of(space, token).class_counts())]
+    else:
+        for name in node_clients(context, space.plan):
+            sites.append((name, "source", space.class_counts(name, state_dir, token).tolist()))
+    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
+        data = space.fingerprint(sites[0][0], token)
+        common |= {f"data-{key}": value for key, value in data.items()}
+    records = RecordDict()
+    for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
+        answer: Config = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
+        records[f"site-{number}" if number else "site"] = ConfigRecord(answer)
+    return records
+
+
+def said_of_node(space: Workspace, context: Context) -> Config:
+    """What a node says of itself in the handshake: its name, its versions, and its frozen weights."""
+    answer: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
+    answer |= {f"version-{package}": installed_version(package) for package in PACKAGES}
+    if space.frozen_content:
+        answer["frozen"] = space.frozen_content
     if is_site(context):  # a simulation runs the server's own code
         outside = outside_versions(packages_of(space.experiment))
-        common |= {f"version-{package}": version for package, version in outside.items()}
-    sites = []
-    if is_target(context, space.plan):
-        sites = [(space.experiment.run.target, "target", target_of(space, str(config["token"])).class_counts())]
-    for name in [] if sites else node_clients(context, space.plan):
-        counts = space.class_counts(name, str(config["state-dir"]), str(config["token"]))
-        sites.append((name, "source", [int(count) for count in counts]))
-    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
-        own = space.fingerprint(sites[0][0], str(config["token"]))
-        common |= {f"data-{key}": value for key, value in own.items()}
-    records = RecordDict()
-    for number, (name, role, images) in enumerate(sites or [("", "source", [])]):
-        said: Config = {"client": name, "role": role, "examples": sum(images), "class-counts": images, **common}
-        records[f"site-{number}" if number else "site"] = ConfigRecord(said)
-    return records
+        answer |= {f"version-{package}": version for package, version in outside.items()}
+    return answer
 
 
 def node_clients(context: Context, plan: Plan) -> list[str]:
@@ -191,7 +200,7 @@ def evaluate_target(message: Message, context: Context) -> RecordDict:
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     arrays = records.pop("arrays")
-    uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
+    uploads = {name.removeprefix(UPLOADS): arrays_of_client for name, arrays_of_client in records.items()}
     evaluator = target_of(space, str(config["token"]))
     return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
 
@@ -234,9 +243,9 @@ def collect(message: Message, context: Context) -> RecordDict:
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     received = records.pop("arrays", None)
-    parameters = None if received is None else ordered(received, client.names("train"))
+    tensors = None if received is None else fitting(received, client.names("train"))
     client.records = records
-    content = RecordDict({config["bank"]: state_to_record(client.collect(config, parameters))})
+    content = RecordDict({config["bank"]: state_to_record(client.collect(config, tensors))})
     forget_message(client)
     return content
 
@@ -246,22 +255,22 @@ def collect(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     """Train on this client's images, starting from the received tensors."""
     job = job_of(message, context)
-    return trained(job.client, job.client.fit(job.parameters, job.config), message, context)
+    return trained(job.client, job.client.train(job.tensors, job.config), message, context)
 
 
 def job_of(message: Message, context: Context) -> Job:
     """The client, tensors and config of a message that asks for training."""
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
-    parameters = ordered(records.pop("arrays"), client.names("train"))
+    tensors = fitting(records.pop("arrays"), client.names("train"))
     client.records = records
-    return Job(client, parameters, config)
+    return Job(client, tensors, config)
 
 
-def trained(client: DomainClient, fitted: Fitted, message: Message, context: Context) -> RecordDict:
+def trained(client: DomainClient, result: Trained, message: Message, context: Context) -> RecordDict:
     """The reply of a client that has trained."""
-    arrays, examples, metrics = fitted
-    sent = state_to_record(dict(zip(client.upload_names(), arrays, strict=True)))
+    tensors, examples, metrics = result
+    sent = state_to_record(tensors, client.upload_names())
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
     counted = MetricRecord({"num-examples": examples, **metrics})
     state = ConfigRecord({"entries": client.stored})
@@ -283,13 +292,13 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     """Validate the received model."""
     client, config = client_of(message, context)
     arrays = record_to_arrays(arrays_of(message.content)["arrays"])
-    loss, examples, metrics = client.evaluate(ordered(arrays, client.names("evaluate")), config)
+    loss, examples, metrics = client.validate_model(fitting(arrays, client.names("evaluate")), config)
     return RecordDict({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
 
 
-def ordered(arrays: dict, names: list[str]) -> list:
+def fitting(arrays: ArrayDict, names: list[str]) -> ArrayDict:
     """The arrays in the client's order; a ValueError names those that are missing or unexpected."""
     if arrays.keys() != set(names):
         wrong = sorted(arrays.keys() ^ set(names))
         raise ValueError(f"the server's tensors do not fit this client's share rule: {wrong[:4]}")
-    return [arrays[name] for name in names]
+    return {name: arrays[name] for name in names}

@@ -71,8 +71,8 @@ def state_html(folder: Path, sites: Callable[[], str]) -> str:
         for cell in cells if cell["state"] != "finished"
     ]  # fmt: skip
     table = markup.table(("Cell", "state", "round", "reason"), rows, style="text") if rows else ""
-    known = sites()
-    below = f"<pre>{html.escape(known)}</pre>" if known else ""
+    text = sites()
+    below = f"<pre>{html.escape(text)}</pre>" if text else ""
     return printable(f"<h2>Now</h2><p>{html.escape(counts)}{_end(folder)}</p>{table}{below}")
 
 

@@ -18,8 +18,8 @@ def names_of(option: str, text: str) -> list[str]:
 
 def first_few(names: Iterable[str], shown: int = 10) -> str:
     """`a, b, c`, or `a, b and 998 more`: a federation may have thousands of clients."""
-    found = list(names)
-    return ", ".join(found[:shown]) + (f" and {len(found) - shown} more" if len(found) > shown else "")
+    listed = list(names)
+    return ", ".join(listed[:shown]) + (f" and {len(listed) - shown} more" if len(listed) > shown else "")
 
 
 def with_commas(words: Sequence[str], labels: Collection[str]) -> list[str]:
@@ -35,7 +35,7 @@ def with_commas(words: Sequence[str], labels: Collection[str]) -> list[str]:
 
 def numbers_of(option: str, text: str) -> list[int]:
     """`0, 1, 2` -> [0, 1, 2]; an empty text means that the option is not given. UserError for anything else."""
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
-    if not all(word.isascii() and word.isdigit() for word in words):
+    numbers = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isascii() and word.isdigit() for word in numbers):
         raise UserError(f"{option} {text!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    return [int(word) for word in words]
+    return [int(word) for word in numbers]

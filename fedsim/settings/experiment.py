@@ -125,10 +125,10 @@ def find_config(config: str) -> Path:
         raise UserError(f"{config} is a table of a paper, which has many runs: fedsim sweep {config}")
     if path.is_dir():
         raise UserError(f"{config!r} is a folder and no experiment file; `fedsim datasets folder` shows one for images")
-    known = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
-    own = path.with_suffix(".toml")
-    alike = f"did you mean {str(own)!r}? " if own.is_file() else nearest(Path(name).stem, known)
-    raise UserError(f"no experiment file {config!r}; {alike}shipped ones: {', '.join(known)}")
+    shipped = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
+    local = path.with_suffix(".toml")
+    alike = f"did you mean {str(local)!r}? " if local.is_file() else nearest(Path(name).stem, shipped)
+    raise UserError(f"no experiment file {config!r}; {alike}shipped ones: {', '.join(shipped)}")
 
 
 def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = "") -> Experiment:
@@ -157,38 +157,49 @@ def parse_experiment(text: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> Experiment:
-    changes = [parse_override(text) for text in overrides]
-    asked = [str(value) for key, value in changes if key == "preset"]
-    if preset and asked and asked[-1] != preset:
-        raise UserError(f"--set preset={asked[-1]}: --preset gives another one, {preset!r}; remove one of the two")
-    for text, (key, _) in zip(overrides, changes):
-        if key in SECTION_EXAMPLES:
-            example = SECTION_EXAMPLES[key]
-            raise UserError(f"override {text!r}: {key} is a section; set single keys, for example --set {example}")
-    changes = [(key, value) for key, value in changes if key != "preset"]
-    for key in (key for key, _ in changes if key.startswith("parts.")):
-        if twice := [other for other, _ in changes if other.startswith("method.") and overlap(key, other)]:
-            raise UserError(f"--set {key}: --set gives {twice[0]} too, which is taken; remove one of the two")
+    """The experiment of a file's table, with a preset and overrides. `where` names the file in messages."""
+    changes, named = _changes_of(overrides)
+    if preset and named and named != preset:
+        raise UserError(f"--set preset={named}: --preset gives another one, {preset!r}; remove one of the two")
     presets = table.pop("presets", {})
     _check_tables(table, presets, where)
-    preset = preset or (asked[-1] if asked else str(table.get("preset", "")))
+    preset = preset or named or str(table.get("preset", ""))
     table.pop("preset", None)
     table.setdefault("method", {}).setdefault("name", "fedavg")
     if preset:
         if preset not in presets:
-            raise UserError(
-                f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {', '.join(presets) or 'none'}"
-            )
+            names = ", ".join(presets) or "none"
+            raise UserError(f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {names}")
         table = _merge(table, presets[preset])
     for key, value in changes:
         assign(table, key, value)
     experiment = from_table(table, where, overrides)
-    parts = presets[preset].get("method", {}) if preset else {}
-    if parts.get("name") != experiment.method_name:
+    method = presets[preset].get("method", {}) if preset else {}
+    if method.get("name") != experiment.method_name:
         changed = {".".join(key.split(".")[:2]) for key, _ in changes}
-        keys = tuple(sorted(key for key in parts if key != "name" and f"method.{key}" not in changed))
+        keys = tuple(sorted(key for key in method if key != "name" and f"method.{key}" not in changed))
         experiment._preset = (preset, keys) if keys else ("", ())
     return experiment
+
+
+def _changes_of(overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], str]:
+    """(the (key, value) pairs of overrides, the preset that they name or an empty text).
+
+    Raises UserError for a whole section, and for a part that is set both in [parts] and in [method].
+    """
+    changes = [parse_override(text) for text in overrides]
+    for text, (key, _) in zip(overrides, changes):
+        if key in SECTION_EXAMPLES:
+            example = SECTION_EXAMPLES[key]
+            raise UserError(f"override {text!r}: {key} is a section; set single keys, for example --set {example}")
+    presets = [str(value) for key, value in changes if key == "preset"]
+    changes = [(key, value) for key, value in changes if key != "preset"]
+    in_method = [key for key, _ in changes if key.startswith("method.")]
+    for key, _ in changes:
+        twice = [other for other in in_method if overlap(key, other)] if key.startswith("parts.") else []
+        if twice:
+            raise UserError(f"--set {key}: --set gives {twice[0]} too, which is taken; remove one of the two")
+    return changes, presets[-1] if presets else ""
 
 
 def _check_tables(table: dict, presets: Any, where: str) -> None:
@@ -216,12 +227,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not sign or not key:
         raise UserError(f"override {text!r} is not of the form section.key=value")
     section, _, name = key.partition(".")
-    known = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
+    field = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
-    return key, value if known and known.annotation is str and not isinstance(parsed, str) else parsed
+    return key, value if field and field.annotation is str and not isinstance(parsed, str) else parsed
 
 
 def with_options(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -286,10 +297,10 @@ def _explain(error: ValidationError) -> str:
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         section: type[BaseModel] | None = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
-        known = list(section.model_fields) if section else []
+        fields = list(section.model_fields) if section else []
         inside = [f"{name}.{path[-1]}" for name, model in SECTIONS.items() if path[-1] in model.model_fields]
-        alike = f"did you mean {inside[0]!r}? " if inside else nearest(path[-1], known)
-        return f"unknown setting {key!r}; {alike}known here: {', '.join(known)}"
+        alike = f"did you mean {inside[0]!r}? " if inside else nearest(path[-1], fields)
+        return f"unknown setting {key!r}; {alike}known here: {', '.join(fields)}"
     given = repr(problem.get("input"))
     got = f" (got {given})" if key and len(given) < 80 else ""  # long values, such as all settings, are not shown
     hint = AS_TOML.get(problem["type"], "")
