@@ -74,15 +74,20 @@ def option_cost(option: Option, costs: Mapping[str, float]) -> float | None:
     FedAvg's step costs 1, and a part of the server costs no step. None where no such row was measured.
     """
     kinds: set[type] = {type(part) for part in option.parts}
-    slots = {slot for kind in kinds for slot in slots_of(kind)}
+    slots: set[str] = set()
+    for kind in kinds:
+        slots.update(slots_of(kind))
     if slots.isdisjoint(STEP_SLOTS):
         return 1.0
     measured = []
     for row in METHODS:
-        in_row = {type(part) for _, part in find_row(row).pairs}
+        recipe = find_row(row)
+        in_row = {type(part) for _, part in recipe.pairs}
         if kinds <= in_row and row in costs:
             measured.append(costs[row])
-    return max(1.0, min(measured)) if measured else None
+    if not measured:
+        return None
+    return max(1.0, min(measured))
 
 
 def step_cost(method: str, options: Options, costs: Mapping[str, float]) -> float | None:
@@ -111,7 +116,9 @@ def arm_titles(winner: Options, single: Options = ()) -> dict[tuple[Option, ...]
     titles: dict[tuple[Option, ...], str] = {(): "base", tuple(winner): "winner"}
     for option in winner:
         rest = tuple(other for other in winner if other != option)
-        title = f"{rest[0].text} alone" if len(rest) == 1 else f"without {option.text}"
+        title = f"without {option.text}"
+        if len(rest) == 1:
+            title = f"{rest[0].text} alone"
         titles.setdefault(rest, title)
     for option in winner:
         titles.setdefault((option,), f"{option.text} alone")
@@ -219,11 +226,13 @@ def compare_command(
     """Return the comparison of the outer run as a command."""
     baseline, settings = compare_options(base, arms)
     folder = str(results_folder(base.experiment))
-    words = ["fedsim", "compare", folder, "--targets", target, "--seeds", ",".join(map(str, seeds))]
-    words += ["--baseline", baseline]
+    parts = ["fedsim", "compare", folder]
+    parts += ["--targets", target]
+    parts += ["--seeds", ",".join(map(str, seeds))]
+    parts += ["--baseline", baseline]
     for setting in settings:
-        words += ["--by", setting]
-    return shlex.join(words)
+        parts += ["--by", setting]
+    return shlex.join(parts)
 
 
 def arm_table(arms: Sequence[Arm]) -> Table:

@@ -17,7 +17,7 @@ SHARED = {"run.output": "--output", "run.label": "--set run.label=NAME", "name":
 
 @dataclass(frozen=True)
 class Axes:
-    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` or `key+other=v1+w1,v2+w2` words."""
+    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` or `key+other=v1+w1,v2+w2` texts."""
 
     methods: Sequence[str]
     targets: Sequence[str]
@@ -80,18 +80,21 @@ def sweep_command(
     preset: str,
 ) -> str:
     """Return the command that runs the cells of these axes."""
-    words = ["fedsim", "sweep", config]
-    words += ["--methods", ",".join(axes.methods)]
-    words += ["--targets", ",".join(axes.targets)]
-    words += ["--seeds", ",".join(map(str, axes.seeds))]
+    parts = ["fedsim", "sweep", config]
+    parts += ["--methods", ",".join(axes.methods)]
+    parts += ["--targets", ",".join(axes.targets)]
+    parts += ["--seeds", ",".join(map(str, axes.seeds))]
     if preset:
-        words += ["--preset", preset]
+        parts += ["--preset", preset]
     for override in overrides:
         key, value = parse_override(override)
-        words += ["--output", str(value)] if key == "run.output" else ["--set", override]
+        if key == "run.output":
+            parts += ["--output", str(value)]
+        else:
+            parts += ["--set", override]
     for axis in axes.grid:
-        words += ["--grid", axis]
-    return shlex.join(words)
+        parts += ["--grid", axis]
+    return shlex.join(parts)
 
 
 def label_of(values: Sequence[str], label: str = "") -> str:

@@ -71,6 +71,11 @@ class Outcome:
     text: str
     is_kept: bool
 
+    @property
+    def score_text(self) -> str:
+        """`28.3 % on 3 folds`"""
+        return f"{percent(self.score or 0)} on {len(self.folds)} folds"
+
     def full_text(self, last_rung: int) -> str:
         """`kept: rank 3 of 60`, `dropped: diverged`, `winner: rank 1 of 7`."""
         if not self.is_kept:
@@ -414,19 +419,19 @@ def show_winner(study: CombinationSearch, unseen: Unseen) -> list[Arm]:
     if best is None or not best.is_kept:
         say(f"{unseen.target}: no candidate has a score.")
         return []
-    candidate, folds = best.candidate, len(best.folds)
-    line = f"best without {unseen.target}: {candidate.number} ({candidate.title}), "
-    line += f"{percent(best.score or 0)} on {folds} folds"
+    candidate = best.candidate
+    line = f"best without {unseen.target}: {candidate.number} ({candidate.title}), {best.score_text}"
     of_base = unseen.last[0]
     if of_base.score is not None:
-        line += f"; the base: {percent(of_base.score)} on {len(of_base.folds)} folds"
+        line += f"; the base: {of_base.score_text}"
     say(line)
     if candidate.number == 0:
         say("No candidate is better than the base: nothing is to be changed.")
         return []
     values = dict(map(parse_override, candidate.overrides))
     say("\n" + tomli_w.dumps(nested(values)))
-    say(" ".join(f"--set {typed(key, value)}" for key, value in values.items()))
+    settings = [f"--set {typed(key, value)}" for key, value in values.items()]
+    say(" ".join(settings))
     return show_arms(study, unseen, candidate)
 
 

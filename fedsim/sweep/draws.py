@@ -221,8 +221,12 @@ def steps_of(trial: Trial) -> float:
     """Return the steps of a draw; of one that was pruned those until then, whenever its process was ended."""
     rounds = read_record(trial.cells[0].folder / "rounds.csv")
     if 0 in trial.stopped:
-        return rounds["steps"][rounds["round"] <= trial.stopped[0]].sum()
-    return summary_of(trial).get("steps") or (0 if rounds.empty else rounds["steps"].sum())
+        is_counted = rounds["round"] <= trial.stopped[0]
+        return rounds["steps"][is_counted].sum()
+    in_summary = summary_of(trial).get("steps")
+    if in_summary or rounds.empty:
+        return in_summary or 0
+    return rounds["steps"].sum()
 
 
 def target_column(plan: PlannedSearch, rule: str) -> str:
@@ -287,7 +291,10 @@ def price_text(choices: pd.DataFrame) -> str:
     """Return all steps of all draws, and how many times those of the untuned runs they are: `80 (4.0 x)`."""
     steps = choices["steps"].sum()
     untuned = choices["untuned_steps"].dropna().astype(float).sum()
-    return f"{steps:,.0f}" + (f" ({steps / untuned:.1f} x)" if untuned else "")
+    text = f"{steps:,.0f}"
+    if untuned:
+        text += f" ({steps / untuned:.1f} x)"
+    return text
 
 
 def values_table(plans: Sequence[PlannedSearch], rows: Sequence[dict[str, Any]]) -> Table:

@@ -42,15 +42,16 @@ def cell_table(cells: Sequence[Cell], width: int) -> Table:
         done = f"{cell.round}/" if cell.state == "waiting" and cell.round else ""
         table.add_row(Text(cell.title), cell.state, f"{done}{cell.experiment.train.rounds}")
     rates = measured_rates(cells)
-    guesses, reasons = guessed_rates(cells, rates, step_costs()[0])
+    costs, _ = step_costs()
+    guesses, reasons = guessed_rates(cells, rates, costs)
     seconds = time_left(cells, rates | guesses, width or 1)
     if seconds is None:
         table.caption = "no finished rounds to estimate the time from"
     else:
-        measured = ", ".join(f"{method} {rate:.2f} s" for method, rate in rates.items())
-        pace = "; ".join([f"{measured} a round", *reasons])
+        measured = [f"{method} {rate:.2f} s" for method, rate in rates.items()]
+        paces = [f"{', '.join(measured)} a round", *reasons]
         at_a_time = f"{width} at a time" if width else "one at a time, divide by what the cluster carries"
-        table.caption = f"about {duration(seconds)} from finished rounds ({pace}), {at_a_time}"
+        table.caption = f"about {duration(seconds)} from finished rounds ({'; '.join(paces)}), {at_a_time}"
     return table
 
 
@@ -91,8 +92,9 @@ def guessed_rates(
         if method in rates:
             continue
         if seconds_per_cost and method in costs:
-            guesses[method] = costs[method] * sum(seconds_per_cost) / len(seconds_per_cost)
-            reasons.append(f"{method} is not measured: {guesses[method]:.2f} s by the cost of its step")
+            guess = costs[method] * sum(seconds_per_cost) / len(seconds_per_cost)
+            guesses[method] = guess
+            reasons.append(f"{method} is not measured: {guess:.2f} s by the cost of its step")
         else:
             guesses[method] = sum(rates.values()) / len(rates)
             reasons.append(f"{method} is not measured: it is counted like {measured}")
@@ -106,7 +108,8 @@ def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:
     for cell in cells:
         if cell.done_here:
             method = cell.experiment.method_name
-            seconds[method] = seconds.get(method, 0.0) + cell.heard - cell.started
+            spent = seconds.get(method, 0.0)
+            seconds[method] = spent + cell.heard - cell.started
             rounds[method] = rounds.get(method, 0) + cell.done_here
     return {method: seconds[method] / rounds[method] for method in rounds}
 

@@ -89,14 +89,20 @@ def show_counts(cells: Sequence[Cell], budget: Budget, reservations: Sequence[Re
     texts.append(f"{states['waiting']} to run")
     texts.append(manner(budget, reservations))
     console.print(", ".join(texts))
-    if late := too_late((cell.folder, cell.experiment) for cell in cells if cell.state == "finished"):
-        errors.print(late, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    finished = [cell for cell in cells if cell.state == "finished"]
+    warn(too_late((cell.folder, cell.experiment) for cell in finished))
 
 
 def show_missing_data(cells: Sequence[Cell]) -> None:
     """Print one line when data of waiting cells are not on this machine, with the reasons that a sweep would give."""
-    if reasons := dict.fromkeys(reason for _, reason in missing_data(cells) if reason):
-        text = f"The data are not on this machine: {'; '.join(reasons)}"
+    reasons = dict.fromkeys(reason for _, reason in missing_data(cells) if reason)
+    if reasons:
+        warn(f"The data are not on this machine: {'; '.join(reasons)}")
+
+
+def warn(text: str) -> None:
+    """Print a line in yellow beside the output; nothing for an empty text."""
+    if text:
         errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -152,5 +158,9 @@ def manner(budget: Budget, reservations: Sequence[Reservation]) -> str:
         return "nothing to start"
     cores = reservations[0].cores
     text = f"{len(reservations)} at a time with {cores} {'core' if cores == 1 else 'cores'} each"
-    gpus = {name for reservation in reservations for name in reservation.gpus}
-    return text + (f", on GPU {', '.join(sorted(gpus))}" if gpus else "")
+    gpus: set[str] = set()
+    for reservation in reservations:
+        gpus.update(reservation.gpus)
+    if gpus:
+        text += f", on GPU {', '.join(sorted(gpus))}"
+    return text

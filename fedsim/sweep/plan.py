@@ -205,13 +205,16 @@ def look_for_data(cells: Sequence[Cell], budget: Budget, dry_run: bool) -> None:
 
 def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     """(cell, why its data cannot be read here, or an empty text) of the waiting cells, except those of a deployment."""
-    waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
 
-    def lacks(data: DataSettings) -> str:
+    def reason_of(data: DataSettings) -> str:
         return refusal_of(lambda: find_data(data))
 
-    missing = once(lacks, DataSettings.model_dump_json)
-    return [(cell, missing(cell.experiment.data)) for cell in waiting]
+    reason = once(reason_of, DataSettings.model_dump_json)
+    looked_at = []
+    for cell in cells:
+        if cell.state == "waiting" and cell.experiment.run.runtime != "deployment":
+            looked_at.append((cell, reason(cell.experiment.data)))
+    return looked_at
 
 
 def rounds_on_disk(cell: Cell) -> int:

@@ -252,18 +252,25 @@ def line_of(
 def our_numbers(cells: pd.DataFrame, title: str, targets: list[str]) -> dict[str, Numbers]:
     """Return {target: mean and spread of our runs of a row}, with their average; without the targets that lack runs."""
     grid = grid_of(cells, title).reindex(columns=targets)
-    statistics = {target: mean_and_std(grid[target]) for target in targets}
-    statistics[AVERAGE] = mean_and_std(per_seed_average(grid, targets))
-    return {target: Numbers(**of_target) for target, of_target in statistics.items() if of_target["seeds"]}
+    columns = {target: grid[target] for target in targets}
+    columns[AVERAGE] = per_seed_average(grid, targets)
+    numbers = {}
+    for target, values in columns.items():
+        statistics = mean_and_std(values)
+        if statistics["seeds"]:
+            numbers[target] = Numbers(**statistics)
+    return numbers
 
 
 def their_numbers(printed: pd.DataFrame, name: str, targets: list[str]) -> dict[str, Numbers]:
     """Return {target: the paper's mean and ±} of the row that the paper calls so."""
-    target_of = {domain_key(target): target for target in targets} | {AVERAGE: AVERAGE}
+    target_of = {domain_key(target): target for target in targets}
+    target_of[AVERAGE] = AVERAGE
     numbers = {}
     for _, row in printed[printed["method"] == name].iterrows():
-        if row["target"] in target_of:
-            numbers[target_of[row["target"]]] = Numbers(row["mean"], row["std"])
+        target = target_of.get(row["target"])
+        if target:
+            numbers[target] = Numbers(row["mean"], row["std"])
     return numbers
 
 
@@ -331,8 +338,11 @@ def notes_on_others(runs: Runs, shown: set[str], targets: Sequence[str]) -> list
             on_no_target[f"{labels[run]} on {target}"] += 1
     notes = []
     for what, counts in (("of no row", of_no_row), ("on no target", on_no_target)):
-        if counts:
-            texts = [f"{label} ({count} {'run' if count == 1 else 'runs'})" for label, count in sorted(counts.items())]
+        texts = []
+        for label, count in sorted(counts.items()):
+            runs_text = "1 run" if count == 1 else f"{count} runs"
+            texts.append(f"{label} ({runs_text})")
+        if texts:
             notes.append(f"Runs {what} of the table, which are left out: {shortened(texts)}.")
     return notes
 

@@ -17,7 +17,11 @@ PRUNERS = {"median": "MedianPruner", "halving": "SuccessiveHalvingPruner"}  # an
 
 def check_sampler(sampler: str, pruner: str = "") -> None:
     """UserError for an unknown sampler or pruner, or where Optuna is not installed."""
-    for kind, name, names in ("sampler", sampler, [RANDOM, *SAMPLERS]), ("pruner", pruner, ["", *PRUNERS]):
+    choices = (
+        ("sampler", sampler, [RANDOM, *SAMPLERS]),
+        ("pruner", pruner, ["", *PRUNERS]),
+    )
+    for kind, name, names in choices:
         if name not in names:
             listed = ", ".join(filter(None, names))
             raise UserError(f"no {kind} is called {name!r}; {nearest(name, names)}known: {listed}")

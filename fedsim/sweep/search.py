@@ -150,13 +150,17 @@ class PlannedSearch(Study):
         for trial in self.trials:
             trial.measured = [validation_of(cell) for cell in trial.cells]
         search = self.search
-        drawn = points(self.knobs, search.trials, stream_seed(search.seed, search.method))
-        at_once = len(drawn) if search.is_random and not search.pruner else STARTUP
+        seed = stream_seed(search.seed, search.method)
+        drawn = points(self.knobs, search.trials, seed)
+        is_fixed = search.is_random and not search.pruner
+        at_once = len(drawn) if is_fixed else STARTUP
         self._add(drawn[len(self.trials) : at_once])
         self._prune()
         number = len(self.trials)
-        if STARTUP <= number < len(drawn) and not any(trial.count("waiting") for trial in self.trials):
-            self._add([drawn[number] if search.is_random else self._suggested()])
+        is_waiting = any(trial.count("waiting") for trial in self.trials)
+        if STARTUP <= number < len(drawn) and not is_waiting:
+            point = drawn[number] if search.is_random else self._suggested()
+            self._add([point])
             self._prune()
 
     def _prune(self) -> None:
@@ -194,12 +198,13 @@ class PlannedSearch(Study):
         for number in range(len(self.trials), len(every)):
             first = alike[number]
             cells = self.trials[first].cells if first < number else self.cells_of(number, every[number])
+            shared = []
             for cell in cells:
-                if not is_same_run(planned.setdefault(cell.folder, cell), cell):
-                    raise UserError(
-                        f"trial {number} shares the folder {cell.folder} with another one; search other values"
-                    )
-            shared = [planned[cell.folder] for cell in cells]
+                other = planned.setdefault(cell.folder, cell)
+                if not is_same_run(other, cell):
+                    where = f"trial {number} shares the folder {cell.folder} with another one"
+                    raise UserError(f"{where}; search other values")
+                shared.append(other)
             self.trials.append(Trial(number, every[number], first, shared))
 
     def cells_of(self, number: int, point: dict[str, str]) -> list[Cell]:
@@ -309,7 +314,8 @@ def run_search(
     plan = plan_search(config, search, overrides, preset)
     keys = ", ".join(knob.key for knob in plan.knobs)
     targets = ", ".join(plan.targets)
-    seeds = f"{'seed' if len(plan.seeds) == 1 else 'seeds'} {', '.join(map(str, plan.seeds))}"
+    seeds = "seed " if len(plan.seeds) == 1 else "seeds "
+    seeds += ", ".join(map(str, plan.seeds))
     rule = rule_title(DEFAULT_RULE, plan.runs)
     say(f"search over {keys}: {search.trials} trials of {plan.search.method} on {targets} with {seeds}, "
         f"scored by {rule}")  # fmt: skip
@@ -398,9 +404,9 @@ def caveats(plan: PlannedSearch) -> list[str]:
         )
     if len(plan.seeds) == 1:
         lines.append("With one seed, the differences between trials may be noise.")
-    chosen = len({trial.first for trial in plan.trials})
+    different = different_trials(plan)
     lines.append(
-        f"The best of {chosen} trials was chosen by its score, which is therefore too favourable. "
+        f"The best of {len(different)} trials was chosen by its score, which is therefore too favourable. "
         "Run it with new seeds before you report it:"
     )
     return lines

@@ -236,11 +236,12 @@ def _value_in_file(knob: Knob, experiment: Experiment, recipe: Recipe) -> Any:
     if section == "method" and path[0] in SLOTS:
         return _parts_in_file(path[0], recipe)
     if section == "parts" or (section == "method" and len(path) > 1):
+        name, field = path[:2]
         parts = recipe.named
-        if path[0] not in parts:
-            has = ", ".join(parts)
-            raise UserError(f"--space {knob.text}: {experiment.method_name} has no part {path[0]!r}; it has: {has}")
-        value = getattr(parts[path[0]], path[1])
+        if name not in parts:
+            listed = ", ".join(parts)
+            raise UserError(f"--space {knob.text}: {experiment.method_name} has no part {name!r}; it has: {listed}")
+        value = getattr(parts[name], field)
         return list(value) if isinstance(value, tuple) else value
     value = experiment.model_dump()[section]
     for name in path:

@@ -258,11 +258,13 @@ def _plan_row(block: Block, axes: Axes, settings: Sequence[str], shared: Readers
 def _check_methods(table: PaperTable, methods: Sequence[str]) -> None:
     """UserError for a method that is neither a row's method nor its name in the paper."""
     rows = [row for block in table.blocks for row in block.rows]
-    names = [name for row in rows for name in (row.method, row.printed)]
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= {row.method: None, row.printed: None}
     for name in methods:
         if name not in names:
             listed = ", ".join(dict.fromkeys(row.method for row in rows))
-            raise UserError(f"the table has no row {name!r}; {nearest(name, dict.fromkeys(names))}there are: {listed}")
+            raise UserError(f"the table has no row {name!r}; {nearest(name, names)}there are: {listed}")
 
 
 def _targets(block: Block, chosen: Sequence[str], overrides: Sequence[str]) -> list[str]:

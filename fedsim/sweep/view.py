@@ -26,8 +26,10 @@ STATES = ("finished", "running", "elsewhere", "waiting", "failed", "pruned")  # 
 def last_target(folder: Path) -> float | None:
     """What a run recorded on the target in its last round; None without a summary."""
     file = folder / "summary.csv"
-    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
-    for row in rows:
+    if not file.is_file():
+        return None
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for row in csv.DictReader(lines):
         for name, value in row.items():
             if name.startswith("last_target_") and value:
                 return float(value)
@@ -70,13 +72,16 @@ class SweepView:
     def __exit__(self, *error: object) -> None:
         self._live.stop()
         self._note(None, ended=True)
-        done = sum(cell.state == "finished" for cell in self._cells)
-        failed = sum(cell.state == "failed" for cell in self._cells)
-        errors.print(f"{done} of {len(self._cells)} cells finished" + (f", {failed} failed" if failed else ""))
+        states = Counter(cell.state for cell in self._cells)
+        text = f"{states['finished']} of {len(self._cells)} cells finished"
+        if states["failed"]:
+            text += f", {states['failed']} failed"
+        errors.print(text)
 
     def update(self) -> None:
         """Print a line for each cell that has ended, and update the bar from the cells."""
-        for cell in [cell for cell in self._open if cell.state in ENDED]:
+        ended = [cell for cell in self._open if cell.state in ENDED]
+        for cell in ended:
             self._open.remove(cell)
             self._print(self._end_of(cell))
         is_waiting = all(cell.state == "elsewhere" for cell in self._open)
