@@ -72,6 +72,13 @@ def test_a_wrong_choice_or_file_is_one_line(tmp_path, file, choice, overrides, s
         plan_table(small_table(tmp_path, **file), choice, overrides, str(tmp_path))
 
 
+def test_a_choice_of_which_no_block_has_both_rows_and_targets_is_one_line(tmp_path):
+    other = '[[blocks]]\nconfig = "digits"\nname = "other"\nrows = [{ method = "scaffold" }]\ntargets = ["rot75"]\n'
+    file = own_table(tmp_path, targets='["rot0"]', more=other)
+    with pytest.raises(UserError, match="no block of the table has such a row and such a target"):
+        plan_table(file, Choice(["scaffold"], ["rot0"]), (), str(tmp_path))
+
+
 def test_inside_is_at_most_the_printed_deviation():
     line = Line(PaperRow(method="fedavg"), {"a": Numbers(0.823, 0.01, 3)})
     for printed, verdict in ((0.005, "inside"), (0.0049, "outside"), (math.nan, "")):
