@@ -16,7 +16,7 @@ from fedsim.common.errors import UserError, printable
 from fedsim.results import markup
 from fedsim.results.reading import find_runs
 from fedsim.run.claim import is_claimed
-from fedsim.sweep.plan import duration
+from fedsim.sweep.estimate import duration
 from fedsim.sweep.view import STATE
 
 Cell = dict[str, Any]

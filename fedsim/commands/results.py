@@ -213,8 +213,7 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str, trus
 
     The table of all runs under the default rule is also written to FOLDER/comparison.csv.
     """
-    from fedsim.sweep.reproduction import reproductions
-    from fedsim.sweep.reproduction_texts import render, show
+    from fedsim.sweep.reproduction import render, reproductions, show
 
     if format not in ("table", "csv", "markdown", "latex"):
         raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")

@@ -1,6 +1,7 @@
 """The verb `search`. Imports that take long are inside it."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +11,8 @@ from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
-    from fedsim.sweep import Budget
-    from fedsim.sweep.combine_plan import Combination
+    from fedsim.sweep import Budget, Cell
+    from fedsim.sweep.combinations import Combination
 
 
 def search(
@@ -45,9 +46,8 @@ def search(
     start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
     from fedsim.sweep import Budget
-    from fedsim.sweep.combine_plan import Combination
-    from fedsim.sweep.search_plan import Search
-    from fedsim.sweep.search_run import run_search
+    from fedsim.sweep.combinations import Combination
+    from fedsim.sweep.search import Search, run_search
     from fedsim.sweep.tables import find_table
 
     if find_table(config):
@@ -58,24 +58,30 @@ def search(
     if slots and (space or pruner or sampler != "random"):
         raise UserError("--space, --sampler and --pruner are for values, and --slots for parts; use one of the two")
     if slots:
-        combination = Combination(*axes, names_of("--slots", slots), candidates, search_seed)
-        _combine(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run, confirm=confirm)
-    wanted = Search(*axes, space or (), trials, search_seed, sampler, pruner)
-    failed = run_search(config, wanted, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+        combination = Combination(*axes, names_of("--slots", slots), candidates, search_seed, confirm)
+        failed = _combine(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+    else:
+        of_values = Search(*axes, space or (), trials, search_seed, sampler, pruner)
+        failed = run_search(config, of_values, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 
 
-def _combine(config: str, combination: "Combination", budget: "Budget", **how: Any) -> None:
-    """Search combinations of parts, and show the comparison of the outer run."""
+def _combine(
+    config: str, combination: "Combination", budget: "Budget", *, overrides: Sequence[str], preset: str, dry_run: bool
+) -> "list[Cell]":
+    """Search combinations of parts, and show the comparison of the outer run; returns the failed cells."""
     from fedsim.commands.results import chosen_runs, show_comparison
     from fedsim.results.selection import DEFAULT_RULE
     from fedsim.run.plan import results_folder
-    from fedsim.sweep.combine_outer import compare_options, fresh_seeds
-    from fedsim.sweep.combine_run import run_combinations
+    from fedsim.sweep.arms import compare_options
+    from fedsim.sweep.combinations import run_combinations
 
-    failed, plan, outer = run_combinations(config, combination, budget, **how)
-    folder, seeds = results_folder(plan.base), fresh_seeds(plan, how["confirm"])
-    for target, arms in outer.items():
-        runs = chosen_runs(folder, "", target, ",".join(map(str, seeds)))
-        show_comparison(folder, runs, DEFAULT_RULE, *compare_options(plan, arms), "table")
-    raise typer.Exit(1 if failed else 0)
+    failed, study = run_combinations(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+    if dry_run:
+        return failed
+    folder = results_folder(study.base.experiment)
+    seeds = ",".join(map(str, study.fresh_seeds))
+    for target, arms in study.outer.items():
+        runs = chosen_runs(folder, "", target, seeds)
+        show_comparison(folder, runs, DEFAULT_RULE, *compare_options(study.base, arms), "table")
+    return failed

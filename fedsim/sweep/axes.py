@@ -4,6 +4,7 @@ import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import overlap, parse_override
@@ -16,7 +17,7 @@ SHARED = {"run.output": "--output", "run.label": "--set run.label=NAME", "name":
 
 @dataclass(frozen=True)
 class Axes:
-    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` or `key+other=v1+w1,v2+w2` words."""
+    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` or `key+other=v1+w1,v2+w2` texts."""
 
     methods: Sequence[str]
     targets: Sequence[str]
@@ -25,85 +26,127 @@ class Axes:
 
 
 def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
-    """The label that `--set run.label=...` gives to all cells; UserError for a setting that is given in two ways.
+    """Return the label that `--set run.label=...` gives to all cells; UserError for a setting that is given twice.
 
     Methods, targets and seeds are axes of the sweep itself; as an override or a grid key they would conflict with it.
     """
-    for option, names in (("--methods", axes.methods), ("--targets", axes.targets)):
-        if not all(names):  # an empty target would mean the default one
-            raise UserError(f"{option}: a name is empty")
-    fixed = [parse_override(text) for text in overrides]
+    _refuse_empty("--methods", axes.methods)
+    _refuse_empty("--targets", axes.targets)  # an empty target would mean the default one
+    fixed = [parse_override(override) for override in overrides]
     for key, value in fixed:
         if key in OPTIONS:
-            raise UserError(f"--set {key}={value}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {value}")
-    varied = [(key, text) for text in axes.grid for key in keys_of(text)]
-    seen: list[str] = []
-    for key, text in varied:
-        values = text.partition("=")[2].strip()
-        if key in OPTIONS:
-            raise UserError(f"--grid {text}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {values}")
-        if key in SHARED:
-            raise UserError(f"--grid {text}: a sweep has only one value of {key}; use {SHARED[key]}")
-        if any(overlap(key, other) for other in seen):
-            raise UserError(f"--grid {text}: {key} is given twice; give all its values in one --grid")
-        set_keys = [other for other, _ in fixed if overlap(key, other)] + ([key] if key == "preset" and preset else [])
-        if set_keys:
-            raise UserError(f"--grid {text}: --set gives {set_keys[0]} one value too; remove one of the two")
-        seen.append(key)
-    labels = [value for key, value in fixed if key == "run.label"]
-    return str(labels[-1]) if labels else ""
+            option = OPTIONS[key]
+            raise UserError(f"--set {key}={value}: a sweep takes this from {option}; use {option} {value}")
+    fixed_keys = [key for key, _ in fixed]
+    varied_keys: list[str] = []
+    for axis in axes.grid:
+        for key in keys_of(axis):
+            _check_grid_key(key, axis, varied_keys)
+            for other in fixed_keys:
+                if overlap(key, other):
+                    raise _given_by_set(axis, other)
+            if key == "preset" and preset:
+                raise _given_by_set(axis, key)
+            varied_keys.append(key)
+    labels = [str(value) for key, value in fixed if key == "run.label"]
+    return labels[-1] if labels else ""
 
 
-def sweep_command(config: str, axes: Axes, overrides: Sequence[str], preset: str) -> str:
-    """The command that runs the cells of these axes."""
-    words = ["fedsim", "sweep", config, "--methods", ",".join(axes.methods), "--targets", ",".join(axes.targets)]
-    words += ["--seeds", ",".join(map(str, axes.seeds)), *(["--preset", preset] if preset else [])]
-    for word in overrides:
-        key, value = parse_override(word)
-        words += ["--output", str(value)] if key == "run.output" else ["--set", word]
-    return shlex.join([*words, *(part for grid in axes.grid for part in ("--grid", grid))])
+def _refuse_empty(option: str, names: Sequence[str]) -> None:
+    if not all(names):
+        raise UserError(f"{option}: a name is empty")
 
 
-def given_words(overrides: Sequence[str], preset: str) -> list[str]:
-    """The preset and the overrides of a search, by which its scores differ from those of another one."""
-    given = {parse_override(word)[0]: word for word in overrides}
-    given.pop("run.output", None)
-    return [*([f"preset={preset}"] if preset else []), *(given[key] for key in sorted(given))]
+def _check_grid_key(key: str, axis: str, others: Sequence[str]) -> None:
+    """UserError for a setting that is an axis by itself, is one of the whole sweep, or is in the grid already."""
+    if key in OPTIONS:
+        option = OPTIONS[key]
+        values = axis.partition("=")[2].strip()
+        raise UserError(f"--grid {axis}: a sweep takes this from {option}; use {option} {values}")
+    if key in SHARED:
+        raise UserError(f"--grid {axis}: a sweep has only one value of {key}; use {SHARED[key]}")
+    if any(overlap(key, other) for other in others):
+        raise UserError(f"--grid {axis}: {key} is given twice; give all its values in one --grid")
+
+
+def _given_by_set(axis: str, key: str) -> UserError:
+    return UserError(f"--grid {axis}: --set gives {key} one value too; remove one of the two")
+
+
+def sweep_command(
+    config: str,
+    axes: Axes,
+    overrides: Sequence[str],
+    preset: str,
+) -> str:
+    """Return the command that runs the cells of these axes."""
+    parts = ["fedsim", "sweep", config]
+    parts += ["--methods", ",".join(axes.methods)]
+    parts += ["--targets", ",".join(axes.targets)]
+    parts += ["--seeds", ",".join(map(str, axes.seeds))]
+    if preset:
+        parts += ["--preset", preset]
+    for override in overrides:
+        key, value = parse_override(override)
+        if key == "run.output":
+            parts += ["--output", str(value)]
+        else:
+            parts += ["--set", override]
+    for axis in axes.grid:
+        parts += ["--grid", axis]
+    return shlex.join(parts)
 
 
 def label_of(values: Sequence[str], label: str = "") -> str:
-    """`mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
+    """Return `mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
 
     fedsim/methods/variants.py adds to the name what the grid changes in a method.
     """
-    words = [word for word in values if not word.startswith("method.")]
-    return ",".join([*([label] if label else []), *words]).replace("/", "_")
+    parts = [label] if label else []
+    parts += [value for value in values if not value.startswith("method.")]
+    return ",".join(parts).replace("/", "_")
 
 
 def keys_of(axis: str) -> list[str]:
-    """The settings of an axis: one, or several that change together (`train.epochs+train.rounds=1+40,5+8`)."""
+    """Return the settings of an axis: one, or several that change together (`train.epochs+train.rounds=1+40,5+8`)."""
     return [key.strip() for key in parse_override(axis)[0].split("+")]
 
 
 def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """`["a=1,2", "b+c=x+y"]` -> `[("a=1", "b=x", "c=y"), ("a=2", "b=x", "c=y")]`; one empty point without a grid."""
-    axes = []
-    for axis in grid:
-        keys, points = keys_of(axis), split_values(axis.partition("=")[2])
-        together = [point.split("+") if len(keys) > 1 else [point] for point in points]
-        for point, values in zip(points, together, strict=True):
-            if len(values) != len(keys):
-                raise UserError(f"--grid {axis}: {point} has {len(values)} values for {len(keys)} settings")
-        axes.append([[f"{key}={value}" for key, value in zip(keys, values, strict=True)] for values in together])
-        for (one, first), (other, second) in itertools.combinations(zip(points, axes[-1], strict=True), 2):
-            if one != other and list(map(parse_override, first)) == list(map(parse_override, second)):
-                raise UserError(f"--grid {axis}: {one} and {other} are the same value; give it once")
+    """`["a=1,2", "b+c=x+y"]` -> `[("a=1", "b=x", "c=y"), ("a=2", "b=x", "c=y")]`; one empty point without a grid.
+
+    Raises UserError for a value that is given twice, and for one that has not one part for each setting of its axis.
+    """
+    axes = [_points_of_axis(axis) for axis in grid]
     return [tuple(itertools.chain(*point)) for point in itertools.product(*axes)]
+
+
+def _points_of_axis(axis: str) -> list[list[str]]:
+    """The settings of an axis at each of its values: `b+c=x+y,z+w` -> `[["b=x", "c=y"], ["b=z", "c=w"]]`."""
+    keys = keys_of(axis)
+    points: dict[str, list[str]] = {}
+    texts = split_values(axis.partition("=")[2])
+    for text in texts:
+        values = text.split("+") if len(keys) > 1 else [text]
+        if len(values) != len(keys):
+            raise UserError(f"--grid {axis}: {text} has {len(values)} values for {len(keys)} settings")
+        points[text] = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+    for one, other in itertools.combinations(points, 2):
+        if _typed(points[one]) == _typed(points[other]):
+            raise UserError(f"--grid {axis}: {one} and {other} are the same value; give it once")
+    return [points[text] for text in texts]
+
+
+def _typed(point: Sequence[str]) -> list[tuple[str, Any]]:
+    """The settings of a point with their values, of which `0.1` and `0.10` are the same."""
+    return [parse_override(setting) for setting in point]
 
 
 def split_values(text: str) -> list[str]:
     """`1,[2,3],"a,b"` -> `1`, `[2,3]`, `"a,b"`: commas inside brackets and quotes are part of a value."""
-    values, depth, quote = [""], 0, ""
+    values = [""]
+    depth = 0
+    quote = ""  # that is open, if any
     for sign in text:
         if quote:
             quote = "" if sign == quote else quote

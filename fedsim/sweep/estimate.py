@@ -1,5 +1,6 @@
-"""The hours that cells will take. They always follow from measurements: of finished rounds or of local steps."""
+"""The time that cells will take. It always follows from measurements: of finished rounds or of local steps."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -10,20 +11,127 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.table import Table
+from rich.text import Text
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, source_domains
 from fedsim.methods.assembly import assemble
 from fedsim.methods.listing import step_costs
 from fedsim.methods.variants import method_label
+from fedsim.results.record_files import read_record
 from fedsim.run.notes import planned_work
 from fedsim.run.plan import Plan, resolve
 from fedsim.settings.experiment import Experiment, parse_experiment
-from fedsim.sweep.plan import Cell, measured_rates
+from fedsim.sweep.plan import Cell, rounds_on_disk
 
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
 STEP_SLOTS = ("objective", "update", "companions", "client", "terms", "augment", "norm", "inserts")
 COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
+
+
+def cell_table(cells: Sequence[Cell], width: int) -> Table:
+    """Return a table of the cells, whose caption estimates their time from rounds that are already on disk.
+
+    width: the number of cells that run at the same time; 0: not known
+    """
+    table = Table("cell", "state", "rounds")
+    for cell in cells:
+        cell.round = rounds_on_disk(cell)
+        done = f"{cell.round}/" if cell.state == "waiting" and cell.round else ""
+        table.add_row(Text(cell.title), cell.state, f"{done}{cell.experiment.train.rounds}")
+    rates = measured_rates(cells)
+    costs, _ = step_costs()
+    guesses, reasons = guessed_rates(cells, rates, costs)
+    seconds = time_left(cells, rates | guesses, width or 1)
+    if seconds is None:
+        table.caption = "no finished rounds to estimate the time from"
+    else:
+        measured = [f"{method} {rate:.2f} s" for method, rate in rates.items()]
+        paces = [f"{', '.join(measured)} a round", *reasons]
+        at_a_time = f"{width} at a time" if width else "one at a time, divide by what the cluster carries"
+        table.caption = f"about {duration(seconds)} from finished rounds ({'; '.join(paces)}), {at_a_time}"
+    return table
+
+
+def measured_rates(cells: Sequence[Cell]) -> dict[str, float]:
+    """Return the median seconds of a round of each method, over the rounds that the cells' folders already hold."""
+    seconds: dict[str, list[float]] = {}
+    for cell in cells:
+        with contextlib.suppress(UserError):  # of a damaged file, which the cell's own run gives
+            rounds = read_record(cell.folder / "rounds.csv")
+            of_method = seconds.setdefault(cell.experiment.method_name, [])
+            if "round_seconds" in rounds:
+                of_method.extend(rounds["round_seconds"].iloc[1:].dropna())
+    medians = {}
+    for method, values in seconds.items():
+        if values:
+            medians[method] = float(pd.Series(values).median())
+    return medians
+
+
+def guessed_rates(
+    cells: Sequence[Cell], rates: Mapping[str, float], costs: Mapping[str, float]
+) -> tuple[dict[str, float], list[str]]:
+    """({method: seconds per round} of methods that still have rounds and no rate, a text about each of them).
+
+    rates: seconds per round by method, as measured; costs: cost of a local step by method (`step_costs`).
+    A round takes the mean of the measured seconds per unit of cost, times the method's cost; without a cost their mean.
+    """
+    if not rates:
+        return {}, []
+    unmeasured = [cell.experiment.method_name for cell in cells if cell.rounds_left]
+    seconds_per_cost = [rate / costs[method] for method, rate in rates.items() if method in costs]
+    measured = ", ".join(rates)
+    if len(rates) > 1:
+        measured = f"the mean of {measured}"
+    guesses: dict[str, float] = {}
+    reasons = []
+    for method in dict.fromkeys(unmeasured):
+        if method in rates:
+            continue
+        if seconds_per_cost and method in costs:
+            guess = costs[method] * sum(seconds_per_cost) / len(seconds_per_cost)
+            guesses[method] = guess
+            reasons.append(f"{method} is not measured: {guess:.2f} s by the cost of its step")
+        else:
+            guesses[method] = sum(rates.values()) / len(rates)
+            reasons.append(f"{method} is not measured: it is counted like {measured}")
+    return guesses, reasons
+
+
+def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:
+    """Return the mean seconds of a round of each method in this sweep, including the start of a worker."""
+    seconds: dict[str, float] = {}
+    rounds: dict[str, int] = {}
+    for cell in cells:
+        if cell.done_here:
+            method = cell.experiment.method_name
+            spent = seconds.get(method, 0.0)
+            seconds[method] = spent + cell.heard - cell.started
+            rounds[method] = rounds.get(method, 0) + cell.done_here
+    return {method: seconds[method] / rounds[method] for method in rounds}
+
+
+def time_left(cells: Sequence[Cell], rates: Mapping[str, float], width: int) -> float | None:
+    """Return the seconds until all cells have ended when `width` of them run at a time; None without any rate.
+
+    rates: seconds per round by method; a method that is not in it is given the mean of the others.
+    """
+    if not rates:
+        return None
+    mean = sum(rates.values()) / len(rates)
+    work = [cell.rounds_left * rates.get(cell.experiment.method_name, mean) for cell in cells]
+    return max(sum(work) / width, max(work, default=0.0))
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 @dataclass(frozen=True)
@@ -36,22 +144,28 @@ class Estimate:
 
 def step_key(experiment: Experiment) -> tuple[str, ...]:
     """The settings on which the time of a local step depends, in the form of step_times.csv."""
-    model, data, train = experiment.model, experiment.data, experiment.train
-    values = (data.dataset, model.backbone, model.bottleneck, data.image_size, train.batch_size, train.precision)
-    return (*map(str, values), method_label(experiment))
+    return (
+        experiment.data.dataset,
+        experiment.model.backbone,
+        str(experiment.model.bottleneck),
+        str(experiment.data.image_size),
+        str(experiment.train.batch_size),
+        experiment.train.precision,
+        method_label(experiment),
+    )
 
 
 @cache
 def step_times() -> dict[tuple[str, ...], tuple[float, str]]:
     """{key: (seconds of a step, the machine that measured it)} from the file of `steps.py --table NAME --record`."""
-    frame = pd.read_csv(FILE, dtype=str)
-    return {
-        tuple(row[name] for name in KEY): (
-            float(row["milliseconds"]) / 1000,
-            f"{row['machine']}, {row['threads']} {'thread' if row['threads'] == '1' else 'threads'}",
-        )
-        for row in frame.to_dict("records")
-    }
+    rows = pd.read_csv(FILE, dtype=str).to_dict("records")
+    times = {}
+    for row in rows:
+        key = tuple(row[name] for name in KEY)
+        seconds = float(row["milliseconds"]) / 1000
+        threads = "1 thread" if row["threads"] == "1" else f"{row['threads']} threads"
+        times[key] = (seconds, f"{row['machine']}, {threads}")
+    return times
 
 
 def step_time(experiment: Experiment) -> tuple[float, str] | None:
@@ -64,13 +178,25 @@ def step_time(experiment: Experiment) -> tuple[float, str] | None:
     key, times = step_key(experiment), step_times()
     if key in times:
         return times[key]
-    ratio = step_costs()[0].get(experiment.method_name) if _has_its_methods_step(experiment) else None
-    plain = {other[1:-1]: time for other, time in times.items() if other[-1] == "fedavg"}
-    plain |= {key[1:-1]: times[own]} if (own := (*key[:-1], "fedavg")) in times else {}
-    if ratio is None or key[1:-1] not in plain:
+    cost = step_costs()[0].get(experiment.method_name)
+    of_fedavg = _time_of_fedavg(key)
+    if cost is None or of_fedavg is None or not _has_its_methods_step(experiment):
         return None
-    seconds, machine = plain[key[1:-1]]
-    return seconds * ratio, f"{machine}: FedAvg's, times the cost of the method"
+    seconds, machine = of_fedavg
+    return seconds * cost, f"{machine}: FedAvg's, times the cost of the method"
+
+
+def _time_of_fedavg(key: tuple[str, ...]) -> tuple[float, str] | None:
+    """The time of FedAvg's step with the settings of a key, measured on the key's data set or on another one."""
+    times = step_times()
+    on_same_data = (*key[:-1], "fedavg")
+    if on_same_data in times:
+        return times[on_same_data]
+    on_other_data = None
+    for other, time in times.items():
+        if other[1:] == on_same_data[1:]:
+            on_other_data = time
+    return on_other_data
 
 
 def _has_its_methods_step(experiment: Experiment) -> bool:
@@ -80,13 +206,23 @@ def _has_its_methods_step(experiment: Experiment) -> bool:
 
 def _step_parts(method: Mapping[str, Any], experiment: Experiment) -> list[tuple[type, dict[str, Any]]]:
     """The parts of a step, each with its fields except decimal numbers and tuples of them."""
-    parts = [part for slot, part in assemble(method, experiment.parts).pairs if slot in STEP_SLOTS]
-    fields = [(type(part), dataclasses.asdict(part)) for part in parts]
-    return [(kind, {name: value for name, value in own.items() if not _decimal(value)}) for kind, own in fields]
+    parts = []
+    for slot, part in assemble(method, experiment.parts).pairs:
+        if slot in STEP_SLOTS:
+            fields = _without_decimals(dataclasses.asdict(part))
+            parts.append((type(part), fields))
+    return parts
 
 
-def _decimal(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, tuple) and all(isinstance(each, float) for each in value))
+def _without_decimals(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields whose values are neither decimal numbers nor tuples of them."""
+    return {name: value for name, value in fields.items() if not _is_decimal(value)}
+
+
+def _is_decimal(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(number, float) for number in value)
+    return isinstance(value, float)
 
 
 def row_estimate(cells: Sequence[Cell]) -> Estimate:
@@ -101,14 +237,17 @@ def row_estimate(cells: Sequence[Cell]) -> Estimate:
     rate = measured_rates(cells).get(left[0].experiment.method_name)
     if rate is not None:
         return Estimate(rate * sum(cell.rounds_left for cell in left), "finished rounds")
-    known = step_time(left[0].experiment)
-    if known is None:
+    measured = step_time(left[0].experiment)
+    if measured is None:
         return Estimate(None, "not measured")
-    seconds, machine = known
-    steps = [found for cell in left if (found := steps_left(cell)) is not None]
-    if len(steps) < len(left):
-        return Estimate(None, "steps not counted")
-    return Estimate(seconds * sum(steps), f"local steps alone on {machine}")
+    seconds, machine = measured
+    steps = 0.0
+    for cell in left:
+        of_cell = steps_left(cell)
+        if of_cell is None:
+            return Estimate(None, "steps not counted")
+        steps += of_cell
+    return Estimate(seconds * steps, f"local steps alone on {machine}")
 
 
 def steps_left(cell: Cell) -> float | None:
@@ -143,8 +282,14 @@ def training_counts(plan: Plan) -> list[int] | None:
     data, images = plan.experiment.data, benchmark(plan.experiment.data).counts
     if images is None or data.split == "lists":
         return None
-    sources = source_domains(data, plan.experiment.run.target)
-    shares = [images[domain] * data.fraction / data.clients_per_domain for domain in sources]
-    shares = [(1 - data.mix) * share + data.mix * float(np.mean(shares)) for share in shares]
-    counts = [math.floor(share) - int(data.holdout * share) for share in shares for _ in range(data.clients_per_domain)]
-    return [int(np.sum(counts))] if plan.recipe.pooled else counts
+    shares = []
+    for domain in source_domains(data, plan.experiment.run.target):
+        of_domain = images[domain] * data.fraction
+        shares.append(of_domain / data.clients_per_domain)
+    mean = float(np.mean(shares))
+    counts = []
+    for share in shares:
+        mixed = (1 - data.mix) * share + data.mix * mean
+        trained = math.floor(mixed) - int(data.holdout * mixed)
+        counts += [trained] * data.clients_per_domain
+    return [sum(counts)] if plan.recipe.pooled else counts

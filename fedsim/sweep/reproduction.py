@@ -1,4 +1,7 @@
-"""Our runs of a paper's table beside the printed numbers: differences, and whether they are within the paper's ±."""
+"""Our runs of a paper's table beside the printed numbers: differences, and whether they are within the paper's ±.
+
+The table is shown on the terminal, and written as CSV, Markdown and LaTeX.
+"""
 
 import json
 import math
@@ -6,13 +9,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
-from fedsim.common.errors import UserError, nearest
+from fedsim.common.errors import UserError, nearest, printable
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.methods.registry import refuse_outside
+from fedsim.results.cell_texts import MISSING, CellText, percent, plain
 from fedsim.results.differences import differing_settings, refuse_twice
+from fedsim.results.latex import escape_latex, latex_number, latex_row, table_begin
 from fedsim.results.notes import (
     damaged_notes,
     missing_notes,
@@ -25,8 +34,11 @@ from fedsim.results.notes import (
 from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment, part_of
+from fedsim.results.recorder import csv_text
 from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
+from fedsim.results.tables import escape_markdown
+from fedsim.settings.experiment import Experiment
 from fedsim.sweep.plan import once
 from fedsim.sweep.tables import (
     COPY,
@@ -91,10 +103,16 @@ class Reproduction:
     select: str
 
 
-def reproductions(folder: Path, runs: Runs, select: str = "best_validation", trust: bool = False) -> list[Reproduction]:
-    """Every block of the table in FOLDER/table.toml that has runs, under one selection rule.
+def reproductions(
+    folder: Path,
+    runs: Runs,
+    select: str = "best_validation",
+    trust: bool = False,
+) -> list[Reproduction]:
+    """Return every block of the table in FOLDER/table.toml that has runs, under one selection rule.
 
-    UserError for a table that names modules outside fedsim, without trust.
+    Raises UserError for an unknown rule, for runs that do not belong together, and for a table that names modules
+    outside fedsim, without trust.
     """
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
@@ -102,103 +120,168 @@ def reproductions(folder: Path, runs: Runs, select: str = "best_validation", tru
     for block in table.blocks:
         for row in block.rows:
             refuse_outside(row_experiment(block, row), folder / COPY, trust)
-    found = [(block, of_experiment(runs, block.name)) for block in table.blocks]
-    return [_block(table, block, own, select) for block, own in found if len(own.summary)]
+    results = []
+    for block in table.blocks:
+        of_block = of_experiment(runs, block.name)
+        if len(of_block.summary):
+            results.append(reproduce(table, block, of_block, select))
+    return results
 
 
-def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduction:
+def reproduce(
+    table: PaperTable,
+    block: Block,
+    runs: Runs,
+    select: str,
+) -> Reproduction:
+    """Return our numbers of one block beside the paper's; UserError for runs that do not belong together."""
     base = row_experiment(block, block.rows[0])
-    labels = _labels(runs)
     targets = block_targets(block, base.data)
     printed = printed_numbers(block.published, base)
-    cells = _cells(block, runs, labels, targets, select)
+    cells = cells_of(block, runs, targets, select)
     for row in block.rows:
-        _refuse_mixed(block, row, runs, cells)
-    recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
-    refuse_unlike(runs, recorded, dict(zip(cells["run"], cells["label"])))
+        refuse_mixed(block, row, runs, cells)
+    label_of_run = dict(zip(cells["run"], cells["label"]))
+    recorded = {run: environment for run, environment in environments(runs).items() if run in label_of_run}
+    refuse_unlike(runs, recorded, label_of_run)
     refuse_twice(cells)
-    lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
-    lines = [line for line in lines if line.ours]
-    rule = rule_title(select, [runs.experiments[run] for run in cells["run"]])
+    lines = []
+    for row in block.rows:
+        line = line_of(block, row, runs, cells, printed, targets)
+        if line.ours:
+            lines.append(line)
+    experiments = [runs.experiments[run] for run in cells["run"]]
+    rule = rule_title(select, experiments)
+    notes = [
+        *part_notes(runs.only),
+        *notes_on_numbers(table, block, lines, select),
+        *notes_on_runs(block, runs, cells, targets, select),
+        *provenance_notes(recorded),
+    ]
     title = f"{table.title} - {block.name}: {rule}"
-    notes = _notes(table, block, lines, select) + _notes_on_runs(block, runs, cells, targets, select)
-    notes = part_notes(runs.only) + notes + provenance_notes(recorded)
     return Reproduction(block, title, targets, lines, notes, select)
 
 
-def _cells(block: Block, runs: Runs, labels: Mapping[str, str], targets: list[str], select: str) -> pd.DataFrame:
-    """A row for each run of the block's rows and targets.
+def cells_of(
+    block: Block,
+    runs: Runs,
+    targets: list[str],
+    select: str,
+) -> pd.DataFrame:
+    """Return a row for each run of the block's rows and targets.
 
     Its columns are label (the row's title), run, target, seed, accuracy, split_seed, target_images.
     """
-    of_label = {label: row.title for label, row in rows_by_label(block).items()}
-    own = runs.summary[runs.summary["run"].map(labels).isin(list(of_label)) & runs.summary["target"].isin(targets)]
-    columns = {"run": own["run"], "target": own["target"], "seed": own["seed"]}
-    columns |= {name: own.get(name, pd.Series(dtype=float)) for name in ("split_seed", "target_images")}
-    accuracy = own.get(f"{select}_target_accuracy", pd.Series(dtype=float))
-    return pd.DataFrame({"label": own["run"].map(labels).map(of_label), **columns, "accuracy": accuracy.astype(float)})
+    rows = rows_by_label(block)
+    labels = runs.summary["run"].map(labels_of(runs))
+    is_shown = labels.isin(list(rows)) & runs.summary["target"].isin(targets)
+    summary, labels = runs.summary[is_shown], labels[is_shown]
+    empty = pd.Series(dtype=float)
+    columns = {
+        "label": labels.map({label: row.title for label, row in rows.items()}),
+        "run": summary["run"],
+        "target": summary["target"],
+        "seed": summary["seed"],
+        "split_seed": summary.get("split_seed", empty),
+        "target_images": summary.get("target_images", empty),
+        "accuracy": summary.get(f"{select}_target_accuracy", empty).astype(float),
+    }
+    return pd.DataFrame(columns)
 
 
-def _refuse_mixed(block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame) -> None:
-    """UserError when the runs of a row differ in settings: an average over them would be of several experiments.
+def labels_of(runs: Runs) -> dict[str, str]:
+    """Return {run: the label of its recipe}, which is empty where the recipe cannot be built."""
 
-    A part in [parts] that the row does not have changes nothing, so that the runs may differ in it.
-    """
-    own = cells.loc[cells["label"] == row.title, "run"]
-    idle = tuple(f"parts.{part}." for method, part in runs.unused_parts if method == row.method)
-    differing = differing_settings(runs.comparable[run] for run in own)
-    named = [f"{key} ({' | '.join(values)})" for key, values in differing.items() if not key.startswith(idle)]
-    if named:
-        raise UserError(
-            f"block {block.name!r} of the table: the runs of the row {row.title!r} differ in more than target and "
-            f"seed: {', '.join(named)}; move the runs of one setting to another folder, or choose runs that are alike "
-            "with --seeds or --targets"
-        )
+    def recipe(experiment: Experiment) -> str:
+        return json.dumps([experiment.method, experiment.parts], sort_keys=True)
 
-
-def _labels(runs: Runs) -> dict[str, str]:
-    """{run: the known label of its recipe}."""
-    label = once(known_label, lambda own: json.dumps([own.method, own.parts], sort_keys=True))
+    label = once(known_label, recipe)
     return {run: label(runs.experiments[run]) for run in runs.summary["run"]}
 
 
-def _line(
-    block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame, printed: pd.DataFrame, targets: list[str]
+def refuse_mixed(
+    block: Block,
+    row: PaperRow,
+    runs: Runs,
+    cells: pd.DataFrame,
+) -> None:
+    """Raise UserError when the runs of a row differ in settings: an average over them would be of several experiments.
+
+    A part in [parts] that the row does not have changes nothing, so that the runs may differ in it.
+    """
+    of_row = cells.loc[cells["label"] == row.title, "run"]
+    idle = tuple(f"parts.{part}." for method, part in runs.unused_parts if method == row.method)
+    differing = []
+    for key, values in differing_settings(runs.comparable[run] for run in of_row).items():
+        if not key.startswith(idle):
+            differing.append(f"{key} ({' | '.join(values)})")
+    if differing:
+        raise UserError(
+            f"block {block.name!r} of the table: the runs of the row {row.title!r} differ in more than target and "
+            f"seed: {', '.join(differing)}; move the runs of one setting to another folder, or choose runs that are "
+            "alike with --seeds or --targets"
+        )
+
+
+def line_of(
+    block: Block,
+    row: PaperRow,
+    runs: Runs,
+    cells: pd.DataFrame,
+    printed: pd.DataFrame,
+    targets: list[str],
 ) -> Line:
-    own = cells[cells["label"] == row.title]
-    ours = _ours(cells, row.title, targets)
-    uneven = len({numbers.seeds for numbers in ours.values()}) > 1
-    line = Line(row, ours, _theirs(printed, row.printed, targets), uneven=uneven)
-    reference = {target: row_experiment(block, row, target) for target in own["target"].unique()}
-    shown = runs.labels()
-    for run, target in zip(own["run"], own["target"]):
-        name = shown[run].partition("@")[0]
-        line.unlike += [f"it runs as {name}"] if name != row.method else []  # such as ccst(pixel)
-        line.unlike += [
-            text
-            for text in protocol_differences(runs.experiments[run], reference[target])
-            if not text.startswith("method.")  # the recipes are equal, even if their settings are written differently
-        ]
+    """Return one row of the table: our numbers, the paper's, and the settings in which our runs are not the table's."""
+    ours = our_numbers(cells, row.title, targets)
+    is_uneven = len({numbers.seeds for numbers in ours.values()}) > 1
+    theirs = their_numbers(printed, row.printed, targets)
+    line = Line(row, ours, theirs, uneven=is_uneven)
+    of_row = cells[cells["label"] == row.title]
+    references = {target: row_experiment(block, row, target) for target in of_row["target"].unique()}
+    labels = runs.labels()
+    for run, target in zip(of_row["run"], of_row["target"]):
+        method = labels[run].partition("@")[0]
+        if method != row.method:
+            line.unlike.append(f"it runs as {method}")  # such as ccst(pixel)
+        for text in protocol_differences(runs.experiments[run], references[target]):
+            if not text.startswith("method."):  # the recipes are equal, even if they are written differently
+                line.unlike.append(text)
     return line
 
 
-def _ours(table: pd.DataFrame, title: str, targets: list[str]) -> dict[str, Numbers]:
-    grid = grid_of(table, title).reindex(columns=targets)
-    cells = {target: mean_and_std(grid[target]) for target in targets}
-    cells[AVERAGE] = mean_and_std(per_seed_average(grid, targets))
-    return {target: Numbers(**cell) for target, cell in cells.items() if cell["seeds"]}
+def our_numbers(cells: pd.DataFrame, title: str, targets: list[str]) -> dict[str, Numbers]:
+    """Return {target: mean and spread of our runs of a row}, with their average; without the targets that lack runs."""
+    grid = grid_of(cells, title).reindex(columns=targets)
+    columns = {target: grid[target] for target in targets}
+    columns[AVERAGE] = per_seed_average(grid, targets)
+    numbers = {}
+    for target, values in columns.items():
+        statistics = mean_and_std(values)
+        if statistics["seeds"]:
+            numbers[target] = Numbers(**statistics)
+    return numbers
 
 
-def _theirs(printed: pd.DataFrame, name: str, targets: list[str]) -> dict[str, Numbers]:
-    ours = {domain_key(target): target for target in targets} | {AVERAGE: AVERAGE}
-    rows = printed[printed["method"] == name]
-    return {
-        ours[row["target"]]: Numbers(row["mean"], row["std"]) for _, row in rows.iterrows() if row["target"] in ours
-    }
+def their_numbers(printed: pd.DataFrame, name: str, targets: list[str]) -> dict[str, Numbers]:
+    """Return {target: the paper's mean and ±} of the row that the paper calls so."""
+    target_of = {domain_key(target): target for target in targets}
+    target_of[AVERAGE] = AVERAGE
+    numbers = {}
+    for _, row in printed[printed["method"] == name].iterrows():
+        target = target_of.get(row["target"])
+        if target:
+            numbers[target] = Numbers(row["mean"], row["std"])
+    return numbers
 
 
-def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) -> list[str]:
-    seeds = max((cell.seeds for line in lines for cell in line.ours.values()), default=0)
+def notes_on_numbers(
+    table: PaperTable,
+    block: Block,
+    lines: Sequence[Line],
+    select: str,
+) -> list[str]:
+    """Return what a reader of the numbers must know: what ± is on both sides, other settings, and rows without runs."""
+    seeds = max((numbers.seeds for line in lines for numbers in line.ours.values()), default=0)
     paper = block.published or "no printed number is known here"
     notes = [
         f"Accuracy on the unseen domain in %; ours: mean ± sample standard deviation over up to {seeds} "
@@ -207,40 +290,201 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
     ]
     if select == "oracle":
         notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
-    notes += [
-        f"{line.row.title}: the settings are not the table's ({shortened(line.unlike)}), so no difference is given."
-        for line in lines
-        if line.unlike
-    ]
-    notes += [
-        f"{line.row.title}: the average rests on fewer seeds than its columns, so it has no verdict."
-        for line in lines
-        if line.uneven and AVERAGE in line.ours
-    ]
-    notes += [f"{absent.printed}: not run ({absent.why})." for absent in block.absent]
+    for line in lines:
+        if line.unlike:
+            settings = shortened(line.unlike)
+            notes.append(f"{line.row.title}: the settings are not the table's ({settings}), so no difference is given.")
+    for line in lines:
+        if line.uneven and AVERAGE in line.ours:
+            notes.append(f"{line.row.title}: the average rests on fewer seeds than its columns, so it has no verdict.")
+    for absent in block.absent:
+        notes.append(f"{absent.printed}: not run ({absent.why}).")
     return notes
 
 
-def _other_notes(runs: Runs, shown: set[str], targets: Sequence[str]) -> list[str]:
-    """Notes on the runs that are left out: those of other methods or settings of them, and those on other targets."""
-    labels = runs.labels()
-    left = [
-        (labels[run], target) for run, target in zip(runs.summary["run"], runs.summary["target"]) if run not in shown
-    ]
-    no_row = Counter(label for label, target in left if target in targets)
-    no_target = Counter(f"{label} on {target}" for label, target in left if target not in targets)
-    notes = []
-    for what, counts in (("of no row", no_row), ("on no target", no_target)):
-        texts = [f"{label} ({count} {'run' if count == 1 else 'runs'})" for label, count in sorted(counts.items())]
-        notes += [f"Runs {what} of the table, which are left out: {shortened(texts)}."] if texts else []
-    return notes
-
-
-def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
-    """The notes that a comparison of these runs has, too: missing and unfinished ones, splits, test images, rounds."""
-    asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
-    notes = _other_notes(runs, set(cells["run"]), targets) + missing_notes(cells, asked, paired=False)
-    notes += split_notes(cells) + test_size_notes(cells)
+def notes_on_runs(
+    block: Block,
+    runs: Runs,
+    cells: pd.DataFrame,
+    targets: list[str],
+    select: str,
+) -> list[str]:
+    """Return the notes that a comparison of these runs has, too: missing runs, splits, test images, rounds."""
+    present = set(cells["target"])
+    asked = [target for target in targets if target in present] if runs.only else targets
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
-    notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
-    return notes + round_notes(part_of(runs, list(cells["run"])), select)
+    return [
+        *notes_on_others(runs, set(cells["run"]), targets),
+        *missing_notes(cells, asked, paired=False),
+        *split_notes(cells),
+        *test_size_notes(cells),
+        *unfinished_notes(unfinished),
+        *damaged_notes(runs.damaged),
+        *round_notes(part_of(runs, list(cells["run"])), select),
+    ]
+
+
+def notes_on_others(runs: Runs, shown: set[str], targets: Sequence[str]) -> list[str]:
+    """Return notes on the runs that are left out: those of other methods or settings, and those on other targets."""
+    labels = runs.labels()
+    of_no_row: Counter[str] = Counter()
+    on_no_target: Counter[str] = Counter()
+    for run, target in zip(runs.summary["run"], runs.summary["target"]):
+        if run in shown:
+            continue
+        if target in targets:
+            of_no_row[labels[run]] += 1
+        else:
+            on_no_target[f"{labels[run]} on {target}"] += 1
+    notes = []
+    for what, counts in (("of no row", of_no_row), ("on no target", on_no_target)):
+        texts = []
+        for label, count in sorted(counts.items()):
+            runs_text = "1 run" if count == 1 else f"{count} runs"
+            texts.append(f"{label} ({runs_text})")
+        if texts:
+            notes.append(f"Runs {what} of the table, which are left out: {shortened(texts)}.")
+    return notes
+
+
+def text_lines(result: Reproduction) -> list[tuple[str, list[str]]]:
+    """(name, cells) of every printed line: our numbers, then the paper's and the difference if it has the row.
+
+    The names of the last two begin with two spaces.
+    """
+    columns = (*result.targets, AVERAGE)
+    counts = {numbers.seeds for line in result.lines for numbers in line.ours.values()}
+    texts = []
+    for line in result.lines:
+        title = line.row.title if len(counts) <= 1 else f"{line.row.title} ({seeds_text(line)})"
+        ours = [number_text(line.ours, target) for target in columns]
+        texts.append((title, ours))
+        if line.theirs:
+            theirs = [number_text(line.theirs, target) for target in columns]
+            differences = [difference_text(line, target) for target in columns]
+            texts.append((f"  {result.block.published}", theirs))
+            texts.append(("  difference", differences))
+    return texts
+
+
+def seeds_text(line: Line) -> str:
+    """`3 seeds`, or `1 to 3 seeds` where a seed lacks a target."""
+    counts = [numbers.seeds for numbers in line.ours.values()]
+    few, many = min(counts), max(counts)
+    if many == 1:
+        return f"{few} seed"
+    return f"{many} seeds" if few == many else f"{few} to {many} seeds"
+
+
+def number_text(numbers: Mapping[str, Numbers], target: str) -> str:
+    """Return mean and spread of a target in percent; a dash where there are none."""
+    of_target = numbers.get(target, Numbers())
+    spread = "" if math.isnan(of_target.std) else percent(of_target.std)
+    return plain(CellText(percent(of_target.mean), spread))
+
+
+def difference_text(line: Line, target: str) -> str:
+    """`+0.2 inside`; a dash where no difference is given."""
+    gap = line.difference(target)
+    return MISSING if math.isnan(gap) else f"{100 * gap:+.1f} {line.verdict(target)}".rstrip()
+
+
+def csv_rows(results: Sequence[Reproduction]) -> list[dict[str, Any]]:
+    """Return one row per block, method and target, in full precision."""
+    rows = []
+    for result in results:
+        for line in result.lines:
+            for target in (*result.targets, AVERAGE):
+                rows.append(csv_row(result, line, target))
+    return rows
+
+
+def csv_row(result: Reproduction, line: Line, target: str) -> dict[str, Any]:
+    """Return the columns of one target of a line; what is not known is None."""
+    ours = line.ours.get(target, Numbers())
+    theirs = line.theirs.get(target, Numbers())
+    return {
+        "block": result.block.name,
+        "row": line.row.title,
+        "method": " ".join([line.row.method, *line.row.settings]),
+        "target": target,
+        "mean": none_for_nan(ours.mean),
+        "std": none_for_nan(ours.std),
+        "seeds": ours.seeds,
+        "source": result.block.published,
+        "published_mean": none_for_nan(theirs.mean),
+        "published_std": none_for_nan(theirs.std),
+        "difference": none_for_nan(line.difference(target)),
+        "verdict": line.verdict(target),
+        "other_settings": shortened(line.unlike),
+    }
+
+
+def none_for_nan(value: float) -> float | None:
+    """Return the number, or None for NaN."""
+    return None if math.isnan(value) else value
+
+
+def rich_table(result: Reproduction) -> Table:
+    """Return the block as a table for the terminal; every row of the paper's table is a section."""
+    columns = [Column(escape(name), justify="right") for name in (*result.targets, "Average")]
+    table = Table("Method", *columns, title=escape(result.title), title_justify="left")
+    for number, (name, cells) in enumerate(text_lines(result)):
+        is_ours = not name.startswith(" ")
+        if number and is_ours:
+            table.add_section()
+        table.add_row(escape(name), *cells, style="" if is_ours else "dim")
+    return table
+
+
+def markdown(result: Reproduction) -> str:
+    """Return the block as GitHub Markdown."""
+    columns = [*map(escape_markdown, result.targets), "Average"]
+    lines = [
+        f"**{escape_markdown(result.title)}**",
+        "",
+        f"| Method | {' | '.join(columns)} |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for name, cells in text_lines(result):
+        text = escape_markdown(name.strip())
+        if name.startswith(" "):
+            text = f"_{text}_"
+        lines.append(f"| {' | '.join([text, *cells])} |")
+    lines.append("")
+    lines += [f"- {escape_markdown(note)}" for note in result.notes]
+    return "\n".join(lines) + "\n"
+
+
+def latex(result: Reproduction) -> str:
+    """Return the block as a booktabs table; the title and the notes are comments."""
+    columns = [escape_latex(name) for name in ("Method", *result.targets, "Average")]
+    lines = [*table_begin(result.title, len(columns), result.select), latex_row(columns), "\\midrule"]
+    for name, cells in text_lines(result):
+        text = escape_latex(name.strip())
+        if name.startswith(" "):
+            text = f"\\quad {text}"
+        lines.append(latex_row([text, *map(latex_number, cells)]))
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    lines += [f"% {note}" for note in result.notes]
+    return "\n".join(lines) + "\n"
+
+
+def render(results: Sequence[Reproduction], form: str) -> str:
+    """Return the blocks as text; form: `csv`, `markdown` or `latex`."""
+    if form == "csv":
+        rows = csv_rows(results)
+        return csv_text(rows[0] if rows else ["block"], rows)
+    write = {"markdown": markdown, "latex": latex}[form]
+    return printable("\n".join(map(write, results)))
+
+
+def show(results: Sequence[Reproduction], console: Console) -> None:
+    """Print the blocks to the terminal."""
+    for result in results:
+        table = rich_table(result)
+        if not console.is_terminal:
+            console.width = max(console.width, 200)
+        console.print(table)
+        for note in result.notes:
+            console.print(f"- {note}", markup=False, highlight=False)

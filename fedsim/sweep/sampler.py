@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings.experiment import parse_override
-from fedsim.sweep.search import Knob
+from fedsim.sweep.space import Knob
 
 RANDOM = "random"
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler"}  # our names, and the classes of optuna.samplers
@@ -17,10 +17,14 @@ PRUNERS = {"median": "MedianPruner", "halving": "SuccessiveHalvingPruner"}  # an
 
 def check_sampler(sampler: str, pruner: str = "") -> None:
     """UserError for an unknown sampler or pruner, or where Optuna is not installed."""
-    for kind, name, names in ("sampler", sampler, [RANDOM, *SAMPLERS]), ("pruner", pruner, ["", *PRUNERS]):
+    choices = (
+        ("sampler", sampler, [RANDOM, *SAMPLERS]),
+        ("pruner", pruner, ["", *PRUNERS]),
+    )
+    for kind, name, names in choices:
         if name not in names:
-            known = ", ".join(filter(None, names))
-            raise UserError(f"no {kind} is called {name!r}; {nearest(name, names)}known: {known}")
+            listed = ", ".join(filter(None, names))
+            raise UserError(f"no {kind} is called {name!r}; {nearest(name, names)}known: {listed}")
     if sampler != RANDOM or pruner:
         import_optuna()
 
@@ -33,9 +37,12 @@ def import_optuna() -> Any:
 
 
 def suggest(
-    sampler: str, seed: int, knobs: Sequence[Knob], earlier: Sequence[tuple[Mapping[str, Any], float]]
+    sampler: str,
+    seed: int,
+    knobs: Sequence[Knob],
+    earlier: Sequence[tuple[Mapping[str, Any], float]],
 ) -> dict[str, str]:
-    """The values of the next trial as texts of overrides. earlier: (values, score) of the trials before it.
+    """Return the values of the next trial as texts of overrides. earlier: (values, score) of the trials before it.
 
     Values that lie outside of their spaces, as those of a file may, are not shown to the sampler.
     """
@@ -46,11 +53,21 @@ def suggest(
     study = optuna.create_study(direction="maximize", sampler=chooser)
     spaces = {knob.key: _distribution(optuna, knob) for knob in knobs}
     for values, score in earlier:
-        found = {knob.key: value for knob in knobs if (value := _inside(knob, values[knob.key])) is not None}
-        own = {key: spaces[key] for key in found}
-        study.add_trial(optuna.trial.create_trial(params=found, distributions=own, value=score))
+        params = {}
+        distributions = {}
+        for knob in knobs:
+            value = _inside(knob, values[knob.key])
+            if value is not None:
+                params[knob.key] = value
+                distributions[knob.key] = spaces[knob.key]
+        trial = optuna.trial.create_trial(params=params, distributions=distributions, value=score)
+        study.add_trial(trial)
     chosen = study.ask(spaces).params
-    return {knob.key: chosen[knob.key] if knob.kind == "choice" else knob.rounded(chosen[knob.key]) for knob in knobs}
+    texts = {}
+    for knob in knobs:
+        value = chosen[knob.key]
+        texts[knob.key] = value if knob.kind == "choice" else knob.rounded(value)
+    return texts
 
 
 def pruned_rounds(pruner: str, curves: Sequence[Mapping[int, float]], spared: int) -> list[int | None]:
@@ -61,19 +78,28 @@ def pruned_rounds(pruner: str, curves: Sequence[Mapping[int, float]], spared: in
     """
     optuna = import_optuna()
     study = optuna.create_study(direction="maximize", pruner=getattr(optuna.pruners, PRUNERS[pruner])())
-    states, found = optuna.trial.TrialState, list[int | None]()
+    last_rounds = []
     for number, curve in enumerate(curves):
-        trial, stop = study.ask(), None
-        for round, value in curve.items():
-            trial.report(value, round)
-            if trial.should_prune() and number >= spared:
-                stop = round
-                break
+        trial = study.ask()
+        last = _last_round(trial, curve, may_be_pruned=number >= spared)
         scores = [value for value in curve.values() if not math.isnan(value)]
-        state = states.FAIL if not scores else states.COMPLETE if stop is None else states.PRUNED
-        study.tell(trial, max(scores) if state == states.COMPLETE else None, state=state)
-        found.append(stop)
-    return found
+        if not scores:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        elif last is None:
+            study.tell(trial, max(scores), state=optuna.trial.TrialState.COMPLETE)
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        last_rounds.append(last)
+    return last_rounds
+
+
+def _last_round(trial: Any, curve: Mapping[int, float], may_be_pruned: bool) -> int | None:
+    """The round after which Optuna prunes a trial with this curve; None where it does not."""
+    for number, value in curve.items():
+        trial.report(value, number)
+        if trial.should_prune() and may_be_pruned:
+            return number
+    return None
 
 
 def _distribution(optuna: Any, knob: Knob) -> Any:
@@ -88,5 +114,9 @@ def _distribution(optuna: Any, knob: Knob) -> Any:
 def _inside(knob: Knob, value: Any) -> Any:
     """A value as its distribution has it; None when it is not in the space."""
     if knob.kind == "choice":
-        return next((text for text in knob.choices if parse_override(f"{knob.key}={text}")[1] == value), None)
-    return value if isinstance(value, int | float) and knob.low <= value <= knob.high else None
+        for text in knob.choices:
+            if parse_override(f"{knob.key}={text}")[1] == value:
+                return text
+        return None
+    is_inside = isinstance(value, int | float) and knob.low <= value <= knob.high
+    return value if is_inside else None

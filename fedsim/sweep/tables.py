@@ -1,25 +1,34 @@
-"""A file that describes a paper's table: its rows, and the settings, targets and seeds with which they are run.
+"""A paper's table: the file that describes it, and the study that runs its rows.
 
     fedsim sweep tables/fedig-a-table-5.toml          (a file in configs/tables/, or your own file)
 
-Each block of a table has one data set and one backbone, and is a separate experiment below outputs/<table>/.
+Each block of a table has one data set and one backbone, and is a separate experiment below outputs/<table>/. How our
+numbers stand beside the printed ones is in `reproduction.py`.
 """
 
 import contextlib
+import shutil
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field, ValidationError
+from rich.markup import escape
+from rich.table import Table
 
+from fedsim.common.console import console
 from fedsim.common.errors import UserError, nearest
 from fedsim.data import benchmark, resolve_domain, unseen_domains
 from fedsim.methods.variants import method_label
 from fedsim.settings import DataSettings, Settings
 from fedsim.settings.experiment import Experiment, config_folders, known_tables, parse_override, read_experiment
 from fedsim.sweep.axes import SHARED, Axes
-from fedsim.sweep.plan import Cell, Readers, plan_cells, readers
+from fedsim.sweep.budget import Budget
+from fedsim.sweep.estimate import Estimate, row_estimate
+from fedsim.sweep.loop import carry_out
+from fedsim.sweep.plan import Cell, Readers, plan_cells, readers, rounds_on_disk
+from fedsim.sweep.study import Study
 
 COPY = "table.toml"  # the copy of the table's file in its folder of results
 
@@ -76,6 +85,10 @@ class Choice:
     targets: Sequence[str] = ()
     seeds: Sequence[int] = ()
 
+    def has_row(self, row: PaperRow) -> bool:
+        """Whether a row is among the chosen methods, by its method or by its name in the paper."""
+        return not self.methods or row.method in self.methods or row.printed in self.methods
+
 
 @dataclass
 class PlannedRow:
@@ -87,18 +100,21 @@ class PlannedRow:
 
 
 def find_table(config: str) -> Path | None:
-    """The file of a table, given as a path or by name; None when `config` names an experiment file, or no file."""
+    """Return the file of a table, given as a path or by name; None when `config` names an experiment file, or no file.
+
+    Raises UserError for a file in a folder `tables` that is not there.
+    """
     path = Path(config)
     if path.is_file():
         return path if "blocks" in _read(path) else None
     parent, _, last = config.rpartition("/")
     for folder in config_folders() if parent in ("", "tables", "configs/tables") else ():
-        found = folder / "tables" / f"{last.removesuffix('.toml')}.toml"
-        if found.is_file():
-            return found
+        file = folder / "tables" / f"{last.removesuffix('.toml')}.toml"
+        if file.is_file():
+            return file
     if path.parent.name == "tables":
-        known = known_tables()
-        raise UserError(f"no table {config!r}; {nearest(path.stem, known)}shipped ones: {', '.join(known)}")
+        shipped = known_tables()
+        raise UserError(f"no table {config!r}; {nearest(path.stem, shipped)}shipped ones: {', '.join(shipped)}")
     return None
 
 
@@ -110,44 +126,61 @@ def _read(path: Path) -> dict:
 
 
 def read_table(path: Path) -> PaperTable:
-    """The table of a file, with every block's name and rows filled in; UserError says what is wrong with it."""
+    """Return the table of a file, with every block's name and rows filled in; UserError says what is wrong with it."""
     try:
         table = PaperTable.model_validate(_read(path))
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise UserError(f"{path}: {key}: {problem['msg'].removeprefix('Value error, ')}") from None
-    blocks = []
-    for block in table.blocks:
-        own: dict[str, object] = {"name": block.name or Path(block.config).stem}
-        own |= {} if block.rows else {"rows": table.rows, "absent": table.absent}
-        blocks.append(block.model_copy(update=own))
-    names = [block.name for block in blocks]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{path}: two blocks are called {name!r}; give one of them another name")
+    blocks = [_filled_in(block, table) for block in table.blocks]
+    if name := _twice([block.name for block in blocks]):
+        raise UserError(f"{path}: two blocks are called {name!r}; give one of them another name")
     for block in blocks:
-        titles = [row.title for row in block.rows]
-        for row in block.rows:
-            if titles.count(row.title) > 1:
-                raise UserError(
-                    f"{path}: block {block.name!r}: two rows are called {row.title!r}; rename or remove one of them"
-                )
-            alien = [word for word in row.settings if not parse_override(word)[0].startswith("method.")]
-            if alien:
-                raise UserError(f"{path}: {row.title}: {alien[0]} applies to a whole block; put it into its settings")
+        _check_rows(path, block)
     return table.model_copy(update={"blocks": blocks})
 
 
-def row_experiment(block: Block, row: PaperRow, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
-    """The settings of one row according to the table's file; the user's overrides change those."""
-    words = [*block.settings, *row.settings, *overrides, f"method.name={row.method}", f"name={block.name}"]
-    words += [f"run.target={target}"] if target else []
-    return read_experiment(block.config, words, block.preset)
+def _filled_in(block: Block, table: PaperTable) -> Block:
+    """The block with a name, and with the table's rows where it lists none itself."""
+    update: dict[str, object] = {"name": block.name or Path(block.config).stem}
+    if not block.rows:
+        update |= {"rows": table.rows, "absent": table.absent}
+    return block.model_copy(update=update)
+
+
+def _check_rows(path: Path, block: Block) -> None:
+    """UserError for two rows with one title, or for a row with a setting of the whole block."""
+    title = _twice([row.title for row in block.rows])
+    for row in block.rows:
+        if row.title == title:
+            where = f"{path}: block {block.name!r}"
+            raise UserError(f"{where}: two rows are called {title!r}; rename or remove one of them")
+        for setting in row.settings:
+            if not parse_override(setting)[0].startswith("method."):
+                raise UserError(f"{path}: {row.title}: {setting} applies to a whole block; put it into its settings")
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first name that is there more than once."""
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def row_experiment(
+    block: Block,
+    row: PaperRow,
+    target: str = "",
+    overrides: Sequence[str] = (),
+) -> Experiment:
+    """Return the settings of one row according to the table's file; the user's overrides change those."""
+    settings = [*block.settings, *row.settings, *overrides, f"method.name={row.method}", f"name={block.name}"]
+    if target:
+        settings.append(f"run.target={target}")
+    return read_experiment(block.config, settings, block.preset)
 
 
 def known_label(experiment: Experiment) -> str:
-    """The label of a recipe; empty where it cannot be built, as when its method does not exist any more."""
+    """Return the label of a recipe; empty where it cannot be built, as when its method does not exist any more."""
     try:
         return method_label(experiment)
     except UserError:
@@ -159,23 +192,51 @@ def rows_by_label(block: Block) -> dict[str, PaperRow]:
 
     A row whose recipe cannot be built is left out: the plan of its cells says why, and it has no runs.
     """
-    found: dict[str, PaperRow] = {}
+    rows: dict[str, PaperRow] = {}
     for row in block.rows:
         label = known_label(row_experiment(block, row))
-        if label in found:
+        if label in rows:
             raise UserError(
-                f"block {block.name!r} of the table: the rows {found[label].title!r} and {row.title!r} have the same "
+                f"block {block.name!r} of the table: the rows {rows[label].title!r} and {row.title!r} have the same "
                 f"recipe ({label}), so that their runs are the same; change or remove one of them"
             )
-        found |= {label: row} if label else {}
-    return found
+        if label:
+            rows[label] = row
+    return rows
 
 
-def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str) -> list[PlannedRow]:
-    """The rows of a table with their cells; UserError for a row or domain that the table does not have."""
+def plan_table(
+    path: Path,
+    choice: Choice,
+    overrides: Sequence[str],
+    output: str,
+) -> list[PlannedRow]:
+    """Return the chosen rows of a table with their cells.
+
+    Raises UserError for a row or domain that the table does not have, and where nothing of the table is chosen.
+    """
     table = read_table(path)
-    for text in overrides:
-        key, value = parse_override(text)
+    _check_choice(table, choice, overrides)
+    shared = readers()
+    planned = []
+    for block in table.blocks:
+        targets = _targets(block, choice.targets, overrides)
+        rows = [row for row in block.rows if choice.has_row(row)] if targets else []
+        for row in rows:
+            axes = Axes([row.method], targets, choice.seeds or table.seeds)
+            settings = [*block.settings, *row.settings, *overrides]
+            settings += [f"name={block.name}", f"run.output={output}"]
+            cells = _plan_row(block, axes, settings, shared)
+            planned.append(PlannedRow(block, row, cells))
+    if not planned:
+        raise UserError("no block of the table has such a row and such a target; choose others by --methods, --targets")
+    return planned
+
+
+def _check_choice(table: PaperTable, choice: Choice, overrides: Sequence[str]) -> None:
+    """UserError for settings that the table's file sets, and for a row or domain that the table does not have."""
+    for override in overrides:
+        key, value = parse_override(override)
         if key in (*SHARED, "preset"):
             raise UserError(f"--set {key}={value}: the table's file sets this; use --output for another folder")
     _check_methods(table, choice.methods)
@@ -184,54 +245,149 @@ def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str
     for name in choice.targets:
         if not any(_targets(block, [name], overrides) for block in table.blocks):
             raise UserError(f"--targets {name}: no block of the table has this domain")
-    targets_of = {block.name: _targets(block, choice.targets, overrides) for block in table.blocks}
-    shared, planned = readers(), []
-    for block in table.blocks:
-        for row in block.rows:
-            if targets_of[block.name] and (not choice.methods or {row.method, row.printed} & set(choice.methods)):
-                axes = Axes([row.method], targets_of[block.name], choice.seeds or table.seeds)
-                words = [*block.settings, *row.settings, *overrides, f"name={block.name}", f"run.output={output}"]
-                planned.append(PlannedRow(block, row, _plan_row(block, axes, words, shared)))
-    return planned
 
 
-def _plan_row(block: Block, axes: Axes, words: Sequence[str], shared: Readers) -> list[Cell]:
+def _plan_row(block: Block, axes: Axes, settings: Sequence[str], shared: Readers) -> list[Cell]:
+    """The cells of one row; UserError with the name of the block."""
     try:
-        return plan_cells(block.config, axes, words, block.preset, shared)
+        return plan_cells(block.config, axes, settings, block.preset, shared)
     except UserError as error:
         raise UserError(f"block {block.name!r} of the table: {error}") from None
 
 
 def _check_methods(table: PaperTable, methods: Sequence[str]) -> None:
-    known = dict.fromkeys(name for block in table.blocks for row in block.rows for name in (row.method, row.printed))
+    """UserError for a method that is neither a row's method nor its name in the paper."""
+    rows = [row for block in table.blocks for row in block.rows]
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= {row.method: None, row.printed: None}
     for name in methods:
-        if name not in known:
-            listed = dict.fromkeys(row.method for block in table.blocks for row in block.rows)
-            raise UserError(f"the table has no row {name!r}; {nearest(name, known)}there are: {', '.join(listed)}")
+        if name not in names:
+            listed = ", ".join(dict.fromkeys(row.method for row in rows))
+            raise UserError(f"the table has no row {name!r}; {nearest(name, names)}there are: {listed}")
 
 
-def _targets(block: Block, wanted: Sequence[str], overrides: Sequence[str]) -> list[str]:
+def _targets(block: Block, chosen: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """The chosen targets of the block; all of them when none is chosen."""
     data = read_experiment(block.config, [*block.settings, *overrides], block.preset).data
-    chosen = spelled(data, wanted)
-    return [target for target in block_targets(block, data) if not wanted or target in chosen]
+    targets = block_targets(block, data)
+    if not chosen:
+        return targets
+    names = spelled(data, chosen)
+    return [target for target in targets if target in names]
 
 
 def block_targets(block: Block, data: DataSettings) -> list[str]:
-    """The targets of the block, each once, as the data set spells them."""
+    """Return the targets of the block, each once, as the data set spells them."""
     return unseen_domains(data) if block.targets == ["all"] else spelled(data, block.targets)
 
 
 def spelled(data: DataSettings, names: Sequence[str]) -> list[str]:
-    """The names of domains as the data set spells them, each once.
+    """Return the names of domains as the data set spells them, each once.
 
     A name that it does not have stays as it is, and so do all names where the data set is not on this machine: a sweep
     refuses both when it plans its cells, and a comparison does not need the images.
     """
-    known = dict.fromkeys(names)
+    spellings = {name: name for name in names}
     with contextlib.suppress(UserError):
-        found = benchmark(data)
+        dataset = benchmark(data)
         for name in names:
             with contextlib.suppress(UserError):
-                known[name] = resolve_domain(found, name)
-    return list(dict.fromkeys(own or name for name, own in known.items()))
+                spellings[name] = resolve_domain(dataset, name)
+    return list(dict.fromkeys(spellings.values()))
+
+
+class TableStudy(Study):
+    """The cells of the chosen rows of a table, all of them in one step.
+
+    The table's file is copied into the folder of the results, so that `fedsim compare` knows which printed numbers to
+    show.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        folder: Path,
+        rows: Sequence[PlannedRow],
+    ) -> None:
+        self._file, self._folder, self._rows = file, folder, rows
+        cells = [cell for row in rows for cell in row.cells]
+        self._cells = list({cell.folder: cell for cell in cells}.values())  # two rows may share one
+
+    def ask(self) -> list[Cell]:
+        cells, self._cells = self._cells, []
+        return cells
+
+    def begin(self, dry_run: bool) -> None:
+        if not dry_run:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(shutil.SameFileError):
+                shutil.copyfile(self._file, self._folder / COPY)
+        console.print(escape(read_table(self._file).title), highlight=False, soft_wrap=True)
+
+    def table(self, cells: Sequence[Cell], width: int) -> Table:
+        """Return the rows with their cells and hours; one for which nothing is measured says so instead of hours."""
+        table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
+        estimates = []
+        for row in self._rows:
+            for cell in row.cells:
+                cell.round = rounds_on_disk(cell)
+            estimate = row_estimate(row.cells)
+            table.add_row(*map(escape, row_texts(row, estimate)))
+            estimates.append(estimate)
+        table.caption = caption(estimates, width or 1)
+        return table
+
+
+def row_texts(row: PlannedRow, estimate: Estimate) -> list[str]:
+    """Return the texts of one row in the table of a dry run."""
+    targets = {cell.experiment.run.target for cell in row.cells}
+    seeds = {cell.experiment.run.seed for cell in row.cells}
+    finished = [cell for cell in row.cells if cell.state == "finished"]
+    return [
+        row.block.name,
+        row.row.title,
+        " ".join([row.row.method, *row.row.settings]),
+        str(len(targets)),
+        str(len(seeds)),
+        f"{len(finished)}/{len(row.cells)}",
+        estimate.source if estimate.seconds is None else f"{estimate.seconds / 3600:.1f}",
+    ]
+
+
+def caption(estimates: Sequence[Estimate], width: int) -> str:
+    """Return the total time of a table as text, with the measurements from which it follows."""
+    seconds = 0.0
+    unknown = 0
+    sources = []
+    for estimate in estimates:
+        if estimate.seconds is None:
+            unknown += 1
+        elif estimate.seconds:
+            seconds += estimate.seconds
+            sources.append(estimate.source)
+    missing = "1 row is not measured" if unknown == 1 else f"{unknown} rows are not measured"
+    if not sources:
+        return f"time not known: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
+    hours = seconds / 3600
+    basis = "; ".join(dict.fromkeys(sources))
+    text = f"{hours:.1f} hours one cell at a time, {hours / width:.1f} with {width} ({basis})"
+    return f"{text}, and {missing}" if unknown else text
+
+
+def run_table(
+    file: Path,
+    choice: Choice,
+    budget: Budget,
+    *,
+    overrides: Sequence[str],
+    output: str,
+    dry_run: bool,
+) -> list[Cell]:
+    """Run all cells of a table that are not finished, below OUTPUT/<table>; returns the failed ones.
+
+    Raises UserError when no data set of the table is there, before any cell starts.
+    """
+    folder = Path(output or "outputs") / file.stem
+    rows = plan_table(file, choice, overrides, str(folder))
+    return carry_out(TableStudy(file, folder, rows), budget, dry_run)

@@ -24,7 +24,7 @@ from fedsim.common.errors import printable
 from fedsim.export.cli import _write
 from fedsim.results.predictions import Predictions
 from fedsim.results.reading import write_results
-from fedsim.sweep.reproduction_texts import render
+from fedsim.sweep.reproduction import render
 from fedsim.sweep.view import STATE
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +162,7 @@ def test_cards_and_tables_of_papers(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "best-card.md").read_text() == f"# card{PLAIN}\n"
     assert controls(capsys.readouterr().out) == []
     for form in ("markdown", "latex"):
-        monkeypatch.setattr(f"fedsim.sweep.reproduction_texts.{form}", lambda _: f"title{EVIL}")
+        monkeypatch.setattr(f"fedsim.sweep.reproduction.{form}", lambda _: f"title{EVIL}")
         assert render(["one", "two"], form) == f"title{PLAIN}\ntitle{PLAIN}"
 
 

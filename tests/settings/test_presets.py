@@ -13,7 +13,7 @@ from fedsim.settings import TrainSettings
 from fedsim.settings.effect import marks
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.settings.tuned import Tuned, spaces
-from fedsim.sweep.search import read_space
+from fedsim.sweep.space import read_space
 
 CSAC = {"data": "holdout=0.1 split=stratified augment=csac", "model": "backbone=resnet18 bottleneck=256"}
 # By preset: the files that have it, and its values there.

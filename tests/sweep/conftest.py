@@ -23,4 +23,4 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                 view.update()
 
     gc.freeze()  # each cell ends with a search for garbage: among its own objects, not among all since the first test
-    monkeypatch.setattr("fedsim.sweep.run_cells", run_cells)
+    monkeypatch.setattr("fedsim.sweep.loop.run_cells", run_cells)

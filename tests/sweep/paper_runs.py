@@ -9,8 +9,7 @@ from rich.console import Console
 
 from fedsim.results import Recorder, read_runs, summary_row
 from fedsim.run.plan import resolve
-from fedsim.sweep.reproduction import Reproduction, reproductions
-from fedsim.sweep.reproduction_texts import show
+from fedsim.sweep.reproduction import Reproduction, reproductions, show
 from fedsim.sweep.tables import Block, PaperTable, find_table, read_table, row_experiment
 
 ROWS = '{ method = "fedavg", printed = "FedAvg" }, { method = "fedprox" }'

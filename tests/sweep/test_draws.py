@@ -10,12 +10,11 @@ from fedsim.common.errors import UserError
 from fedsim.data.digits import Digits
 from fedsim.results.selection import RULES
 from fedsim.settings.experiment import read_experiment
-from fedsim.sweep.draws import tuned_row
-from fedsim.sweep.draws_run import tuned_table
+from fedsim.sweep.draws import tuned_row, tuned_table
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.sampler import pruned_rounds, suggest
-from fedsim.sweep.search import read_space
-from fedsim.sweep.search_plan import PlannedSearch, Search, Trial
+from fedsim.sweep.search import PlannedSearch, Search, Trial
+from fedsim.sweep.space import read_space
 
 SMALL = ("data.fraction=0.05", 'data.domains=["rot0", "rot30", "rot75"]', "train.rounds=1", "run.device=cpu")
 
@@ -58,7 +57,7 @@ def test_a_killed_sweep_ends_like_an_unbroken_one(tmp_path, in_this_process, mon
 def test_no_choice_depends_on_the_unseen_domain(tmp_path, in_this_process, monkeypatch):
     """With noise in place of its images all draws, scores and choices are the same; only its accuracies differ."""
     pytest.importorskip("optuna")
-    monkeypatch.setattr("fedsim.sweep.search_plan.STARTUP", 2)
+    monkeypatch.setattr("fedsim.sweep.search.STARTUP", 2)
     options = ("--draws", "4", "--sampler", "tpe")
     _, table = sweep(tmp_path / "images", *options)
     images, searches = Digits.images, "digits/search.csv"
@@ -154,8 +153,8 @@ def test_a_pruned_draw_by_hand():
 def test_draws_that_fall_behind_are_ended_and_stay_so(tmp_path, monkeypatch):
     """The worker of a pruned draw is ended before the last round; a second call runs nothing and has the same table."""
     pytest.importorskip("optuna")
-    monkeypatch.setattr("fedsim.sweep.search_plan.STARTUP", 2)
-    monkeypatch.setattr("fedsim.sweep.search_plan.pruned_rounds", lambda pruner, curves, spared: [
+    monkeypatch.setattr("fedsim.sweep.search.STARTUP", 2)
+    monkeypatch.setattr("fedsim.sweep.search.pruned_rounds", lambda pruner, curves, spared: [
         next((round for round in curve if round >= 2 and number >= spared), None) for number, curve in enumerate(curves)
     ])  # fmt: skip
     options = ("--draws", "4", "--pruner", "median", "--set", "train.rounds=20")
@@ -167,5 +166,5 @@ def test_draws_that_fall_behind_are_ended_and_stay_so(tmp_path, monkeypatch):
     assert table["steps"].item() == sum(spent)
     outcomes = pd.read_csv(tmp_path / "digits" / "search.csv")["outcome"].astype(str)
     assert outcomes.str.startswith("pruned after round 2").sum() == 2
-    monkeypatch.setattr("fedsim.sweep.run_cells", lambda *given: pytest.fail("a pruned draw was run again"))
+    monkeypatch.setattr("fedsim.sweep.loop.run_cells", lambda *given: pytest.fail("a pruned draw was run again"))
     assert sweep(tmp_path, *options)[0] == shown

@@ -16,8 +16,7 @@ from fedsim.results import read_runs
 from fedsim.results.published import domain_key, printed_numbers
 from fedsim.results.selection import RULE_TITLES
 from fedsim.settings.experiment import known_tables
-from fedsim.sweep.reproduction import Line, Numbers, reproductions
-from fedsim.sweep.reproduction_texts import csv_rows, render
+from fedsim.sweep.reproduction import Line, Numbers, csv_rows, render, reproductions
 from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, row_experiment
 
 SEEDS = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}  # the papers'
@@ -71,6 +70,13 @@ def test_cells_are_blocks_times_rows_times_targets_times_seeds(tmp_path):
 def test_a_wrong_choice_or_file_is_one_line(tmp_path, file, choice, overrides, said):
     with pytest.raises(UserError, match=said):
         plan_table(small_table(tmp_path, **file), choice, overrides, str(tmp_path))
+
+
+def test_a_choice_of_which_no_block_has_both_rows_and_targets_is_one_line(tmp_path):
+    other = '[[blocks]]\nconfig = "digits"\nname = "other"\nrows = [{ method = "scaffold" }]\ntargets = ["rot75"]\n'
+    file = own_table(tmp_path, targets='["rot0"]', more=other)
+    with pytest.raises(UserError, match="no block of the table has such a row and such a target"):
+        plan_table(file, Choice(["scaffold"], ["rot0"]), (), str(tmp_path))
 
 
 def test_inside_is_at_most_the_printed_deviation():

@@ -12,9 +12,19 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.plan import Cell
-from fedsim.sweep.search import first_alike, nested, points, ranking, read_space, score
-from fedsim.sweep.search_plan import PlannedSearch, Search, Trial, plan_search, validation_of
-from fedsim.sweep.search_texts import caveats, show_result, trial_rows, write_trials
+from fedsim.sweep.reports import nested
+from fedsim.sweep.scores import mean_score, ranking, validation_of
+from fedsim.sweep.search import (
+    PlannedSearch,
+    Search,
+    Trial,
+    caveats,
+    plan_search,
+    show_result,
+    trial_rows,
+    write_trials,
+)
+from fedsim.sweep.space import first_alike, points, read_space
 
 RATE = "train.lr=log:1e-4:1e-1"
 
@@ -46,7 +56,7 @@ def test_a_draw_depends_on_the_seed_the_settings_own_name_and_the_trial_alone():
 
 def test_scores_and_ranks_by_hand():
     """A missing cell leaves no score; equal scores share a rank, and the first trial is listed first."""
-    assert [score(own) for own in ([0.5, 0.75], [0.5, None], [])] == [0.625, None, None]
+    assert [mean_score(values) for values in ([0.5, 0.75], [0.5, "failed"], [])] == [0.625, None, None]
     assert ranking({0: 0.5, 1: None, 2: 0.75, 3: 0.5 + 1e-12, 4: 0.25}) == {2: 1, 0: 2, 3: 2, 4: 4}
     assert ranking({0: None}) == {}
     # Equal values are one trial, also where the file's own value is written in another way.
@@ -105,7 +115,7 @@ def test_trial_0_is_the_file_itself_and_later_trials_are_added(tmp_path):
     )
     folders = [cell.folder.parts[-3:] for cell in few.trials[0].cells]
     assert folders == [("gperxan", target, "seed0") for target in ("rot0", "rot15")]
-    assert few.own == {"method.guiding_head.weight": 0.5, "train.lr": 0.05}
+    assert few.file_values == {"method.guiding_head.weight": 0.5, "train.lr": 0.05}
     assert [cell.folder for cell in many.cells[:4]] == [cell.folder for cell in few.cells]
     assert len(many.cells) == 6
     drawn = few.trials[1]

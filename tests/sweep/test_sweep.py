@@ -15,9 +15,11 @@ from fedsim.common.errors import UserError
 from fedsim.run.notes import planned_work
 from fedsim.run.plan import Plan, resolve
 from fedsim.settings.experiment import read_experiment
-from fedsim.sweep import Axes, budget, run_cells
+from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import check_axes, grid_points, split_values
-from fedsim.sweep.plan import Cell, guessed_rates, plan_cells
+from fedsim.sweep.estimate import guessed_rates
+from fedsim.sweep.loop import run_cells
+from fedsim.sweep.plan import Cell, plan_cells
 from fedsim.sweep.pool import cause
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")

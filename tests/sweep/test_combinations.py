@@ -16,14 +16,15 @@ from fedsim.methods.recipe import SLOTS
 from fedsim.results import read_runs
 from fedsim.results.combinations import section
 from fedsim.settings.experiment import parse_override, read_experiment
-from fedsim.sweep.combine import draw, halve, options_in, stages, words_of
-from fedsim.sweep.combine_outer import arms, command, option_cost, step_cost
-from fedsim.sweep.combine_plan import Combination, plan_combinations
-from fedsim.sweep.search import nested
+from fedsim.sweep.arms import command, option_cost, plan_arms, step_cost
+from fedsim.sweep.candidates import draw, find_options, overrides_of
+from fedsim.sweep.combinations import Combination, plan_combinations
+from fedsim.sweep.reports import nested
+from fedsim.sweep.scores import halve, stages
 
 SMALL = ("data.fraction=0.1", "train.rounds=10", "run.device=cpu", "run.output=/nowhere")
 DIGITS = read_experiment("digits", SMALL)
-every_option = functools.cache(lambda: options_in(list(SLOTS), DIGITS, lambda options: ""))  # also what is left out
+every_option = functools.cache(lambda: find_options(list(SLOTS), DIGITS, lambda options: ""))  # also what is left out
 
 
 def planned(slots="weights,update,infer", budget=5, **search):
@@ -48,11 +49,11 @@ def test_rungs_by_hand():
 def test_draws_do_not_depend_on_the_budget():
     """Odd candidates change one slot, each another option, the even ones two or three; no two are alike."""
     few, many = planned(budget=8), planned(budget=13)
-    assert [own.words for own in many.candidates[:8]] == [own.words for own in few.candidates]
+    assert [own.overrides for own in many.candidates[:8]] == [own.overrides for own in few.candidates]
     assert [len(own.options) for own in many.candidates[1::2]] == [1] * 6
     assert {len(own.options) for own in many.candidates[2::2]} <= {2, 3}
     assert len({own.label for own in many.candidates}) == 13
-    options, _ = options_in(["weights"], DIGITS, lambda options: "")
+    options, _ = find_options(["weights"], DIGITS, lambda options: "")
     assert many.most_runs == 13 + 2 * 5 + 2 * 3  # of 13 on one fold 4 and the base on two more, then 2 and the base
     assert draw(options, 0, 1) != draw(options, 0, 3)
     assert len(planned("weights", 60).candidates) == 1 + len(options)
@@ -63,7 +64,7 @@ def test_an_option_is_a_part_of_its_row_with_what_it_needs():
     options, left_out = every_option()
     assert left_out == {"refine=ensemble_distillation": "it does nothing without method.ensemble_distillation.data"}
     for one in options:
-        method = {"name": "fedavg"} | nested(dict(map(parse_override, words_of([one], DIGITS)))).get("method", {})
+        method = {"name": "fedavg"} | nested(dict(map(parse_override, overrides_of([one], DIGITS)))).get("method", {})
         assert one.parts[0] in [part for _, part in assemble(method, DIGITS.parts).pairs]
     plan = planned("infer,refine", 60)
     texts = {one.text for own in plan.candidates for one in own.options}
@@ -76,7 +77,7 @@ def test_folds_leave_a_source_out_and_never_name_the_unseen_domain():
     plan = planned()
     (unseen,) = plan.unseen
     assert sorted(unseen.folds) == ["rot15", "rot30", "rot45", "rot60", "rot75"]
-    cells = [cell for fold in unseen.folds for cell in plan.cells_of(1, "rot0", fold)]
+    cells = plan.cells_of(1, "rot0", unseen.folds)
     assert [cell.experiment.run.target for cell in cells] == unseen.folds
     assert {tuple(cell.experiment.data.domains) for cell in cells} == {tuple(sorted(unseen.folds))}
 
@@ -89,16 +90,16 @@ def test_the_outer_run_costs_the_same():
     assert [option_cost(one, costs) for one in (sam, head, uniform)] == [2.047, 1.02, 1.0]
     assert step_cost("fedavg", [sam, head, uniform], costs) == pytest.approx(1.02 * 2.047)
     assert step_cost("fedavg", [head], {"fedavg": 1.0}) is None
-    found = {arm.what: arm for arm in arms(plan, "rot0", [sam, uniform])}
+    found = {arm.title: arm for arm in plan_arms(plan.base, "rot0", [sam, uniform])}
     assert list(found) == ["base", "winner", "weights=uniform alone", "update=sharpness_aware alone"]
     assert [arm.rounds for arm in found.values()] == [20, 10, 20, 10]
     assert found["base"].steps == 2 * found["winner"].steps
-    assert command(plan, "rot0", found["base"], [1, 2]) == (
+    assert command(plan.base, "rot0", found["base"], [1, 2]) == (
         "fedsim sweep digits --methods fedavg --targets rot0 --seeds 1,2 --set data.fraction=0.1 --set run.device=cpu "
         "--output /nowhere --grid train.rounds=20"
     )
-    found = arms(plan, "rot0", [sam, uniform, head], [option("terms=proximal")])
-    assert {"without update=sharpness_aware", "terms=proximal: the best single part"} <= {arm.what for arm in found}
+    found = plan_arms(plan.base, "rot0", [sam, uniform, head], [option("terms=proximal")])
+    assert {"without update=sharpness_aware", "terms=proximal: the best single part"} <= {arm.title for arm in found}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_change_without_effect_is_dropped(monkeypatch):
     plan = planned(budget=4)
     curves = {0: (0.1, 0.2), 1: (0.3, 0.4), 2: (0.3, 0.4), 3: (0.2, 0.4)}
     numbers = {own.label: curves[own.number] for own in plan.candidates}
-    label = "fedsim.sweep.combine_plan.{}".format
+    label = "fedsim.sweep.combinations.{}".format
     own = lambda cell: numbers[cell.title.partition(" ")[0].partition("@")[2]]  # noqa: E731
     monkeypatch.setattr(label("all_scores"), own)
     monkeypatch.setattr(label("fold_metric"), lambda cell: own(cell)[-1])
