@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedsim.common.errors import UserError
-from fedsim.results.cell_texts import p_text
-from fedsim.results.compare import COSTS, Comparison, numbers
-from fedsim.results.notes import GROUPS, rank_notes
+from fedsim.results.compare import numbers
+from fedsim.results.comparison import COSTS, GROUPS, Comparison, p_text
+from fedsim.results.notes import rank_notes
 from fedsim.results.published import COLUMNS
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS

@@ -4,8 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedsim.results.cell_texts import shown_label
-from fedsim.results.compare import Comparison
+from fedsim.results.comparison import Comparison, shown_label
 from fedsim.results.figure_style import Looks, lines_of, set_title, unseen, wrapped
 
 

@@ -2,7 +2,7 @@
 
 The average over domains is taken per seed first, then mean and standard deviation over the seeds. The spread of the
 average is therefore the one that a new seed would show, and contains no spread between domains. A seed that lacks a
-domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Compared`.
+domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
 """
 
 import math
@@ -12,41 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
-from fedsim.common.errors import UserError, nearest, printable
+from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.added_numbers import added_rows
 from fedsim.results.agreement import order_notes
-from fedsim.results.compared import Compared
+from fedsim.results.comparison import COSTS, GROUPS, Comparison
 from fedsim.results.differences import refuse_twice, require_alike, variant_text, variants
 from fedsim.results.metrics import METRICS, find_metric, metric_values
-from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, round_notes, without_notes
+from fedsim.results.notes import comparison_notes, damaged_notes, part_notes, round_notes, without_notes
 from fedsim.results.provenance import Environments, environments, provenance_notes, refuse_unlike
 from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
 from fedsim.results.statistics import common_seeds, corrected, grid_of, mean_and_std, paired, per_seed_average, ranks
-from fedsim.results.tables import FORMATS, print_table
 from fedsim.settings.experiment import Experiment
 
-COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 Grids = dict[str, pd.DataFrame]  # {label: its accuracies, seeds × targets}
-
-
-class Comparison(Compared):
-    """A comparison of methods; `render` and `show` print it."""
-
-    def render(self, format: str = "table") -> str:
-        """Text of the table as `table` (terminal), `csv`, `markdown` or `latex`."""
-        if format not in FORMATS:
-            raise UserError(f"unknown format {format!r}; {nearest(format, FORMATS)}known: {', '.join(FORMATS)}")
-        return printable(FORMATS[format](self))
-
-    def show(self, console: Console | None = None) -> None:
-        """Print the table to a rich console (the terminal by default)."""
-        print_table(self, console)
 
 
 def compare(

@@ -5,8 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from fedsim.results.cell_texts import shown_label
-from fedsim.results.compare import Comparison
+from fedsim.results.comparison import Comparison, shown_label
 from fedsim.results.figure_style import Looks, Style, legend_below, set_title
 from fedsim.results.statistics import over_seeds
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from fedsim.results.compared import Compared
+from fedsim.results.comparison import MARKS, Comparison
 from fedsim.results.reading import Runs
 
 PAPER_NOTES = {  # what a paper's ± is, and what its protocol
@@ -16,10 +16,6 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
 FEWEST_PAIRS = 6
 NAMED_RUNS = 3
 BUDGET_TOLERANCE = 0.05
-# Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first, and
-# methods that never see the target have none.
-MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
-GROUPS = tuple(MARKS)
 # Of the kinds of `Runs.remarks`; the last two are about the round that `best_validation` selects.
 ROUND_TEXTS = {
     "failed": "Clients failed, and rounds rest on the others, in {runs}.",
@@ -35,7 +31,7 @@ GROUP_TEXTS = {
 }
 
 
-def comparison_notes(comparison: Compared, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
+def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
     """The remarks on the numbers of a comparison, on the papers' rows and on unfinished runs."""
     table = comparison.table
     over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
@@ -223,7 +219,7 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def rank_notes(comparison: Compared, column: str = "target") -> list[str]:
+def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
     """Notes on what the ranks and the tests against a baseline rest on; column: what the table has a column for."""
     methods, notes = comparison.methods, []
     others = methods[methods["label"] != comparison.baseline]

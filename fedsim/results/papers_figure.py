@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from fedsim.results.agreement import BASELINE, FEWEST, MEAN, OURS, beside_fedavg, in_words
-from fedsim.results.compare import Comparison
+from fedsim.results.comparison import Comparison
 from fedsim.results.figure_style import COLORS, MARKERS, legend_below, set_title, written
 from fedsim.results.statistics import over_seeds
 from fedsim.settings.experiment import Experiment

@@ -15,7 +15,8 @@ from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
 from fedsim.results.cases import read_cases
 from fedsim.results.client_rows import client_metrics
-from fedsim.results.compare import Comparison, compare, run_labels
+from fedsim.results.compare import compare, run_labels
+from fedsim.results.comparison import Comparison
 from fedsim.results.confusion import confusion_figure
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.figure_style import look, styles

@@ -5,15 +5,15 @@ Equal numbers therefore give equal bytes, and a line that was not written comple
 """
 
 import csv
-import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.common.errors import UserError, printable
+from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
+from fedsim.common.tables import csv_text
 
 ROUND_COLUMNS = (
     "round",
@@ -53,27 +53,6 @@ CLIENT_COLUMNS = (
 )
 DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
 CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
-
-
-def _plain(value: Any) -> Any:
-    """A value for csv's writer, which writes floats by `repr` and None as an empty cell; text becomes one line.
-
-    NumPy and torch scalars become Python's numbers.
-    """
-    if hasattr(value, "item"):
-        value = value.item()
-    return " ".join(value.splitlines()) if isinstance(value, str) else value
-
-
-def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
-    """Rows as CSV lines in the header's order, without control characters; a key that a row lacks is an empty cell."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    header = list(header)
-    if with_header:
-        writer.writerow(header)
-    writer.writerows([_plain(row.get(column)) for column in header] for row in rows)
-    return printable(buffer.getvalue())
 
 
 class Table:

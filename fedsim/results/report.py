@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedsim.common.files import atomic_write, drawn
+from fedsim.common.tables import MISSING, percent
 from fedsim.common.tasks import task_of
 from fedsim.results import combinations, markup
 from fedsim.results.cases import Cases, read_cases
-from fedsim.results.cell_texts import (
-    MISSING,
+from fedsim.results.compare import compare, run_labels
+from fedsim.results.comparison import (
+    MARKS,
+    Comparison,
     accuracy_cells,
-    columns,
     further_cells,
     further_columns,
-    percent,
     published_cells,
     shown_label,
 )
-from fedsim.results.compare import Comparison, compare, run_labels
 from fedsim.results.differences import comparable_settings, differing_settings, value_text
 from fedsim.results.markup import Data
 from fedsim.results.metrics import kept
-from fedsim.results.notes import MARKS, part_notes
+from fedsim.results.notes import part_notes
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_costs import Notes, costs_section, megabytes
 from fedsim.results.report_data import Json, chart_data, run_data
@@ -143,7 +143,7 @@ def _results(comparison: Comparison, groups: Mapping[str, str], pages: Mapping[s
         group = Data(groups.get(row["method"], ""), style="words")
         accuracies = [
             accuracy_data(cell, page.get((row["label"], target), ""))
-            for cell, target in zip(cells[row["label"]], columns(comparison))
+            for cell, target in zip(cells[row["label"]], comparison.columns)
         ]
         rows.append([shown_label(row), *[group] * grouped, *accuracies, *_further(comparison, row)])
     below: list[markup.Cells] = [
@@ -156,10 +156,9 @@ def _results(comparison: Comparison, groups: Mapping[str, str], pages: Mapping[s
 def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
     """The cells that follow the accuracies, with the numbers by which they are sorted."""
     cells = []
-    for key, text in zip(further_columns(comparison), further_cells(comparison, row), strict=True):
+    for key, cell in zip(further_columns(comparison), further_cells(comparison, row), strict=True):
         value = math.nan if pd.isna(row[key]) else float(row[key])
-        shown = Data(text, 100 * value if key == "difference" else value)
-        cells.append(megabytes(value) if key.startswith("bytes_") else shown)
+        cells.append(megabytes(value) if key.startswith("bytes_") else Data(cell.text, cell.value))
     return cells
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from fedsim.common.tables import MISSING
 from fedsim.results import markup
-from fedsim.results.cell_texts import MISSING, shown_label
-from fedsim.results.compare import Comparison
+from fedsim.results.comparison import Comparison, shown_label
 from fedsim.results.markup import Data
 from fedsim.results.reading import Runs
 

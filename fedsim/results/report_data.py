@@ -11,9 +11,8 @@ import pandas as pd
 
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_of
-from fedsim.results.cell_texts import shown_label
 from fedsim.results.client_rows import client_key, client_metrics, layer_group
-from fedsim.results.compare import Comparison
+from fedsim.results.comparison import Comparison, shown_label
 from fedsim.results.differences import comparable_settings, value_text
 from fedsim.results.metrics import confusion_matrix
 from fedsim.results.notes import missing_cells

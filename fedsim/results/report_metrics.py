@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedsim.common.tables import Cell, percent
 from fedsim.results import markup
 from fedsim.results.cases import STRUCTURE_QUANTITIES, Cases
-from fedsim.results.cell_texts import CellText, accuracy_cells, percent, plain, shown_label
-from fedsim.results.compare import Comparison, compare
+from fedsim.results.compare import compare
+from fedsim.results.comparison import Comparison, accuracy_cells, shown_label
 from fedsim.results.markup import Data
 from fedsim.results.metrics import METRICS, kept_predictions, per_class_accuracy
 from fedsim.results.predictions import Predictions, pooled, read_predictions
@@ -96,7 +97,6 @@ def common_targets(kept: Mapping[str, Mapping[str, object]]) -> tuple[list[str],
     return common, f"The methods have different targets; these numbers are of only {named}, which every method has. "
 
 
-def accuracy_data(cell: CellText, link: str = "") -> Data:
+def accuracy_data(cell: Cell, link: str = "") -> Data:
     """A report's cell: mean ± spread. It is sorted by the mean; the first and second place of a column are marked."""
-    value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")
-    return Data(plain(cell), value, {0: "", 1: "first", 2: "second"}[cell.place], link)
+    return Data(cell.plain, cell.value, {0: "", 1: "first", 2: "second"}[cell.place], link)
