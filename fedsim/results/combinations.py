@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedsim.results import markup
-from fedsim.results.markup import Data
+from fedsim.common.tables import Cell, Column, Row, Table
 from fedsim.results.reading import Runs, run_folder
 
 if TYPE_CHECKING:
@@ -61,19 +60,28 @@ def _figure(rows: pd.DataFrame, name: str) -> "Figure":
     return figure
 
 
-def section(runs: Runs) -> str:
-    """The part of a report: a folded table of every search, each candidate with the last rung that it reached."""
-    parts = []
-    for words, rows in searches_of(runs):
-        tried = rows[rows["rung"] > 0].drop_duplicates(["target", "candidate"], keep="last")
+def tables(runs: Runs) -> list[Table]:
+    """A table of every search, which is its title: each candidate with the last rung that it reached."""
+    columns = [
+        Column("without", "left"),
+        Column("no."),
+        Column("changes", "left", style="long"),
+        Column("rung"),
+        Column("score (%)"),
+        Column("outcome", "left", style="long"),
+    ]
+    found = []
+    for title, search in searches_of(runs):
+        tried = search[search["rung"] > 0].drop_duplicates(["target", "candidate"], keep="last")
         ordered = tried.sort_values(["target", "rung", "score"], ascending=[True, False, False], kind="stable")
-        heads = ("without", "no.", "changes", "rung", "score (%)", "outcome")
-        cells: list[markup.Cells] = [
-            [row.target, Data(f"{row.candidate:.0f}", row.candidate), Data(row.changes, style="long"), str(row.rung),
-             Data("" if pd.isna(row.score) else f"{100 * row.score:.1f}", row.score), Data(row.outcome, style="long")]
-            for row in ordered.itertuples()
-        ]  # fmt: skip
-        refused = rows[rows["rung"] == 0].drop_duplicates("changes")
-        left_out = [f"left out, or drawn again: {row.changes}: {row.outcome}" for row in refused.itertuples()]
-        parts.append(markup.folded(words, markup.table(heads, cells) + markup.bullets(left_out)))
-    return "\n".join(["<h3>Combination search</h3>", *parts] if parts else [])
+        refused = search[search["rung"] == 0].drop_duplicates("changes")
+        notes = [f"left out, or drawn again: {row.changes}: {row.outcome}" for row in refused.itertuples()]
+        found.append(Table(columns, [_candidate(row) for row in ordered.itertuples()], title, notes=notes))
+    return found
+
+
+def _candidate(row: Any) -> Row:
+    """The row of a candidate; row: one of `itertuples` of a search."""
+    number = Cell(f"{row.candidate:.0f}", value=row.candidate)
+    score = Cell("" if pd.isna(row.score) else f"{100 * row.score:.1f}", value=row.score)
+    return Row([row.target, number, row.changes, str(row.rung), score, row.outcome])

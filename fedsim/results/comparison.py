@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,7 @@ def comparison_table(comparison: Comparison) -> Table:
     cells = accuracy_cells(comparison)
     rows = []
     group = comparison.methods["group"].iloc[0]
-    for _, method in comparison.methods.iterrows():
+    for method in comparison.methods.to_dict("records"):
         is_apart = method["group"] != group
         group = method["group"]
         numbers = [*cells[method["label"]], *further_cells(comparison, method)]
@@ -211,7 +211,7 @@ def further_columns(comparison: Comparison) -> dict[str, str]:
     return heads | dict(zip(COSTS, ("Down/round", "Up/round", "s/round")))
 
 
-def further_cells(comparison: Comparison, method: pd.Series) -> list[Cell]:
+def further_cells(comparison: Comparison, method: Mapping[str, Any]) -> list[Cell]:
     """The cells of the columns that follow the accuracies; they are sorted by their numbers, differences in points."""
     texts: dict[str, Callable[[Any], str]] = {
         "seeds": lambda seeds: f"{seeds} of {method['seeds_begun']}" if seeds < method["seeds_begun"] else str(seeds),
@@ -243,7 +243,7 @@ def published_cells(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
     return rows
 
 
-def shown_label(method: pd.Series) -> str:
+def shown_label(method: Mapping[str, Any]) -> str:
     """Label of a method; a dagger marks those that use images of the target."""
     return f"{method['label']} {MARKS[method['group']]}".rstrip()
 
