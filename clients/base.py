@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.batch import Transfer
 from clients.budget import Amount, local_plan
 from clients.compiled import Compiled
 from clients.local_data import LocalData
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Measured, Order, Training
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
-from clients.parts import LocalRound, departing
+from clients.parts import LocalRound, StepFunction, departing
 from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
@@ -82,8 +83,8 @@ class DomainClient(NumPyClient):
 
     def names(self, phase: str) -> list[str]:
         """Names of the tensors received: the shared ones for training, and also the uploaded ones for evaluation."""
-        wanted = ("shared", "upload") if phase == "evaluate" else ("shared",)
-        return [name for name, place in self.places.items() if place in wanted]
+        places = ("shared", "upload") if phase == "evaluate" else ("shared",)
+        return [name for name, place in self.places.items() if place in places]
 
     def upload_names(self) -> list[str]:
         """Names of the tensors sent after training."""
@@ -156,10 +157,11 @@ class DomainClient(NumPyClient):
         These are the tensors that the share rule keeps on the client (FedIG-A, Table 12), and the personal models of
         parts.
         """
-        own = [entry for name in ("personal", *self.personal) if (entry := self.store.get(name)) is not None]
-        for entry in own:
+        stored = [self.store.get(name) for name in ("personal", *self.personal)]
+        entries = [entry for entry in stored if entry is not None]
+        for entry in entries:
             fill(self.state, entry)
-        if own:
+        if entries:
             score, loss = self.validate()
         return {f"personal_{self.metric}": score, "personal_loss": loss}
 
@@ -171,26 +173,37 @@ class DomainClient(NumPyClient):
         return self.recipe.contributor(config["bank"]).collect(round)
 
     def _open(self, config: Order) -> LocalRound:
-        run = self.experiment.run
+        """Begins a round of this client: its state of before, its part of the model, and what its parts see."""
+        client, number, phase = config["client"], config["round"], config["phase"]
+        seed = self.experiment.run.seed
         if "delivered" not in config:  # else it has trained in this round, and what it stored then must stay
-            self.store.open_round(config["round"], config.get("state-round"), config.get("saved-round"))
-        seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
-        training = config["phase"] == "train"
-        self.cut = self.recipe.share.cut(self.net, config["client"], config["round"], run.seed) if training else {}
-        first_round_of_client = self.store.get("personal") is None
+            self.store.open_round(number, config.get("state-round"), config.get("saved-round"))
+        seed_library(seed, "library", client, phase, number)
+        self.cut = self.recipe.share.cut(self.net, client, number, seed) if phase == "train" else {}
+        is_first = self.store.get("personal") is None
         self._restore_personal()
-        if first_round_of_client:
-            for bank in [bank for bank in self.recipe.banks if bank.initial and bank.name in self.records]:
+        if is_first:
+            self._start_from_banks()
+        return self._local_round(config)
+
+    def _start_from_banks(self) -> None:
+        """Loads the personal tensors that a bank gives to a client in its first round."""
+        for bank in self.recipe.banks:
+            if bank.initial and bank.name in self.records:
                 load_arrays(self.state, self.records[bank.name], list(self.records[bank.name]))
+
+    def _local_round(self, config: Order) -> LocalRound:
+        """What the parts see of the round that a message asks for."""
+        recipe, train, phase = self.recipe, self.experiment.train, config["phase"]
         return LocalRound(
             client=config["client"],
             net=self.net,
-            train=self.experiment.train,
+            train=train,
             classes=self.data.classes,
             round=config["round"],
-            rounds=self.experiment.train.rounds,
-            phase=config["phase"],
-            seed=run.seed,
+            rounds=train.rounds,
+            phase=phase,
+            seed=self.experiment.run.seed,
             device=self.device,
             store=self.store,
             data=self.data,
@@ -199,10 +212,10 @@ class DomainClient(NumPyClient):
             records=self.records,
             warm=self.warm,
             task=self.data.task,
-            pull=sum(term.pull for term in self.recipe.terms if term.acts(config["phase"])),
+            pull=sum(term.pull for term in recipe.terms if term.acts(phase)),
             asked=config.get("bank", ""),
             delivered=tuple(config.get("delivered", ())),
-            known_weights=self.recipe.weights.known,
+            known_weights=recipe.weights.known,
             compiled=self.compiled,
             build_net=self.build_net,
         )
@@ -219,8 +232,8 @@ class DomainClient(NumPyClient):
             if bank.name in self.records:
                 arrays = self.records[bank.name]
                 self.store.put(f"bank-{bank.name}", {key: torch.tensor(value) for key, value in arrays.items()})
-            elif (kept := self.store.get(f"bank-{bank.name}")) is not None:
-                self.records[bank.name] = {key: value.numpy() for key, value in kept.items()}
+            elif (stored := self.store.get(f"bank-{bank.name}")) is not None:
+                self.records[bank.name] = {key: value.numpy() for key, value in stored.items()}
 
     def _restore_personal(self, only: str = "") -> None:
         personal = self.store.get("personal") or self.initial
@@ -235,25 +248,31 @@ class DomainClient(NumPyClient):
 
     def begin_steps(self, round: LocalRound) -> LocalSteps:
         """What `_train` does before the first step: plan the batches, make the optimizer, let the parts begin."""
-        recipe, net = self.recipe, self.net
+        recipe = self.recipe
         work, plan = local_plan(recipe, round, self.counts, self.source_clients)
         self.spent.append(Amount.of(plan))
         round.steps, round.images = len(plan), self.spent[-1].images
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
         for parameter in self.view.learned:
             parameter.requires_grad_(True)  # a part may have taken the gradient of some in a round that it did not end
-        round.optimizer = make_optimizer(net, work, round.lr)
-        if work.persist_optimizer and (kept := self.store.get("optimizer")):
-            restore_optimizer(round.optimizer, kept)
+        round.optimizer = make_optimizer(self.net, work, round.lr)
+        if work.persist_optimizer and (stored := self.store.get("optimizer")):
+            restore_optimizer(round.optimizer, stored)
         self.view.train()
-        round.terms = [added for term in recipe.terms if term.acts(round.phase) and (added := term.begin(round))]
+        step, transfer = self._begin_parts(round)
+        best = BestIterate(self.net, self._score, round.steps, work.local_checks)
+        late = recipe.augment is not None and recipe.augment.late
+        return LocalSteps(round, work, plan, step, transfer, late, best, self.view.after_step)
+
+    def _begin_parts(self, round: LocalRound) -> tuple[StepFunction, Transfer | None]:
+        """Lets the parts begin a round; returns what makes a step, and what changes the images of a batch, if any."""
+        recipe = self.recipe
+        begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
+        round.terms = [term for term in begun if term]
         round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
         step = recipe.client.begin(round)
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
-        transfer = recipe.augment.begin(round) if recipe.augment else None
-        best = BestIterate(net, self._score, round.steps, work.local_checks)
-        late = recipe.augment is not None and recipe.augment.late
-        return LocalSteps(round, work, plan, step, transfer, late, best, self.view.after_step)
+        return step, recipe.augment.begin(round) if recipe.augment else None
 
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""

@@ -10,7 +10,6 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from fedsim.common import moved
 from fedsim.common.about import DISTRIBUTION, VERSION, extra
 
 if TYPE_CHECKING:
@@ -62,8 +61,6 @@ PUBLIC = {
 }
 
 __all__ = ["DISTRIBUTION", "__version__", "extra", "load", *PUBLIC]
-
-moved.install()
 
 
 def __getattr__(name: str) -> Any:

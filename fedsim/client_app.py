@@ -129,26 +129,34 @@ def handshake(message: Message, context: Context) -> RecordDict:
     a client answers with one record with an empty name.
     """
     space, config = space_of(message, context)
-    common: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
-    common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
-    common |= {"frozen": space.frozen_content} if space.frozen_content else {}
+    token, state_dir = str(config["token"]), str(config["state-dir"])
+    common = said_of_node(space, context)
+    sites: list[tuple[str, str, list[int]]] = []
+    if is_target(context, space.plan):
+        sites = [(space.experiment.run.target, "target", target_of(space, token).class_counts())]
+    else:
+        for name in node_clients(context, space.plan):
+            sites.append((name, "source", space.class_counts(name, state_dir, token).tolist()))
+    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
+        data = space.fingerprint(sites[0][0], token)
+        common |= {f"data-{key}": value for key, value in data.items()}
+    records = RecordDict()
+    for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
+        answer: Config = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
+        records[f"site-{number}" if number else "site"] = ConfigRecord(answer)
+    return records
+
+
+def said_of_node(space: Workspace, context: Context) -> Config:
+    """What a node says of itself in the handshake: its name, its versions, and its frozen weights."""
+    answer: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
+    answer |= {f"version-{package}": installed_version(package) for package in PACKAGES}
+    if space.frozen_content:
+        answer["frozen"] = space.frozen_content
     if is_site(context):  # a simulation runs the server's own code
         outside = outside_versions(packages_of(space.experiment))
-        common |= {f"version-{package}": version for package, version in outside.items()}
-    sites = []
-    if is_target(context, space.plan):
-        sites = [(space.experiment.run.target, "target", target_of(space, str(config["token"])).class_counts())]
-    for name in [] if sites else node_clients(context, space.plan):
-        counts = space.class_counts(name, str(config["state-dir"]), str(config["token"]))
-        sites.append((name, "source", [int(count) for count in counts]))
-    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
-        own = space.fingerprint(sites[0][0], str(config["token"]))
-        common |= {f"data-{key}": value for key, value in own.items()}
-    records = RecordDict()
-    for number, (name, role, images) in enumerate(sites or [("", "source", [])]):
-        said: Config = {"client": name, "role": role, "examples": sum(images), "class-counts": images, **common}
-        records[f"site-{number}" if number else "site"] = ConfigRecord(said)
-    return records
+        answer |= {f"version-{package}": version for package, version in outside.items()}
+    return answer
 
 
 def node_clients(context: Context, plan: Plan) -> list[str]:
@@ -191,7 +199,7 @@ def evaluate_target(message: Message, context: Context) -> RecordDict:
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     arrays = records.pop("arrays")
-    uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
+    uploads = {name.removeprefix(UPLOADS): arrays_of_client for name, arrays_of_client in records.items()}
     evaluator = target_of(space, str(config["token"]))
     return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
 

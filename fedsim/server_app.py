@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`."""
     with marked():
         plan = resolve(experiment_of(dict(context.run_config)))
-        admission.images(plan)
+        admission.check_images(plan)
         serve(QuickGrid(grid), plan, [LogLines()])
 
 

@@ -101,29 +101,53 @@ def accept_updates(server: Server, replies: Iterable[Message], model: Arrays) ->
 
     model: the global tensors of the round before. The tensors of the updates may be read until the storage is cleared.
     """
-    parts, exchange = server.parts, server.exchange
-    sent_up = {name: array for name, array in model.items() if server.places[name] in ("shared", "upload")}
-    server.storage.expect(exchange.asked * sum(array.nbytes for array in sent_up.values()))
-    banks = parts.contributed()
-    shapes = parts.recipe.fuse.form(heads_of(sent_up))
-    arrivals = Arrivals(server, sent_up, banks, shapes, parts.views(banks))
+    exchange = server.exchange
+    arrivals = expect_updates(server, model)
     arriving = timed(replies, exchange.notes)
     results, failures = exchange.check(check_update, arriving, "reply refused", arrivals.expect, arrivals.measure)
     updates = exchange.settle(results, failures)
-    for bank in banks:
-        layouts, norms = arrivals.layouts.get(bank.name, {}), arrivals.norms.get(bank.name, {})
-        odd = parts.odd(bank, layouts)
-        odd |= over_norms(server, {client: norms[client] for client in updates if client not in odd})
-        refuse(server, updates, {client: f"{bank.name}: {reason}" for client, reason in odd.items()})
+    for bank in arrivals.banks:
+        compare_contributions(server, bank, updates, arrivals)
+    compare_metrics(server, updates)
+    sizes = compare_sizes(server, updates, arrivals)
+    return list(updates.values()), sizes
+
+
+def expect_updates(server: Server, model: Arrays) -> Arrivals:
+    """What the replies to a phase of training must hold."""
+    parts = server.parts
+    sent_up = {name: array for name, array in model.items() if server.places[name] in ("shared", "upload")}
+    size = sum(array.nbytes for array in sent_up.values())
+    server.storage.expect(server.exchange.asked * size)
+    banks = parts.contributed()
+    shapes = parts.recipe.fuse.form(heads_of(sent_up))
+    return Arrivals(server, sent_up, banks, shapes, parts.views(banks))
+
+
+def compare_contributions(server: Server, bank: Bank, updates: dict[str, Update], arrivals: Arrivals) -> None:
+    """Takes out the updates whose contribution to a bank has another layout than the others', or too large a norm."""
+    layouts, norms = arrivals.layouts.get(bank.name, {}), arrivals.norms.get(bank.name, {})
+    refused = server.parts.odd(bank, layouts)
+    compared = {client: norms[client] for client in updates if client not in refused}
+    refused |= over_norms(server, compared)
+    refuse(server, updates, {client: f"{bank.name}: {reason}" for client, reason in refused.items()})
+
+
+def compare_metrics(server: Server, updates: dict[str, Update]) -> None:
+    """Takes out the updates that report too large a number, of those with which a part computes."""
     run, momentum = server.experiment.run, server.experiment.train.momentum
     metrics = {client: update.metrics for client, update in updates.items()}
-    refuse(server, updates, metrics_over_limit(metrics, parts.needs(), run, momentum))
+    refuse(server, updates, metrics_over_limit(metrics, server.parts.needs(), run, momentum))
+
+
+def compare_sizes(server: Server, updates: dict[str, Update], arrivals: Arrivals) -> dict[str, float]:
+    """Takes out the updates that are too large; returns the sizes of all that were compared."""
     sizes = {client: arrivals.sizes[client] for client in updates if client in arrivals.sizes}
     refused = too_large(server, sizes)
     for client, size in sizes.items():
-        exchange.notes.row(client)["update_norm"] = size
+        server.exchange.notes.row(client)["update_norm"] = size
     refuse(server, updates, refused)
-    return list(updates.values()), sizes
+    return sizes
 
 
 def refuse(server: Server, updates: dict[str, Update], reasons: Mapping[str, str]) -> None:
@@ -166,15 +190,11 @@ def accept_contributions(server: Server, bank: Bank, replies: Iterable[Message])
     def expect(expected: Expected) -> Expected:
         return replace(expected, banks=(bank,), views=views)
 
-    entries = exchange.settle(*exchange.check(check_collected, replies, refusal, expect, owned))
+    results, failures = exchange.check(check_collected, replies, refusal, expect, owned)
+    entries = exchange.settle(results, failures)
     refused = parts.odd(bank, {client: layout_of(arrays) for client, arrays in entries.items()})
-    norms: dict[str, float] = {}
-    for client in [client for client in entries if client not in refused]:
-        try:
-            norms[client] = model_norm(bank.compared(entries[client]))
-        except RefusedUpdateError as error:
-            refused[client] = one_line(error.reason)
-    refused |= over_norms(server, norms)
+    norms, unlike = norms_of(bank, {client: entries[client] for client in entries if client not in refused})
+    refused |= unlike | over_norms(server, norms)
     while True:
         for client, reason in refused.items():
             exchange.fail(client, f"{refusal}: {reason}")
@@ -188,13 +208,26 @@ def accept_contributions(server: Server, bank: Bank, replies: Iterable[Message])
             refused = {error.client: one_line(error.reason)}
 
 
+def norms_of(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float], dict[str, str]]:
+    """The norms of contributions by client, and the clients whose contribution the bank cannot compare, with why."""
+    norms: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for client, arrays in entries.items():
+        try:
+            norms[client] = model_norm(bank.compared(arrays))
+        except RefusedUpdateError as error:
+            refused[client] = one_line(error.reason)
+    return norms, refused
+
+
 # --- validations ----------------------------------------------------------------------------------------------------
 
 
 def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Validations, Failures, int]:
     """(validations by client, failures by client, number of clients that say that they cannot use the model).
 
-    Nothing is recorded yet, because of a model that is taken back the clients are no failures.
+    Nothing is recorded yet, because of a model that is taken back the clients are no failures. The replies of the
+    unseen domain are not among these.
     """
     useless = 0
 
@@ -203,22 +236,35 @@ def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Valid
         useless += not finite_loss(metrics_of(content))
         return check_validation(content, expected)
 
+    if server.target:
+        replies = server.target.others(replies)
     results, failures = server.exchange.check(check, replies, "validation refused")
     return results, failures, useless
 
 
-def accept_validations(server: Server, results: Validations, failures: Failures) -> Validations:
-    """The validations that count, after they and the failures have been recorded.
-
-    A number of examples is a failure if it is out of proportion to the others' and to the client's own for training.
-    """
-    limit, exchange = server.experiment.run.examples_limit, server.exchange
-    counts = {client: int(columns["validation_examples"]) for client, columns in results.items()}
-    for client, reason in implausible(counts, limit).items():
-        if counts[client] > limit * exchange.sites[client].examples:
-            failures[client] = f"validation refused: {reason}", ""
-            del results[client]
+def accept_validations(server: Server, results: Validations, failures: Failures, used: bool) -> Validations:
+    """The validations that count, after they and the failures have been recorded; none of a model that is not used."""
+    exchange = server.exchange
+    if server.target:
+        server.target.take(used)
+    if not used:
+        exchange.settle_silent(results, failures)
+        return {}
+    refuse_implausible(server, results, failures)
     accepted = exchange.settle(results, failures)
     for client, columns in accepted.items():
         exchange.notes.row(client).update(columns)
     return accepted
+
+
+def refuse_implausible(server: Server, results: Validations, failures: Failures) -> None:
+    """Makes a failure of each validation on a number of examples that cannot be true.
+
+    It is out of proportion to those of the other clients and to the client's own for training.
+    """
+    limit, sites = server.experiment.run.examples_limit, server.exchange.sites
+    counts = {client: int(columns["validation_examples"]) for client, columns in results.items()}
+    for client, reason in implausible(counts, limit).items():
+        if counts[client] > limit * sites[client].examples:
+            failures[client] = f"validation refused: {reason}", ""
+            del results[client]

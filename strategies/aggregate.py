@@ -269,14 +269,14 @@ def _l1(vector: np.ndarray) -> float:
 
 def _distances(sums: np.ndarray, metric: str) -> tuple[np.ndarray, float]:
     """The distances [H] and the norm of the average, from the sums of `_distance_sums`."""
-    first, average, own = sums.T
+    first, average, norms = sums.T
     if metric == "l1":
         return first, float(average[0])
     if metric == "l2":
         return np.sqrt(first), float(np.sqrt(average[0]))
-    product = np.sqrt(average) * np.sqrt(own)
+    product = np.sqrt(average) * np.sqrt(norms)
     cosine = np.divide(first, product, out=np.zeros_like(first), where=product > 0)
-    distance = np.where((average == 0) & (own == 0), 0.0, np.maximum(1.0 - cosine, 0.0))
+    distance = np.where((average == 0) & (norms == 0), 0.0, np.maximum(1.0 - cosine, 0.0))
     return distance, float(np.sqrt(average[0]))
 
 

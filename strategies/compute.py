@@ -29,6 +29,7 @@ from strategies.parts import (
     Visit,
 )
 from strategies.server import Server
+from strategies.server_parts import ServerParts
 from strategies.state import Snapshot
 from strategies.wire.fused_check import largest, not_finite, suspect
 from strategies.wire.reply_checks import one_line
@@ -47,11 +48,10 @@ def compute(
 
     sizes: of the updates, by client. before: the server's state with which the round began
     """
-    parts, state, exchange = server.parts, server.state, server.exchange
-    masked = parts.recipe.fuse.masked
+    state = server.state
     # Banks alone have changed a part's state since the round began. A copy costs time: 0.45 s for FedAdam's moments of
     # a ResNet-50.
-    start = state.saved_parts() if parts.recipe.banks else before.parts
+    start = state.saved_parts() if server.parts.recipe.banks else before.parts
     while updates:
         try:
             view, fused, move = compute_once(server, grid, updates)
@@ -59,14 +59,11 @@ def compute(
             take_back(server, before, "", str(error))
             return {}
         except RefusedUpdateError as error:
-            if error.client not in [update.client for update in updates]:
-                raise
-            exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
-            if masked:
+            updates = without_refused(server, updates, error)
+            if server.parts.recipe.fuse.masked:
                 reason = f"the sum of the updates cannot be taken apart, and {error.client!r} is in it"
                 take_back(server, before, "", reason)
                 return {}
-            updates = [update for update in updates if update.client != error.client]
             state.restore_parts(start)
             continue
         reason = unusable(server, fused) or too_far(server, move, updates, sizes)
@@ -74,18 +71,34 @@ def compute(
             note_down(server, view, updates, sizes, used=True)
             state.banks = dict(view.banks)
             return fused
-        client = "" if masked else culprit(server, grid, updates, sizes, start)
-        state.restore_parts(start)
+        client = culprit(server, grid, updates, sizes, start)
         if not client:
             state.restore(before)
             note_down(server, view, updates, sizes, used=False)
             drop(server, reason)
             return {}
-        exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
-        updates = [update for update in updates if update.client != client]
+        state.restore_parts(start)
+        server.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
+        updates = without(updates, client)
     state.restore(before)
-    exchange.notes.note("no reply was accepted; the model stays as it was")
+    server.exchange.notes.note("no reply was accepted; the model stays as it was")
     return {}
+
+
+def without_refused(server: Server, updates: Sequence[Update], error: RefusedUpdateError) -> list[Update]:
+    """The updates without that of a client that a part has refused, which is recorded.
+
+    Raises the error again when it names no client of these updates.
+    """
+    if error.client not in [update.client for update in updates]:
+        raise error
+    server.exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
+    return without(updates, error.client)
+
+
+def without(updates: Sequence[Update], client: str) -> list[Update]:
+    """The updates of all other clients."""
+    return [update for update in updates if update.client != client]
 
 
 def compute_once(server: Server, grid: Grid, updates: Sequence[Update]) -> tuple[ServerRound, ArrayDict, float]:
@@ -93,16 +106,12 @@ def compute_once(server: Server, grid: Grid, updates: Sequence[Update]) -> tuple
 
     Only the parts' own states are changed. A model that is not finite is returned as soon as it exists.
     """
-    parts, recipe = server.parts, server.parts.recipe
+    parts = server.parts
     view = parts.whole_round(updates)
     visit(server, grid, "updates", dict(parts.start), view)
-    view.weights = recipe.weights.weigh(updates, parts.view(view, "weights"))
-    fused: Arrays = recipe.fuse.fuse(updates, view.weights, parts.view(view, "fuse"))
-    masked = recipe.fuse.masked
-    like = {name: parts.start[name] for name in updates[0].arrays} if masked else updates[0].arrays
-    fused = same_layout(recipe.fuse, fused, like)
-    move = update_size(fused, parts.start) if recipe.fuse.amplifies else 0.0
-    if masked:
+    fused = weigh_and_fuse(parts, updates, view)
+    move = update_size(fused, parts.start) if parts.recipe.fuse.amplifies else 0.0
+    if parts.recipe.fuse.masked:
         view.updates = [replace(update, arrays={}) for update in updates]
     for bank in parts.banks("round") if parts.training else []:
         if not isinstance(bank, Broadcast):
@@ -115,7 +124,17 @@ def compute_once(server: Server, grid: Grid, updates: Sequence[Update]) -> tuple
     view.current = parts.start_from({**parts.start, **fused})
     for broadcast in parts.broadcasts():
         view.banks = {**view.banks, broadcast.name: parts.made(broadcast, view)}
-    return view, dict(fused), move
+    return view, fused, move
+
+
+def weigh_and_fuse(parts: ServerParts, updates: Sequence[Update], view: ServerRound) -> ArrayDict:
+    """The fused tensors of the updates; `view` gets the clients' weights."""
+    recipe = parts.recipe
+    view.weights = recipe.weights.weigh(updates, parts.view(view, "weights"))
+    fused = recipe.fuse.fuse(updates, view.weights, parts.view(view, "fuse"))
+    names = updates[0].arrays
+    like = {name: parts.start[name] for name in names} if recipe.fuse.masked else names
+    return same_layout(recipe.fuse, fused, like)
 
 
 def merged(server: Server, bank: Bank, updates: Sequence[Update], view: ServerRound) -> dict[str, Arrays]:
@@ -196,9 +215,14 @@ def too_far(server: Server, move: float, updates: Sequence[Update], sizes: Mappi
 def culprit(
     server: Server, grid: Grid, updates: Sequence[Update], sizes: Mapping[str, float], start: tuple[dict, dict]
 ) -> str:
-    """The client without which the model is usable, the largest update first; empty when there is none."""
+    """The client without which the model is usable, the largest update first; empty when there is none.
+
+    Of masked updates only the sum can be read, so that no client can be left out.
+    """
+    if server.parts.recipe.fuse.masked:
+        return ""
     for update in sorted(updates, key=lambda update: -sizes.get(update.client, 0.0)):
-        rest = [other for other in updates if other is not update]
+        rest = without(updates, update.client)
         if not rest:
             continue
         server.state.restore_parts(start)

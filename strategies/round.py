@@ -8,7 +8,8 @@ The round is read from top to bottom. What lasts longer than a round is in the `
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -61,38 +62,29 @@ class RoundResult:
 def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> RoundResult:
     """Plays a round that starts from `model`; a client's failure may end the run with its error."""
     exchange, parts = server.exchange, server.parts
-    run, train = server.experiment.run, server.experiment.train
 
     notes = exchange.begin(number)
-    clients = trainers(train, exchange.clients, run.seed, number)
+    clients = draw(server, number)
     sent = open_round(server, number, model, clients)
     before = server.state.snapshot()
     for bank in parts.banks("before"):
         clients = parts.drawn = collect(server, grid, bank, clients, sent if bank.with_model else None)
 
-    replies = grid.send_and_receive(ask_to_train(server, "train", sent, clients), timeout=run.timeout)
+    replies = send(server, grid, ask_to_train(server, "train", sent, clients))
     updates, sizes = accept_updates(server, replies, record_to_arrays(model))
-    new_model = compute_model(server, grid, model, updates, sizes, before)
+    with computing(server):
+        for bank in parts.banks("after") if updates else []:
+            collect(server, grid, bank, [update.client for update in updates])
+        new_model = compute_model(server, grid, model, updates, sizes, before)
 
-    questions = ask_to_validate(
-        server, number, new_model, validators(train, exchange.clients, clients, run.seed, number)
-    )
-    answers = grid.send_and_receive(questions, timeout=run.timeout)
-    if server.target:
-        answers = server.target.others(answers)
+    answers = send(server, grid, ask_to_validate(server, number, new_model, clients))
     results, failures, complaints = check_validations(server, answers)
     suspect, reason = useless(sizes, complaints, exchange.asked)
     if reason:
         take_back(server, before, suspect, reason)
         new_model = model
-    if server.target:
-        server.target.take(used=not reason)
-    if reason:
-        exchange.settle_silent(results, failures)
-        results = {}
-    else:
-        results = accept_validations(server, results, failures)
-    return RoundResult(number, new_model, results, score(server, new_model), notes)
+    validation = accept_validations(server, results, failures, used=not reason)
+    return RoundResult(number, new_model, validation, score(server, new_model), notes)
 
 
 def play_prelude(server: Server, grid: Grid, model: ArrayRecord) -> RoundResult:
@@ -106,15 +98,20 @@ def play_prelude(server: Server, grid: Grid, model: ArrayRecord) -> RoundResult:
     if prelude:
         sent = open_round(server, 0, model, clients, training=False)
         before = server.state.snapshot()
-        messages = ask_to_train(server, prelude, sent, clients)
-        replies = grid.send_and_receive(messages, timeout=server.experiment.run.timeout)
+        replies = send(server, grid, ask_to_train(server, prelude, sent, clients))
         updates, sizes = accept_updates(server, replies, record_to_arrays(model))
-        model = compute_model(server, grid, model, updates, sizes, before)
+        with computing(server):
+            model = compute_model(server, grid, model, updates, sizes, before)
     target = server.target.ask(grid, model, server.wanted_entries()) if server.target else TargetScore()
     return RoundResult(0, model, {}, target, notes)
 
 
 # --- the steps of a round -------------------------------------------------------------------------------------------
+
+
+def draw(server: Server, number: int) -> list[str]:
+    """The clients that train in a round."""
+    return trainers(server.experiment.train, server.exchange.clients, server.experiment.run.seed, number)
 
 
 def open_parts(server: Server, number: int, model: ArrayDict, clients: Sequence[str], training: bool) -> None:
@@ -141,8 +138,12 @@ def collect(
     delivered = {"delivered": list(clients)} if bank.when == "after" else {}
     records = records_of_banks(server, bank.reads)
     messages = server.exchange.messages("collect", model, clients, records, bank=bank.name, **delivered)
-    replies = grid.send_and_receive(messages, timeout=server.experiment.run.timeout)
-    return accept_contributions(server, bank, replies)
+    return accept_contributions(server, bank, send(server, grid, messages))
+
+
+def send(server: Server, grid: Grid, messages: Iterable[Message]) -> Iterable[Message]:
+    """Sends messages, each when it is its turn; the replies, as they come within `run.timeout`."""
+    return grid.send_and_receive(messages, timeout=server.experiment.run.timeout)
 
 
 def ask_to_train(server: Server, phase: str, model: ArrayRecord, clients: Sequence[str]) -> Iterable[Message]:
@@ -163,6 +164,16 @@ def records_of_banks(server: Server, names: Sequence[str] | None = None) -> Call
     return lambda client: {name: encoder.record(arrays) for name, arrays in handed_out(client).items()}
 
 
+@contextmanager
+def computing(server: Server) -> Iterator[None]:
+    """Within this block the server computes: its time is noted, and what libraries draw begins anew in each round."""
+    notes = server.exchange.notes
+    started = time.perf_counter()
+    seed_library(server.experiment.run.seed, "server", notes.round)
+    yield
+    notes.aggregation_seconds += time.perf_counter() - started
+
+
 def compute_model(
     server: Server,
     grid: Grid,
@@ -172,22 +183,19 @@ def compute_model(
     before: Snapshot,
 ) -> ArrayRecord:
     """The global model after these updates; without an accepted one its tensors stay as they were."""
-    notes = server.exchange.notes
-    started = time.perf_counter()
-    seed_library(server.experiment.run.seed, "server", notes.round)
-    for bank in server.parts.banks("after") if updates and server.parts.training else []:
-        collect(server, grid, bank, [update.client for update in updates])
     fused = compute(server, grid, updates, sizes, before)
     server.storage.clear()
-    new_model = state_to_record({**record_to_arrays(model), **fused})
-    notes.aggregation_seconds += time.perf_counter() - started
-    return new_model
+    return state_to_record({**record_to_arrays(model), **fused})
 
 
-def ask_to_validate(server: Server, number: int, model: ArrayRecord, clients: Sequence[str]) -> Iterable[Message]:
-    """The messages to the clients that validate a model, after those of the unseen domain."""
-    record = server.placed(model, "shared", "upload")
-    messages = server.exchange.messages("evaluate", record, clients)
+def ask_to_validate(server: Server, number: int, model: ArrayRecord, trained: Sequence[str]) -> Iterable[Message]:
+    """The messages to the clients that validate the model of a round, after those of the unseen domain.
+
+    trained: the clients that trained in the round
+    """
+    train, seed = server.experiment.train, server.experiment.run.seed
+    clients = validators(train, server.exchange.clients, trained, seed, number)
+    messages = server.exchange.messages("evaluate", server.placed(model, "shared", "upload"), clients)
     if not server.target:
         return messages
     return chain(server.target.messages(number, model, server.wanted_entries()), messages)

@@ -89,12 +89,12 @@ class ServerParts:
         once = {bank.name: set(self.state.handed.setdefault(bank.name, [])) for bank in self.banks("once")}
 
         def records(client: str) -> dict[str, Arrays]:
-            found = {
+            records_of_banks = {
                 bank.name: bank.hand_out(self.state.banks.get(bank.name, {}), client, views[bank.name])
                 for bank in banks
                 if client not in once.get(bank.name, ())
             }
-            return {name: arrays for name, arrays in found.items() if arrays is not None}
+            return {name: arrays for name, arrays in records_of_banks.items() if arrays is not None}
 
         return records
 
@@ -129,8 +129,8 @@ class ServerParts:
         """Notes that these clients trained, so that they have the banks that come once."""
         for bank in self.banks("once"):
             handed = self.state.handed.setdefault(bank.name, [])
-            known = set(handed)
-            handed += [client for client in clients if client not in known]
+            present = set(handed)
+            handed += [client for client in clients if client not in present]
 
     # --- what a part sees ---------------------------------------------------------------------------------------------
 
@@ -182,9 +182,9 @@ class ServerParts:
 
     def require_places(self, state: ServerState) -> None:
         """UserError when a saved state belongs to refining parts in another order, which would begin without it."""
-        known = {refine_key(index, part) for index, part in enumerate(self.recipe.refine)}
+        keys = {refine_key(index, part) for index, part in enumerate(self.recipe.refine)}
         saved = {key for key in state.parts.keys() | state.tensors.keys() if key.startswith("refine.")}
-        lost = sorted(saved - known)
+        lost = sorted(saved - keys)
         if lost:
             raise UserError(
                 f"the checkpoint has the state of {lost[0]}, which has another place in the recipe of this version; "

@@ -19,7 +19,7 @@ def run_one(experiment: Experiment) -> None:
 
     plan = resolve(experiment)
     folder = plan.folder
-    if admission.finished(plan):
+    if admission.is_already_finished(plan):
         result = headline(folder)  # a damaged record is said before anything else
         tidy_finished(results_folder(experiment), [folder])
         say(f"already finished: {folder}\n{result}")

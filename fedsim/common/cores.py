@@ -30,8 +30,8 @@ def quota(proc: Path | None = None, groups: Path | None = None) -> float:
             root = groups / "cpu"
         else:
             continue
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
             limits.append(_limit(folder))
             if folder == root:
                 break
@@ -39,11 +39,11 @@ def quota(proc: Path | None = None, groups: Path | None = None) -> float:
 
 
 def _limit(folder: Path) -> float:
-    words = _text(folder / "cpu.max").split()
-    if not words:
-        words = [_text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    limits = _text(folder / "cpu.max").split()
+    if not limits:
+        limits = [_text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
     try:
-        granted, period = (float(word) for word in words)
+        granted, period = (float(word) for word in limits)
     except ValueError:  # the text is "max", or the files do not exist
         return math.inf
     return granted / period if granted > 0 and period > 0 else math.inf

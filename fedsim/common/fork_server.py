@@ -13,9 +13,9 @@ SHARED = ["fedsim.runtime.launch", "fedsim.client_app"]
 
 def context() -> ForkServerContext:
     """Where a worker process comes from."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(SHARED)
-    return found
+    context_of_server = multiprocessing.get_context("forkserver")
+    context_of_server.set_forkserver_preload(SHARED)
+    return context_of_server
 
 
 def start_early(wanted: bool) -> None:

@@ -18,8 +18,8 @@ def names_of(option: str, text: str) -> list[str]:
 
 def first_few(names: Iterable[str], shown: int = 10) -> str:
     """`a, b, c`, or `a, b and 998 more`: a federation may have thousands of clients."""
-    found = list(names)
-    return ", ".join(found[:shown]) + (f" and {len(found) - shown} more" if len(found) > shown else "")
+    listed = list(names)
+    return ", ".join(listed[:shown]) + (f" and {len(listed) - shown} more" if len(listed) > shown else "")
 
 
 def with_commas(words: Sequence[str], labels: Collection[str]) -> list[str]:

@@ -49,8 +49,8 @@ def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:
 
 def task_of(frame: "pd.DataFrame", prefix: str = "target_") -> Task:
     """The task of a frame of records; columns without any value are ignored."""
-    found = [column for column in frame.columns if column.startswith(prefix) and frame[column].notna().any()]
-    return task_in(found or frame.columns, prefix)
+    columns = [column for column in frame.columns if column.startswith(prefix) and frame[column].notna().any()]
+    return task_in(columns or frame.columns, prefix)
 
 
 def scores(row: Mapping[str, Any]) -> list[tuple[str, float]]:

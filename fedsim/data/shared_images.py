@@ -47,7 +47,7 @@ class SharedImages:
         own = asdict(self) if self.shared else {name: getattr(self, name) for name in copies}
         return {name: value for name, value in own.items() if value != {}}
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What a run says of copies."""
         first = f"{self.text()}; the accuracy on these says nothing about an unseen domain"
         return [first, *copy_texts(self.record())] if self.shared else copy_texts(self.record())

@@ -26,8 +26,8 @@ from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.status import clock_problem
 from fedsim.methods.registry import packages_of
+from fedsim.run.admission import place_on_sites
 from fedsim.run.plan import resolve
-from fedsim.run.settle import settle
 from fedsim.settings import Settings, data_root
 from fedsim.settings.experiment import Experiment
 
@@ -97,7 +97,7 @@ def refusal(experiment: Experiment, federation: Federation) -> str:
         plan, wanted = resolve(deployed), with_names(experiment, federation).run.target
         if (taken := plan.experiment.run.target) != wanted:
             return f"the run would take {taken!r}, the last domain, as the unseen one; set run.target to {wanted!r}"
-        settle(plan, federation.clients)
+        place_on_sites(plan, federation.clients)
     except UserError as error:
         return f"the run would be refused: {error}"
     return ""

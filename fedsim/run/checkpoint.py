@@ -69,13 +69,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         for owner, arrays in owners.items()
         for name, array in arrays.items()
     }
-    tensors |= {json.dumps([part, name]): array for part, own in state.tensors.items() for name, array in own.items()}
+    tensors |= {
+        json.dumps([part, name]): array for part, arrays in state.tensors.items() for name, array in arrays.items()
+    }
     meta = {
         "round": checkpoint.round,
         "data": checkpoint.data,
         "order": list(checkpoint.arrays),
         "parts": state.parts,
-        "tensors": {part: list(own) for part, own in state.tensors.items()},
+        "tensors": {part: list(arrays) for part, arrays in state.tensors.items()},
         "banks": {
             bank: {owner: list(arrays) for owner, arrays in owners.items()} for bank, owners in state.banks.items()
         },

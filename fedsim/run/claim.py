@@ -87,7 +87,7 @@ def claim(folder: Path) -> Iterator[Claim]:
     """
     file = folder / FILE
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (own := _take(file)) is None:
+    while (taken := _take(file)) is None:
         if time.monotonic() >= deadline:
             holder = _look(file)[0] or "unknown"
             raise ClaimedError(
@@ -95,9 +95,9 @@ def claim(folder: Path) -> Iterator[Claim]:
                 f"machine that is gone has claimed is free {GONE_SECONDS:g} s after its last sign"
             )
         time.sleep(0.1)
-    with own:
+    with taken:
         remove_unfinished(folder)
-        yield own
+        yield taken
 
 
 def is_claimed(folder: Path) -> bool:
@@ -111,9 +111,9 @@ def is_claimed(folder: Path) -> bool:
 def free(folder: Path) -> bool:
     """Remove the claim of a dead holder, if there is one; False while its holder lives."""
     with alone(folder):
-        said, alive = _look(folder / FILE, whole=True)
+        holder, alive = _look(folder / FILE, whole=True)
         if not alive:
-            _clear(folder / FILE, said)
+            _clear(folder / FILE, holder)
         return not alive
 
 
@@ -134,9 +134,9 @@ def _take(file: Path) -> Claim | None:
     handle.write(text)
     handle.flush()
     os.close(os.dup(handle.fileno()))  # NFS shows the text to other machines when a descriptor is closed
-    own = Claim(file, handle, text)
-    if own.stands():
-        return own
+    claim = Claim(file, handle, text)
+    if claim.stands():
+        return claim
     handle.close()
     return None
 
@@ -146,17 +146,17 @@ def _look(file: Path, whole: bool = False) -> tuple[str, bool]:
     try:
         with file.open(encoding="utf-8", errors="replace") as handle:  # NFS then asks for the file's present time
             text = handle.read()
-            said = text if whole else text.partition("\n")[0][:LONGEST_NAME]
+            holder = text if whole else text.partition("\n")[0][:LONGEST_NAME]
             if f"\n{kernel()} " in text:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    return said, False
+                    return holder, False
                 except BlockingIOError:
-                    return said, True
+                    return holder, True
                 except OSError:  # a file system without locks
                     pass
             age = storage_time(file.parent) - os.fstat(handle.fileno()).st_mtime
-            return said, age < (GONE_SECONDS if text else UNNAMED_SECONDS)
+            return holder, age < (GONE_SECONDS if text else UNNAMED_SECONDS)
     except (FileNotFoundError, NotADirectoryError):
         return "", False
 

@@ -20,6 +20,8 @@ NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run 
 # Those that add something to a run's records and change no number of the others.
 RECORDS = "run.keep_predictions", "run.keep_personal", "run.personalised", "run.client_rows", "run.tensorboard"
 
+ELSEWHERE = "choose another --output or name, or remove the folder"
+
 
 def local_fingerprints(experiment: Experiment) -> Fingerprints:
     """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
@@ -28,11 +30,11 @@ def local_fingerprints(experiment: Experiment) -> Fingerprints:
 
 def server_fingerprints(experiment: Experiment, recipe: Recipe) -> Fingerprints:
     """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
-    return {name: own for _, part in recipe.pairs for name, own in part.server_data(experiment).items()}
+    return {name: data for _, part in recipe.pairs for name, data in part.server_data(experiment).items()}
 
 
 def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
-    """Both of them."""
+    """(fingerprints of the data that this process can read, those of the images that parts use on the server)."""
     return local_fingerprints(experiment), server_fingerprints(experiment, recipe)
 
 
@@ -47,9 +49,7 @@ def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> No
 def _refuse(folder: Path, differs: str) -> None:
     """Raise the UserError for other data, if they differ."""
     if differs:
-        raise UserError(
-            f"{folder} holds a run on other data ({differs}); choose another --output or name, or remove the folder"
-        )
+        raise UserError(f"{folder} holds a run on other data ({differs}); {ELSEWHERE}")
 
 
 def refuse_seen(experiment: Experiment, data: Fingerprints) -> None:
@@ -60,7 +60,7 @@ def refuse_seen(experiment: Experiment, data: Fingerprints) -> None:
     file, target = weights_file(experiment.model.weights), experiment.run.target
     if file is None or not (file.parent / "experiment.toml").is_file():
         return
-    seen = {domain_of(name): own for name, own in read_environment(file.parent).get("data", {}).items()}
+    seen = {domain_of(name): record for name, record in read_environment(file.parent).get("data", {}).items()}
     then = seen.get(target, {})
     now = data.get(target, then)  # the sites of a deployment have their own
     same = any(then[key] == now.get(key) for key in ("content", "nameless") if key in then)
@@ -76,37 +76,37 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
     if not (folder / "experiment.toml").is_file():
         return
     then = read_settings(folder)
-    changed = differing_keys(then.model_dump(), experiment.model_dump())
-    files = [of_home(each.model.weights).resolve() for each in (then, experiment)]
-    if files[0] == files[1]:  # the runtime flower names the file by its whole path
-        changed = [key for key in changed if key != "model.weights"]
-    if same_method(then, experiment):  # asked for in other words
-        changed = [key for key in changed if not key.startswith("method.")]
-    changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
-    if changed:
-        raise UserError(
-            f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
-            "choose another --output or name, or remove the folder"
-        )
+    if changed := changed_settings(then, experiment):
+        raise UserError(f"{folder} holds a run with other settings ({', '.join(changed[:5])}); {ELSEWHERE}")
     recorded = read_environment(folder)
-    other = differing_parts(recorded["recipe"], values_of(recipe)) if recorded.get("recipe") else []
-    if other:
+    parts = differing_parts(recorded["recipe"], values_of(recipe)) if recorded.get("recipe") else []
+    if parts:
         raise UserError(
-            f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(other[:5])}; "
-            "choose another --output or name, or remove the folder"
+            f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(parts[:5])}; {ELSEWHERE}"
         )
-    now = weights_record(experiment.model.weights)
-    if now and recorded.get(WEIGHTS_KEY, now[WEIGHTS_KEY]) != now[WEIGHTS_KEY]:  # earlier versions did not record it
+    weights = weights_record(experiment.model.weights).get(WEIGHTS_KEY)
+    if weights and recorded.get(WEIGHTS_KEY, weights) != weights:
         raise UserError(
             f"{folder} holds a run that began with another file {experiment.model.weights!r} (model.weights); put that "
-            "back, choose another --output or name, or remove the folder"
+            f"back, {ELSEWHERE}"
         )
-    seen = recorded.get("data", {}) | recorded.get("server_data", {})
-    if seen:
+    used = recorded.get("data", {}) | recorded.get("server_data", {})
+    if used:
         data, server_data = data_of(experiment, recipe)
-        refuse_other_data(folder, seen, data | server_data)
+        refuse_other_data(folder, used, data | server_data)
         if recorded.get("data") and "deployment" not in (then.run.runtime, experiment.run.runtime):
             _refuse(folder, came_and_went(recorded["data"], data))
+
+
+def changed_settings(then: Experiment, now: Experiment) -> list[str]:
+    """The settings that differ between a recorded experiment and the one that is asked for, and change its numbers."""
+    changed = differing_keys(then.model_dump(), now.model_dump())
+    if of_home(then.model.weights).resolve() == of_home(now.model.weights).resolve():
+        # The runtime flower names the file by its whole path.
+        changed = [key for key in changed if key != "model.weights"]
+    if same_method(then, now):  # asked for in other words
+        changed = [key for key in changed if not key.startswith("method.")]
+    return [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
 
 
 def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:
@@ -125,10 +125,9 @@ def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:
 
 def differing_keys(a: object, b: object, prefix: str = "") -> list[str]:
     """Dotted names of the values in which two settings tables differ."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return [
-            name
-            for key in sorted(a.keys() | b.keys())
-            for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
-        ]
-    return [] if a == b else [prefix]
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return [] if a == b else [prefix]
+    names: list[str] = []
+    for key in sorted(a.keys() | b.keys()):
+        names += differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
+    return names

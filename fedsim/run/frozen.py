@@ -30,9 +30,9 @@ def frozen_content(
     encoder from a file or a publisher
     """
     read = weights != "none"
-    own = ("frozen", "local", "upload") if read else ("frozen",)
+    built = ("frozen", "local", "upload") if read else ("frozen",)
     names = sorted(
-        name for name, place in places.items() if place in own or (read and classes and name.startswith("backbone."))
+        name for name, place in places.items() if place in built or (read and classes and name.startswith("backbone."))
     )
     parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
     parts += [(name.encode(), b"") for name in classes]

@@ -18,7 +18,9 @@ def keep_entries(folder: Path, which: str, bank: str, entries: Entries) -> None:
     """Write the entries of the rule's bank, by client, for the model `which` that a run's folder has; nothing without
     a bank."""
     if bank:
-        tensors = {json.dumps([client, name]): array for client, own in entries.items() for name, array in own.items()}
+        tensors = {
+            json.dumps([client, name]): array for client, arrays in entries.items() for name, array in arrays.items()
+        }
         write_arrays(
             folder / FOLDER / f"{which}.safetensors", tensors, {"round": round_of(folder / f"{which}.safetensors")}
         )
@@ -36,11 +38,11 @@ def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
         raise UserError(
             f"{file} is of round {round_of(file)}, and {model.name} of round {round_of(model)}; finish the run"
         )
-    own: dict[str, dict[str, Tensor]] = {}
+    by_client: dict[str, dict[str, Tensor]] = {}
     for key, tensor in load_file(file).items():
         client, name = json.loads(key)
-        own.setdefault(client, {})[name] = tensor
-    return [own[client] for client in sorted(own)]
+        by_client.setdefault(client, {})[name] = tensor
+    return [by_client[client] for client in sorted(by_client)]
 
 
 def take_over_best(folder: Path, waiting: Path, saved: int) -> None:

@@ -39,16 +39,16 @@ def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
         value = node[key]
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value <= 0 or (key == "dp-delta" and value >= 1):
-            wanted = "between 0 and 1" if key == "dp-delta" else "a finite number above 0"
-            raise UserError(f"this site's {key} must be {wanted}, not {value!r}: {EXAMPLE}")
+            range_of_value = "between 0 and 1" if key == "dp-delta" else "a finite number above 0"
+            raise UserError(f"this site's {key} must be {range_of_value}, not {value!r}: {EXAMPLE}")
     return float(node["dp-clip"]), float(node["dp-epsilon"]), float(node.get("dp-delta", OWN_DELTA))
 
 
 def _resembles(key: str) -> bool:
     """Whether a key may be a misspelled one of OWN: `dp_clip`, `DP-CLIP`, `epsilon`."""
     plain = re.sub("[^a-z]", "", key.lower())
-    known = [re.sub("[^a-z]", "", own) for own in OWN]
-    return plain.startswith("dp") or bool(difflib.get_close_matches(plain, [*known, "clip", "epsilon"], 1, 0.75))
+    settings = [re.sub("[^a-z]", "", setting) for setting in OWN]
+    return plain.startswith("dp") or bool(difflib.get_close_matches(plain, [*settings, "clip", "epsilon"], 1, 0.75))
 
 
 def perturbed(content: RecordDict, message: Message, context: Context, train: TrainSettings) -> RecordDict:

@@ -44,18 +44,21 @@ def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float
     }
 
 
-def no_effect_remarks(experiment: Experiment, recipe: Recipe, facts: Facts) -> list[str]:
+def no_effect_notes(experiment: Experiment, recipe: Recipe, facts: Facts) -> list[str]:
     """One line for each changed setting on which nothing depends in this run."""
     facts = {**facts, **method_facts(recipe)}
-    said = [(f"{section}.", name, needs) for section, name, needs in _idle_settings(experiment, facts)]
+    idle_settings = [(f"{section}.", name, needs) for section, name, needs in _idle_settings(experiment, facts)]
     row = {type(part): part for _, part in assemble({"name": experiment.method_name}, {}).pairs}
     for part in dict.fromkeys(part for _, part in recipe.pairs):
         usual = row.get(type(part)) or make(type(part))
-        said += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
-    return [f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}" for prefix, name, needs in said]
+        idle_settings += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
+    return [
+        f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}"
+        for prefix, name, needs in idle_settings
+    ]
 
 
-def share_remarks(net: Net, share: Share) -> list[str]:
+def share_notes(net: Net, share: Share) -> list[str]:
     """A line where a share rule finds no tensor to keep from the others, e.g. FedBN on a network without batch norm."""
     if isinstance(share, Everything) or share.partial or not {*share.place(net).values()} <= {"shared", "frozen"}:
         return []

@@ -16,8 +16,8 @@ KEPT = "personal"  # store entry of the tensors that the share rule keeps on a c
 
 def personal_entries(recipe: Recipe, places: Mapping[str, str]) -> list[str]:
     """The store entries of a client's own model: what the share rule keeps, then the models of parts."""
-    kept = [KEPT] if {"upload", "local"} & set(places.values()) else []
-    return kept + [part.personal for part in recipe.client_parts() if part.personal]
+    entries = [KEPT] if {"upload", "local"} & set(places.values()) else []
+    return entries + [part.personal for part in recipe.client_parts() if part.personal]
 
 
 def check_personal(experiment: Experiment, recipe: Recipe, places: Mapping[str, str]) -> None:

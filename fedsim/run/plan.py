@@ -121,8 +121,8 @@ def _with_threads(experiment: Experiment) -> Experiment:
     run = experiment.run
     if run.threads or run.runtime == "deployment":
         return experiment
-    own = max(int(run.cpus_per_worker), 1) if run.runtime in ("ray", "flower") else free_cores()
-    return experiment.replace(run={"threads": own})
+    threads = max(int(run.cpus_per_worker), 1) if run.runtime in ("ray", "flower") else free_cores()
+    return experiment.replace(run={"threads": threads})
 
 
 def complete(experiment: Experiment) -> Experiment:
@@ -138,8 +138,8 @@ def _with_target(experiment: Experiment, found: Benchmark, recorded: bool = Fals
     changes = {"target": target}
     if experiment.run.validation_domain:
         changes["validation_domain"] = _validation_domain(experiment, found, target, recorded)
-    known = {key: getattr(experiment.run, key) for key in changes}
-    return experiment if known == changes else experiment.replace(run=changes)
+    present = {key: getattr(experiment.run, key) for key in changes}
+    return experiment if present == changes else experiment.replace(run=changes)
 
 
 def _validation_domain(experiment: Experiment, found: Benchmark, target: str, recorded: bool) -> str:
@@ -168,7 +168,7 @@ def run_folder(experiment: Experiment) -> Path:
 def folder_of(experiment: Experiment, method: str) -> Path:
     """outputs/<experiment>/<method>[@what the recipe changes in its row, and the label]/<target>/seed<k>"""
     run = experiment.run
-    name, _, words = method.partition("@")
-    words = ",".join(filter(None, (words, run.label)))
+    name, _, suffix = method.partition("@")
+    suffix = ",".join(filter(None, (suffix, run.label)))
     name = name.replace(":", ".")  # of mymethods:moon; not every file system takes a colon
-    return results_folder(experiment) / (f"{name}@{words}" if words else name) / run.target / f"seed{run.seed}"
+    return results_folder(experiment) / (f"{name}@{suffix}" if suffix else name) / run.target / f"seed{run.seed}"

@@ -45,8 +45,8 @@ def repeated_rounds(folder: Path, recipe: Recipe, done: int) -> int:
 
     done: the round of the checkpoint; -1 without any
     """
-    kept = done + bool(recipe.prelude) if done >= 0 else 0
-    return max(begun_rounds(folder) - kept, 0)
+    checkpointed = done + bool(recipe.prelude) if done >= 0 else 0
+    return max(begun_rounds(folder) - checkpointed, 0)
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -103,8 +103,8 @@ def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: in
     them, as the prelude is.
     """
     train, fuse = experiment.train, recipe.fuse
-    whole = bool(recipe.prelude) + repeated
-    rounds = train.rounds + whole
+    full_rounds = bool(recipe.prelude) + repeated
+    rounds = train.rounds + full_rounds
     all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
     beside = [*(bank for bank in recipe.banks if bank.contributed and bank.shared), *recipe.visits, *recipe.reports]
     sends = f", nor is what {', '.join(map(part_name, beside))} sends" if beside else ""
@@ -116,7 +116,7 @@ def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: in
         return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
     if not isinstance(fuse, PrivateMean):
         return ""
-    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, train.clients_per_round or clients, clients, whole)
+    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, train.clients_per_round or clients, clients, full_rounds)
     what = f"one client in another's place, after {all_rounds}"
     if sampled is None:
         sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {all_rounds}"

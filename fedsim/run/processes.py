@@ -13,9 +13,9 @@ from fedsim.settings.experiment import Experiment
 
 def check_processes(experiment: Experiment) -> None:
     """Raises UserError when several processes are asked for and the run cannot have them."""
-    wanted = experiment.run.processes
-    if wanted > 1 and (reason := reason_against(experiment)):
-        raise UserError(f"run.processes = {wanted}: {reason}")
+    count = experiment.run.processes
+    if count > 1 and (reason := reason_against(experiment)):
+        raise UserError(f"run.processes = {count}: {reason}")
 
 
 def reason_against(experiment: Experiment) -> str:

@@ -16,11 +16,11 @@ from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
 
 
-def round_row(log: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float) -> Row:
+def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float) -> Row:
     """The row of rounds.csv; metric: the task's primary one. before: the time at which the round before ended."""
-    rows, now = list(log.clients.values()), time.perf_counter()
+    rows = list(notes.clients.values())
     row = {
-        "round": log.round,
+        "round": notes.round,
         "train_loss": mean(rows, "train_loss", "examples"),
         f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
         "mean_validation_loss": mean(rows, "validation_loss"),
@@ -28,22 +28,31 @@ def round_row(log: RoundNotes, score: TargetScore, experiment: Experiment, metri
         "target_loss": score.loss,
         "clients": sum("weight" in row for row in rows),
         "failed": sum(row["status"] != "ok" for row in rows),
-        "images": sum(row.get("images", 0) for row in rows),
-        "steps": sum(row.get("steps", 0) for row in rows),
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "train_seconds": sum(row.get("train_seconds", 0.0) for row in rows),
-        "evaluation_seconds": sum(row.get("evaluation_seconds", 0.0) for row in rows) + score.seconds,
-        "aggregation_seconds": log.aggregation_seconds,
-        "round_seconds": now - (log.started if log.round else before),
     }
+    for column in ("images", "steps", "bytes_down", "bytes_up"):
+        row[column] = sum(client.get(column, 0) for client in rows)
+    row["train_seconds"] = total_seconds(rows, "train_seconds")
+    row["evaluation_seconds"] = total_seconds(rows, "evaluation_seconds") + score.seconds
+    row["aggregation_seconds"] = notes.aggregation_seconds
+    row["round_seconds"] = time.perf_counter() - (notes.started if notes.round else before)
+    return row | selection_columns(rows, experiment, metric)
+
+
+def total_seconds(rows: list[Row], column: str) -> float:
+    """The sum of a column of seconds over the clients that have it."""
+    return sum(row.get(column, 0.0) for row in rows)
+
+
+def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> Row:
+    """The columns of a round that say what its selection rests on, where this is not the validation of all clients."""
     train, run, local = experiment.train, experiment.run, f"local_validation_{metric}"
+    columns: Row = {}
     if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
         used = local if run.select_on == "local" else f"validation_{metric}"
-        row[VALIDATED] = sum(found.get(used) is not None for found in rows)  # what the selection rests on
+        columns[VALIDATED] = sum(row.get(used) is not None for row in rows)
     if run.select_on == "local":
-        row[f"mean_{local}"] = mean(rows, local)
-    return row
+        columns[f"mean_{local}"] = mean(rows, local)
+    return columns
 
 
 def score_of(row: Mapping[str, Json], column: str) -> float:

@@ -1,7 +1,7 @@
 """One run with the clients of a grid: settings -> strategy -> rounds -> records."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,20 +14,21 @@ from fedsim.run import admission
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.leftovers import nothing_left, remove_empty
-from fedsim.run.no_effect import data_facts, no_effect_remarks, run_facts, share_remarks
+from fedsim.run.no_effect import data_facts, no_effect_notes, run_facts, share_notes
+from fedsim.run.notes import code_notes, data_notes
 from fedsim.run.plan import Plan
-from fedsim.run.remarks import code_remarks, data_remarks
 from fedsim.run.session import Session
 from fedsim.run.shared_target import SharedTarget
 from fedsim.run.target import TargetEvaluator
-from fedsim.run.work import budget_remarks
+from fedsim.run.work import budget_notes
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
-from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.paths import with_own_folders
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import Config
 from strategies.base import FedDG
+from strategies.server import Server
 from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster
 from strategies.wire.membership import Identify, missing_classes
@@ -42,21 +43,21 @@ logger = logging.getLogger("fedsim")
 
 
 def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
-    """Carry out (or resume) one run with the clients of a grid; returns the run's folder.
+    """Carries out (or resumes) one run with the clients of a grid; returns the run's folder.
 
     identify: gives the registered site to which a node's key belongs; the node may act only as that site. Without it,
     nodes are believed.
     """
     folder, run = plan.folder, plan.experiment.run
-    if admission.finished(plan):
+    if admission.is_already_finished(plan):
         return folder
     everyone = [*callbacks, *trackers(run)]
     set_threads(run.threads)
-    admission.server(plan)
+    admission.check_server(plan)
     try:
         with claim(folder) as held, nothing_left(folder, held.stands):
-            if not admission.finished(plan):
-                _carry_out(grid, Session(open_workspace(plan), everyone, held.check), identify)
+            if not admission.is_already_finished(plan):
+                play_rounds(grid, Session(open_workspace(plan), everyone, held.check), identify)
     except BaseException as error:
         remove_empty(folder, Path(run.output))
         tell_failure(everyone, error)
@@ -64,66 +65,90 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
     return folder
 
 
-def _carry_out(grid: Grid, session: Session, identify: Identify | None) -> None:
-    space, experiment, plan = session.space, session.experiment, session.space.plan
-    on_site = experiment.run.evaluate_target == "site"
-    space.target = evaluator = None if on_site else TargetEvaluator(space)
-    held_out = TargetEvaluator(space, held_out=True) if experiment.run.validation_domain else None
-    run_config = sent_settings(experiment, session.folder / "state", run_token(session.checkpoint_folder))
-    strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
+def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None:
+    """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
+    space, run, rounds = session.space, session.experiment.run, session.experiment.train.rounds
+    run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
+    strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
     server = strategy.server
-
-    def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:
-        assert held_out is not None
-        return held_out(record_to_arrays(arrays), server.wanted_entries())
-
-    session.attach(strategy, evaluate_held_out if held_out else None)
+    server.probe = model_probe(space.net, space.plan.data.channels, session.experiment.data.image_size)
+    space.target = evaluator = None if run.evaluate_target == "site" else TargetEvaluator(space)
+    session.attach(strategy, held_out_evaluator(space, server))
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
-    server.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
-    target = experiment.run.target if on_site else ""
-    roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
+    roster = make_roster(grid, space, run_config, identify)
     server.exchange.join(roster)
     server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
-    tested = evaluator.class_counts() if evaluator else roster.target.class_counts if roster.target else ()
-    _meet(session, roster, tested)
-    session.target_images = len(evaluator.labels) if evaluator else roster.target.examples if roster.target else 0
+    record_sites(session, roster, tested_images(evaluator, roster))
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    rounds = experiment.train.rounds - max(strategy.finished_rounds, 0)
     with closing(server.storage):
-        patient = PatientGrid(grid, server.exchange, experiment.run.patience)
-        strategy.start(patient, session.initial_arrays(), num_rounds=rounds, timeout=experiment.run.timeout)
+        patient = PatientGrid(grid, server.exchange, run.patience)
+        left = rounds - max(strategy.finished_rounds, 0)
+        strategy.start(patient, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
     session.finish()
 
 
-def _meet(session: Session, roster: Roster, tested: Sequence[int]) -> None:
-    """Check, record and log what the sites, or the files of a simulation, hold. tested: images by class.
+def tested_images(evaluator: TargetEvaluator | None, roster: Roster) -> Sequence[int]:
+    """The tested images of the unseen domain by class, which the server or the target's site has; empty for neither."""
+    if evaluator:
+        return evaluator.class_counts()
+    return roster.target.class_counts if roster.target else ()
+
+
+def held_out_evaluator(space: Workspace, server: Server) -> Callable[[ArrayRecord], TargetScore] | None:
+    """A function that evaluates a model on `run.validation_domain`; None where no domain is held out."""
+    if not space.experiment.run.validation_domain:
+        return None
+    evaluator = TargetEvaluator(space, held_out=True)
+    return lambda model: evaluator(record_to_arrays(model), server.wanted_entries())
+
+
+def make_roster(grid: Grid, space: Workspace, run_config: Config, identify: Identify | None) -> Roster:
+    """The roster of the run's clients, and of the target's site where a site evaluates the unseen domain."""
+    plan, run = space.plan, space.experiment.run
+    target = run.target if run.evaluate_target == "site" else ""
+    return Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
+
+
+def record_sites(session: Session, roster: Roster, tested: Sequence[int]) -> None:
+    """Checks, records and logs what the sites, or the files of a simulation, hold. tested: images by class.
 
     A site that comes later is checked and recorded when it comes.
     """
-    plan, sites, shared = session.space.plan, roster.sites, session.shared
+    plan, sites = session.space.plan, roster.sites
+    session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
     roster.check_late = session.note_data
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
     session.note("missing_classes", missing)
     for client, names in list(missing.items())[:SAID_CLIENTS]:
         logger.info("client %r has no training images of %s", client, ", ".join(names))
-    images = {name: int(own["images"]) for name, own in session.data.items()}
-    counts = [site.class_counts for site in sites.values()]
-    remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
-    if shared and shared.record():
-        remarks += shared.remarks()
-        session.note("shared_images", shared.record())
-    examples = [site.examples for site in sites.values()]
-    facts = run_facts(session.space.net, examples, sum(tested), plan.experiment.data.adapt_share)
-    remarks += no_effect_remarks(plan.experiment, plan.recipe, data_facts(plan.experiment, plan.data) | facts)
-    remarks += share_remarks(session.space.net, plan.recipe.share) + budget_remarks(plan, examples)
-    known = {name: site.versions for name, site in sites.items()}
-    known |= {roster.target.client: roster.target.versions} if roster.target else {}
-    remarks += code_remarks(outside_versions(packages_of(plan.experiment)), known)
-    session.note("data_remarks", remarks)
-    for text in remarks:
+    if session.shared:
+        session.note("shared_images", session.shared.record())
+    notes = notes_before_rounds(session, roster, tested)
+    session.note("data_remarks", notes)
+    for text in notes:
         logger.warning(text)
+
+
+def notes_before_rounds(session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
+    """What a run says of its data, settings and sites before the first round."""
+    space, plan, sites = session.space, session.space.plan, roster.sites
+    experiment, target = plan.experiment, plan.experiment.run.target
+    images = {name: int(fingerprint["images"]) for name, fingerprint in session.data.items()}
+    counts = [site.class_counts for site in sites.values()]
+    notes = data_notes(plan.data, images, counts, target, tested)
+    if session.shared and session.shared.record():
+        notes += session.shared.notes()
+    examples = [site.examples for site in sites.values()]
+    facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
+    notes += no_effect_notes(experiment, plan.recipe, data_facts(experiment, plan.data) | facts)
+    notes += share_notes(space.net, plan.recipe.share)
+    notes += budget_notes(plan, examples)
+    versions = {name: site.versions for name, site in sites.items()}
+    if roster.target:
+        versions[roster.target.client] = roster.target.versions
+    return notes + code_notes(outside_versions(packages_of(experiment)), versions)
 
 
 def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:
@@ -131,11 +156,9 @@ def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:
 
     The sites of a deployment have their own folders, so that the messages to them name no folder of the server.
     """
-    own = experiment.run.runtime == "deployment"
-    if own:
-        blank = {"output": RunSettings().output, "federation": ""}
-        experiment = experiment.replace(data={"root": "", "cache": ""}, run=blank)
-    state_dir = "" if own else str(state.resolve())
+    state_dir = str(state.resolve())
+    if experiment.run.runtime == "deployment":
+        experiment, state_dir = with_own_folders(experiment, ""), ""
     return {
         "experiment": experiment.toml(),
         "state-dir": state_dir,

@@ -55,7 +55,9 @@ class Session:
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / FOLDER
         self.validation = validation_column(space.experiment, space.task.metric)
-        self.data, self.server_data, self.shared, self.checkpoint = admission.resumed(space)
+        admitted = admission.check_run(space)
+        self.data, self.server_data = admitted.data, admitted.server_data
+        self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self._resume(done)
@@ -108,15 +110,15 @@ class Session:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
             callback.on_start(self.experiment, self.folder)
-        if said := statement(self.experiment, space.recipe, len(space.plan.clients), self.repeated):
-            logger.info(said)
+        if guarantee := statement(self.experiment, space.recipe, len(space.plan.clients), self.repeated):
+            logger.info(guarantee)
             self.counts_rounds = True
-            self.note("privacy", said)
+            self.note("privacy", guarantee)
 
     def note_data(self, own: Fingerprints) -> None:
         """Check and record the fingerprints that sites sent, by client."""
         if own:
-            admission.sent(self.space.plan, self.checkpoint, self.data | own)
+            admission.check_sent_data(self.space.plan, self.checkpoint, self.data | own)
             self.data |= own
             self._write_environment()
 
@@ -152,10 +154,10 @@ class Session:
         details = [*result.notes.details]
         for quantity, name, value in result.target.details:
             details.append({"client": target, "quantity": quantity, "name": name, "value": value})
-        wanted = self.experiment.run.client_rows
-        details = detail_rows(details, len(rows), domain_of, wanted)
+        grouping = self.experiment.run.client_rows
+        details = detail_rows(details, len(rows), domain_of, grouping)
         clients = [{"round": number, "domain": domain_of(name), **columns} for name, columns in rows.items()]
-        clients = client_rows(clients, wanted)
+        clients = client_rows(clients, grouping)
         self.recorder.clients.append(clients)
         self.recorder.details.append([{"round": number, **detail} for detail in details])
         self.recorder.rounds.append([row])
@@ -178,8 +180,8 @@ class Session:
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, last, stored)
         label = self.space.recipe.label(self.experiment.method_name)
-        if words := variant_words(self.experiment):
-            label += f"@{words}"
+        if changes := variant_words(self.experiment):
+            label += f"@{changes}"
         recipe = self.space.recipe
         summary = summary_row(
             self.experiment,

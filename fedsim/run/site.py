@@ -32,15 +32,15 @@ def state_folder(root: str, token: str) -> str:
         return ""
     runs = Path(root) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    own = runs / token
-    if own.resolve().parent != runs.resolve():
-        raise UserError(f"{own} is a link to another folder, and a run's state must lie here; remove the link")
+    state = runs / token
+    if state.resolve().parent != runs.resolve():
+        raise UserError(f"{state} is a link to another folder, and a run's state must lie here; remove the link")
     for folder in runs.iterdir():
-        if folder != own and time.time() - folder.stat().st_mtime > KEPT_SECONDS:
+        if folder != state and time.time() - folder.stat().st_mtime > KEPT_SECONDS:
             shutil.rmtree(folder, ignore_errors=True)
-    own.mkdir(exist_ok=True)
-    own.touch()
-    return str(own)
+    state.mkdir(exist_ok=True)
+    state.touch()
+    return str(state)
 
 
 @contextlib.contextmanager

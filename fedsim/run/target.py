@@ -74,11 +74,11 @@ class TargetEvaluator:
         """Score of a global model; `uploads` are the tensors of single clients that the inference rule asked for."""
         started = time.perf_counter()
         load_arrays(self.net, arrays, self.names)
-        own = [
+        entries = [
             {name: torch.tensor(array, device=self.device) for name, array in uploads[client].items()}
             for client in sorted(uploads)
         ]
-        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
+        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), entries)
         return self._score(predict, self.batches(), started)
 
     @torch.inference_mode()
@@ -90,13 +90,13 @@ class TargetEvaluator:
 
     def score_of(self, logits: Sequence[Tensor], started: float) -> TargetScore:
         """The score of a model that predicts these logits for the batches."""
-        found = iter(logits)
-        return self._score(lambda _: next(found), ((self.labels[part],) * 2 for part in self.cuts()), started)
+        predicted = iter(logits)
+        return self._score(lambda _: next(predicted), ((self.labels[part],) * 2 for part in self.cuts()), started)
 
     def _score(self, predict: Predict, batches: Labelled, started: float) -> TargetScore:
-        kept: list[Tensor] = []
-        value, loss, _ = self.task.measure(keeping(self.task, predict, kept) if self.keeps else predict, batches)
-        predictions = self._predictions(kept) if kept else None
+        predicted: list[Tensor] = []
+        value, loss, _ = self.task.measure(keeping(self.task, predict, predicted) if self.keeps else predict, batches)
+        predictions = self._predictions(predicted) if predicted else None
         details = self.infer.details(self.net) + (predictions.details() if predictions else [])
         return TargetScore(value, loss, time.perf_counter() - started, details, predictions)
 

@@ -39,9 +39,9 @@ def traffic(plan: Plan) -> list[Traffic]:
     def size(*places: str) -> int:
         return sum(state[name].nbytes for name, place in space.places.items() if place in places)
 
-    whole = not plan.recipe.share.partial  # else each client has its own part
-    found = [
-        Traffic("model, to train", "round", *((size("shared"), size("shared", "upload")) if whole else (None, None))),
+    uncut = not plan.recipe.share.partial  # else each client has its own part
+    exchanged = [
+        Traffic("model, to train", "round", *((size("shared"), size("shared", "upload")) if uncut else (None, None))),
         Traffic("model, to validate", "round", size("shared", "upload"), 0),
     ]
     parts = ServerParts(plan.recipe, plan.experiment, space.places, ServerState())
@@ -50,5 +50,5 @@ def traffic(plan: Plan) -> list[Traffic]:
     parts.open(0, arrays, plan.clients, plan.clients, training=False)
     for bank in parts.recipe.banks:
         down, up = bank.traffic(parts.views([bank])[bank.name])
-        found.append(Traffic(f"bank {bank.name}", "once" if bank.when == "once" else "round", down, up))
-    return found + [Traffic(part_name(visit), "visit", None, None) for visit in plan.recipe.visits]
+        exchanged.append(Traffic(f"bank {bank.name}", "once" if bank.when == "once" else "round", down, up))
+    return exchanged + [Traffic(part_name(visit), "visit", None, None) for visit in plan.recipe.visits]

@@ -30,7 +30,7 @@ def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | N
     return before, Amount(each.images * share, each.steps * share)
 
 
-def budget_remarks(plan: Plan, counts: Sequence[int]) -> list[str]:
+def budget_notes(plan: Plan, counts: Sequence[int]) -> list[str]:
     """One line where a run trains on more or fewer images than FedAvg would, or takes more or fewer steps."""
     train, name = plan.experiment.train, plan.experiment.method_name
     work = None if plan.recipe.pooled or train.budget != "paper" or not all(counts) else planned_work(plan, counts)
@@ -54,8 +54,8 @@ def _drawn(plan: Plan, counts: Sequence[int]) -> float:
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:
-    found = list(amounts)
-    return Amount(sum(each.images for each in found), sum(each.steps for each in found))
+    spent = list(amounts)
+    return Amount(sum(each.images for each in spent), sum(each.steps for each in spent))
 
 
 def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:

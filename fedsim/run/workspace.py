@@ -100,6 +100,14 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def prepare_device(device: torch.device) -> None:
+    """Sets what PyTorch does once in a process for runs on this kind of device."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif device.type == "cuda":
+        sum_in_one_order()
+
+
 class Workspace:
     """The network and the clients of one plan in one process.
 
@@ -112,10 +120,7 @@ class Workspace:
         self.plan = plan
         self.experiment, self.recipe = plan.experiment, plan.recipe
         self.device = pick_device(plan.experiment.run.device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        elif self.device.type == "cuda":
-            sum_in_one_order()
+        prepare_device(self.device)
         self.task = rules_of(plan.data.task, plan.experiment.data)
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":
@@ -123,27 +128,36 @@ class Workspace:
         self.places: dict[str, Place] = self.recipe.share.place(self.net)
         self.places |= dict.fromkeys(self.net.frozen, "frozen")
         self.view = view_of(self.net, self.places)
-        state = self.view.state
-        self.initial = {
-            name: state[name].detach().cpu().clone()
-            for name, place in self.places.items()
-            if place in ("upload", "local")
-        }
+        self.initial = self._initial_personal()
         # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
-        model = plan.experiment.model
-        read = plan.data.outputs if model.head == "text" else ()
-        self.frozen_content = frozen_content(state, self.places, model.weights, read)
+        self.frozen_content = self._frozen_content()
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self.target: Foreign = None  # the TargetEvaluator, in the server's process and in its copies
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
-        self.compiled: Compiled | None = None
-        if plan.experiment.train.compile != "off" and all(part.compiles for part in self.recipe.client_parts()):
-            from clients import compiled  # brings PyTorch's compiler, a second of imports
+        self.compiled = self._compiled_pass()
 
-            train = plan.experiment.train
-            self.compiled = compiled.Compiled(self.net, train.batch_size, train.compile)
+    def _frozen_content(self) -> str:
+        """Hash of what every machine builds itself, and of the classes' names where the head reads them."""
+        model = self.experiment.model
+        names = self.plan.data.outputs if model.head == "text" else ()
+        return frozen_content(self.view.state, self.places, model.weights, names)
+
+    def _initial_personal(self) -> dict[str, torch.Tensor]:
+        """The initial values, on the CPU, of the tensors that a client keeps to itself."""
+        state = self.view.state
+        personal = [name for name, place in self.places.items() if place in ("upload", "local")]
+        return {name: state[name].detach().cpu().clone() for name in personal}
+
+    def _compiled_pass(self) -> "Compiled | None":
+        """The network's training pass, compiled, where the settings ask for it and all parts allow it."""
+        train = self.experiment.train
+        if train.compile == "off" or not all(part.compiles for part in self.recipe.client_parts()):
+            return None
+        from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
+
+        return Compiled(self.net, train.batch_size, train.compile)
 
     @property
     def transforms(self) -> Transforms:
@@ -156,37 +170,41 @@ class Workspace:
         key = (name, state_folder, run)
         if key in self.clients:
             self.clients[key] = self.clients.pop(key)  # the newest is the last
-        else:
-            while len(self.clients) >= KEPT_CLIENTS and state_folder:
-                del self.clients[next(iter(self.clients))]
-            settings, target, found = self.experiment.data, self.experiment.run.target, self.plan.data
-            data = load_pooled(settings, target) if name == POOLED else load_client(settings, name, target, found)
-            local = LocalData(data, self.transforms, self.device, self.task)
-            folder = client_folder(state_folder, name)
-            self.clients[key] = DomainClient(
-                self.experiment,
-                self.recipe,
-                self.view,
-                self.places,
-                self.initial,
-                local,
-                ClientStore(folder, name, run),
-                self.device,
-                self.plan.clients,
-                self.plan.sources,
-                self.plan.build_net,
-                self.compiled,
-            )
+            return self.clients[key]
+        while len(self.clients) >= KEPT_CLIENTS and state_folder:
+            del self.clients[next(iter(self.clients))]
+        store = ClientStore(client_folder(state_folder, name), name, run)
+        self.clients[key] = DomainClient(
+            self.experiment,
+            self.recipe,
+            self.view,
+            self.places,
+            self.initial,
+            self._local_data(name),
+            store,
+            self.device,
+            self.plan.clients,
+            self.plan.sources,
+            self.plan.build_net,
+            self.compiled,
+        )
         return self.clients[key]
+
+    def _local_data(self, name: str) -> LocalData:
+        """The data of a client, in memory."""
+        settings, target = self.experiment.data, self.experiment.run.target
+        pooled = name == POOLED
+        data = load_pooled(settings, target) if pooled else load_client(settings, name, target, self.plan.data)
+        return LocalData(data, self.transforms, self.device, self.task)
 
     def fingerprint(self, client: str, run: str) -> dict[str, int | str]:
         """Fingerprint of the data of a site's client as they were when this process first used them in that run."""
         if run not in self._fingerprints:
             self._fingerprints = {run: {}}
-        known = self._fingerprints[run]
-        if client not in known:
-            known[client] = fingerprint(self.experiment.data, domain_of(client))
-        return known[client]
+        by_client = self._fingerprints[run]
+        if client not in by_client:
+            by_client[client] = fingerprint(self.experiment.data, domain_of(client))
+        return by_client[client]
 
     def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
@@ -222,8 +240,7 @@ def workspace(settings: str, root: str | None = None) -> Workspace:
     """
     if (settings, root) not in _open:
         experiment = parse_experiment(settings)
-        own = experiment if root is None else with_own_folders(experiment, root)
-        plan = resolve(own)
+        plan = resolve(experiment if root is None else with_own_folders(experiment, root))
         set_threads(plan.experiment.run.threads)  # before the network, which computes the texts of classes
         _keep((settings, root), Workspace(plan))
     return _open[settings, root]

@@ -40,7 +40,7 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     stops the run.
     """
     federation = read_federation(plan.experiment.run.federation)
-    plan = admission.sites(plan, federation.clients)
+    plan = admission.plan_for_sites(plan, federation.clients)
     experiment, folder = plan.experiment, plan.folder
     control = Control(federation)
     control.online()

@@ -27,14 +27,14 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run (or resume) a plan, in which all settings are resolved; returns the run's folder."""
     runtime = plan.experiment.run.runtime
-    if admission.finished(plan):
+    if admission.is_already_finished(plan):
         return plan.folder
-    admission.machine(plan)
+    admission.check_machine(plan)
     if runtime == "deployment":
         from fedsim.runtime.deployment import run_deployed
 
         return run_deployed(plan, callbacks)
-    admission.images(plan)
+    admission.check_images(plan)
     if runtime == "flower":
         from fedsim.runtime.flower import run_with_flower
 

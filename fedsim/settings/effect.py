@@ -66,12 +66,14 @@ class Only:
         """Whether a setting with one of these values (the changed and the usual one) has an effect."""
         least = min((value or math.inf for value in values), default=0) if any(map(_is_size, self.needs)) else 0
         met = [least < facts.get(need, math.inf) if _is_size(need) else facts.get(need, True) for need in self.needs]
-        return all(met) and all(_fits(getattr(settings, name), wanted) for name, wanted in self.others.items())
+        return all(met) and all(_fits(getattr(settings, name), expected) for name, expected in self.others.items())
 
     def text(self, prefix: str = "") -> str:
         """What it needs, in words; `prefix` stands before the names of the other settings."""
-        words = [f"a value below {need.value}" if _is_size(need) else need.value for need in self.needs]
-        return " and ".join([*words, *(f"{prefix}{name}{_shown(wanted)}" for name, wanted in self.others.items())])
+        conditions = [f"a value below {need.value}" if _is_size(need) else need.value for need in self.needs]
+        return " and ".join(
+            [*conditions, *(f"{prefix}{name}{_shown(expected)}" for name, expected in self.others.items())]
+        )
 
 
 def _is_size(need: Scene | Size) -> bool:
@@ -102,8 +104,8 @@ def marks(kind: type, mark: type) -> dict[str, tuple[Any, ...]]:
     """{setting: its marks of that class} of the fields whose annotation has one."""
     hints = typing.get_type_hints(kind, include_extras=True)
     every = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    found = {name: tuple(one for one in own if type(one) is mark) for name, own in every.items()}
-    return {name: own for name, own in found.items() if own}
+    marked = {name: tuple(one for one in values if type(one) is mark) for name, values in every.items()}
+    return {name: values for name, values in marked.items() if values}
 
 
 def conditions(kind: type) -> dict[str, tuple[Only, ...]]:

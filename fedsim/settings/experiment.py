@@ -125,10 +125,10 @@ def find_config(config: str) -> Path:
         raise UserError(f"{config} is a table of a paper, which has many runs: fedsim sweep {config}")
     if path.is_dir():
         raise UserError(f"{config!r} is a folder and no experiment file; `fedsim datasets folder` shows one for images")
-    known = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
-    own = path.with_suffix(".toml")
-    alike = f"did you mean {str(own)!r}? " if own.is_file() else nearest(Path(name).stem, known)
-    raise UserError(f"no experiment file {config!r}; {alike}shipped ones: {', '.join(known)}")
+    shipped = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
+    local = path.with_suffix(".toml")
+    alike = f"did you mean {str(local)!r}? " if local.is_file() else nearest(Path(name).stem, shipped)
+    raise UserError(f"no experiment file {config!r}; {alike}shipped ones: {', '.join(shipped)}")
 
 
 def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = "") -> Experiment:
@@ -216,12 +216,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not sign or not key:
         raise UserError(f"override {text!r} is not of the form section.key=value")
     section, _, name = key.partition(".")
-    known = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
+    field = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
-    return key, value if known and known.annotation is str and not isinstance(parsed, str) else parsed
+    return key, value if field and field.annotation is str and not isinstance(parsed, str) else parsed
 
 
 def with_options(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -286,10 +286,10 @@ def _explain(error: ValidationError) -> str:
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         section: type[BaseModel] | None = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
-        known = list(section.model_fields) if section else []
+        fields = list(section.model_fields) if section else []
         inside = [f"{name}.{path[-1]}" for name, model in SECTIONS.items() if path[-1] in model.model_fields]
-        alike = f"did you mean {inside[0]!r}? " if inside else nearest(path[-1], known)
-        return f"unknown setting {key!r}; {alike}known here: {', '.join(known)}"
+        alike = f"did you mean {inside[0]!r}? " if inside else nearest(path[-1], fields)
+        return f"unknown setting {key!r}; {alike}known here: {', '.join(fields)}"
     given = repr(problem.get("input"))
     got = f" (got {given})" if key and len(given) < 80 else ""  # long values, such as all settings, are not shown
     hint = AS_TOML.get(problem["type"], "")

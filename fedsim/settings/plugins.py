@@ -69,10 +69,10 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
 @functools.cache
 def entry_points(group: str) -> dict[str, list[str]]:
     """{plain name: every "module:name" that installed packages offer for it}."""
-    found: dict[str, set[str]] = {}
+    offered: dict[str, set[str]] = {}
     for point in installed_points().select(group=f"fedsim.{group}"):
-        found.setdefault(point.name, set()).add(point.value)
-    return {name: sorted(found[name]) for name in sorted(found)}
+        offered.setdefault(point.name, set()).add(point.value)
+    return {name: sorted(offered[name]) for name in sorted(offered)}
 
 
 @functools.cache  # one pass through the metadata of all packages, which takes tens of milliseconds, for all groups
@@ -96,19 +96,19 @@ def load(reference: str, where: str) -> Any:
         if folder not in sys.path:  # as for the `fedsim` script, which does not search the working folder
             sys.path.append(folder)
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        named = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise UserError(f"{where} {reference!r}: {error}; install it, or start in the folder that holds it") from None
     except UserError:
         raise
     except Exception as error:  # the module's own code may raise any error
         raise UserError(f"{where} {reference!r}: importing {module} failed: {type(error).__name__}: {error}") from error
-    if found is None:
+    if named is None:
         names = [key for key, value in vars(sys.modules[module]).items() if not isinstance(value, ModuleType)]
         raise UserError(
             f"{where} {reference!r}: {module} has no {attribute!r}; {nearest(attribute, names)}".rstrip("; ")
         )
-    return found
+    return named
 
 
 def is_outside(name: str) -> bool:
@@ -145,11 +145,11 @@ def outside_versions(packages: Iterable[Package]) -> dict[str, str]:
 
 def _source_hash(module: str) -> str:
     """A short hash of the module's file, or of all Python files of the folder that it is in as `folder.module`."""
-    found = importlib.util.find_spec(module.partition(".")[0])
-    folders = list(found.submodule_search_locations or ()) if found else []
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
-    if found and not folders and found.origin:
-        files = [Path(found.origin)]
+    if spec and not folders and spec.origin:
+        files = [Path(spec.origin)]
     texts = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
     return f"sha256:{hashlib.sha256(b''.join(texts)).hexdigest()[:12]}" if texts else ""
 
@@ -187,10 +187,10 @@ def makes(found: object, kind: type) -> bool:
 def declared(found: object) -> type | None:
     """The class that a function says it returns, by the annotation behind `->`; None where it says none."""
     try:
-        said = get_type_hints(found).get("return")
+        returned = get_type_hints(found).get("return")
     except Exception:  # an object that has no annotations, or annotations that name what is not there
         return None
-    return said if isinstance(said, type) else None
+    return returned if isinstance(returned, type) else None
 
 
 def called(found: Any, where: str) -> Any:

@@ -29,8 +29,8 @@ class Settings(BaseModel):
         """Accept a whole number for a text, because a domain may be called 100."""
         if not isinstance(table, dict):
             return table
-        wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
-        return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
+        kinds = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
+        return {**table, **{key: _as_text(table[key], kind) for key, kind in kinds.items()}}
 
 
 def _as_text(value: Any, kind: Any) -> Any:

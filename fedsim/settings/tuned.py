@@ -26,11 +26,11 @@ class Tuned(Only):
 def spaces(settings: object, facts: Facts) -> dict[str, Tuned]:
     """{setting: its space} of those that have a space and an effect with these values of the others."""
     kind: type = type(settings)
-    found = {}
-    for name, own in marks(kind, Tuned).items():
+    spaces = {}
+    for name, spaces_of_field in marks(kind, Tuned).items():
         values = (getattr(settings, name),)
         needs = conditions(kind).get(name, ())
-        held = [one for one in own if one.holds(settings, facts, values)]
+        held = [one for one in spaces_of_field if one.holds(settings, facts, values)]
         if held and (not needs or any(one.holds(settings, facts, values) for one in needs)):
-            found[name] = held[0]
-    return found
+            spaces[name] = held[0]
+    return spaces

@@ -141,7 +141,7 @@ def _plan_cell(experiment: Experiment, shared: Readers) -> Cell:
         experiment = complete(experiment)
         return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))
     try:
-        if admission.earlier(plan, shared.data_of):
+        if admission.check_folder(plan, shared.data_of):
             return Cell(experiment, plan.folder, "finished")
     except UserError as error:
         return Cell(experiment, plan.folder, "failed", reason=str(error))

@@ -60,7 +60,7 @@ class Waiting:
 
 def _verdict(cell: Cell) -> Message:
     """The message that another process's finished run deserves: it may be one with other settings."""
-    reason = refusal_of(lambda: admission.earlier(resolve(cell.experiment)))
+    reason = refusal_of(lambda: admission.check_folder(resolve(cell.experiment)))
     return "failed" if reason else "finished", reason, None
 
 

@@ -66,11 +66,11 @@ def state_to_record(
     The bytes are those of `flwr.app.Array(ndarray)` for C-ordered arrays; other layouts are written in C order.
     Raises ValueError, with the tensor's name, for a name that is missing and for a dtype that NumPy does not have.
     """
-    wanted = state if names is None else names
-    missing = [name for name in wanted if name not in state]
+    listed = state if names is None else names
+    missing = [name for name in listed if name not in state]
     if missing:
         raise ValueError(f"state lacks {missing[0]!r} ({len(missing)} missing)")
-    return record_of({name: _encode(name, state[name]) for name in wanted})
+    return record_of({name: _encode(name, state[name]) for name in listed})
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes | memoryview) -> Array:
@@ -131,9 +131,9 @@ def _decode(array: Array) -> np.ndarray:
         raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {dtype}{list(shape)}")
     if any(size < 0 for size in shape):
         raise ValueError(f"negative size in shape {shape}")
-    expected, found = math.prod(shape) * dtype.itemsize, len(array.data) - start
-    if expected != found:
-        raise ValueError(f"payload of {found} bytes, {expected} expected")
+    expected, present = math.prod(shape) * dtype.itemsize, len(array.data) - start
+    if expected != present:
+        raise ValueError(f"payload of {present} bytes, {expected} expected")
     if not expected:
         return np.empty(shape, dtype)
     flat = np.frombuffer(array.data, dtype, offset=start)
@@ -203,12 +203,12 @@ def load_arrays(
     another shape or type.
     """
     state = model.state_dict() if isinstance(model, nn.Module) else model
-    wanted = set(state if strict_names is None else strict_names)
-    for name in sorted(wanted - state.keys()):
+    expected = set(state if strict_names is None else strict_names)
+    for name in sorted(expected - state.keys()):
         raise ValueError(f"the model has no tensor {name!r}")
-    for name in sorted(wanted - arrays.keys()):
+    for name in sorted(expected - arrays.keys()):
         raise ValueError(f"missing tensor {name!r}")
-    for name in sorted(arrays.keys() - wanted):
+    for name in sorted(arrays.keys() - expected):
         raise ValueError(f"unexpected tensor {name!r}")
     for name, array in arrays.items():
         tensor = state[name]
@@ -228,8 +228,8 @@ def load_arrays(
 def fill(state: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
     """Copies values into the tensors of the same names, which all are on one device."""
     if values:
-        own = [state[name] for name in values]
-        torch._foreach_copy_(own, list(moved(values, own[0].device).values()))
+        tensors = [state[name] for name in values]
+        torch._foreach_copy_(tensors, list(moved(values, tensors[0].device).values()))
 
 
 @torch.no_grad()
@@ -240,17 +240,17 @@ def moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str
     hundred tensors would wait a few hundred times. To a GPU they go from pinned memory, and the host does not wait.
     They share the memory of that copy.
     """
-    found, to_gpu = {name: tensor.detach() for name, tensor in tensors.items()}, device.type == "cuda"
-    away = [name for name, tensor in found.items() if tensor.device != device]
-    for dtype in {found[name].dtype for name in away}:
-        names = [name for name in away if found[name].dtype == dtype]
-        parts = [found[name].reshape(-1) for name in names]
+    placed, to_gpu = {name: tensor.detach() for name, tensor in tensors.items()}, device.type == "cuda"
+    away = [name for name, tensor in placed.items() if tensor.device != device]
+    for dtype in {placed[name].dtype for name in away}:
+        names = [name for name in away if placed[name].dtype == dtype]
+        parts = [placed[name].reshape(-1) for name in names]
         sizes = [part.numel() for part in parts]
         joined = torch.empty(sum(sizes), dtype=dtype, device=parts[0].device, pin_memory=to_gpu)
         flat = torch.cat(parts, out=joined).to(device, non_blocking=to_gpu)
         for name, values in zip(names, flat.split(sizes), strict=True):
-            found[name] = values.view(found[name].shape)
-    return found
+            placed[name] = values.view(placed[name].shape)
+    return placed
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -61,9 +61,9 @@ def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str
         if scope != "all" and getattr(module, "bn_group", None) != scope:
             continue
         for path, owner in module.named_modules(prefix=prefix, remove_duplicate=False):
-            own = dict(_own_kinds(owner))
-            if not BN_KINDS.isdisjoint(own.values()):  # a counter belongs to batch norm when its layer does
-                names.update(_join(path, name) for name, kind in own.items() if kind in BN_KINDS | {Kind.COUNTER})
+            kinds = dict(_own_kinds(owner))
+            if not BN_KINDS.isdisjoint(kinds.values()):  # a counter belongs to batch norm when its layer does
+                names.update(_join(path, name) for name, kind in kinds.items() if kind in BN_KINDS | {Kind.COUNTER})
         if scope == "all":
             break  # the names of the root module contain those of all others
     return [name for name in model.state_dict() if name in names]

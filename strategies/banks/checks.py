@@ -24,7 +24,11 @@ def odd_shapes(layouts: Mapping[str, str], earlier: str = "") -> dict[str, str]:
     """
     counted = Counter(layouts.values())
     usual = earlier or max(layouts.values(), key=lambda layout: counted[layout], default="")
-    return {name: f"its arrays are {own}, the other clients' {usual}" for name, own in layouts.items() if own != usual}
+    return {
+        name: f"its arrays are {layout}, the other clients' {usual}"
+        for name, layout in layouts.items()
+        if layout != usual
+    }
 
 
 def layout_of(arrays: Arrays) -> str:
@@ -34,13 +38,13 @@ def layout_of(arrays: Arrays) -> str:
 
 def misfit(arrays: Arrays, like: Arrays) -> str:
     """Reason why arrays do not have exactly the names, shapes and types of the tensors `like`, or empty."""
-    heads, wanted = heads_of(arrays), heads_of(like)
-    if heads.keys() != wanted.keys():
-        odd = sorted(heads.keys() ^ wanted.keys())
-        return f"it holds {len(heads)} tensors, expected {len(wanted)}; {odd[0]!r} is in only one of the two"
+    heads, expected = heads_of(arrays), heads_of(like)
+    if heads.keys() != expected.keys():
+        odd = sorted(heads.keys() ^ expected.keys())
+        return f"it holds {len(heads)} tensors, expected {len(expected)}; {odd[0]!r} is in only one of the two"
     for name, (shape, dtype) in heads.items():
-        if (shape, dtype) != wanted[name]:
-            return f"{name!r} is {dtype}{list(shape)}, expected {wanted[name][1]}{list(wanted[name][0])}"
+        if (shape, dtype) != expected[name]:
+            return f"{name!r} is {dtype}{list(shape)}, expected {expected[name][1]}{list(expected[name][0])}"
     return ""
 
 
@@ -60,8 +64,8 @@ def fault(arrays: Arrays, dimensions: Mapping[str, int], filled: bool = True) ->
     for name, count in dimensions.items():
         array = arrays[name]
         if array.dtype != np.float32 or array.ndim != count or (filled and not array.size):
-            wanted = "filled float32" if filled else "float32"
-            return f"{name} is {array.dtype}{list(array.shape)}, expected {wanted} with {count} dimensions"
+            form = "filled float32" if filled else "float32"
+            return f"{name} is {array.dtype}{list(array.shape)}, expected {form} with {count} dimensions"
         if not all_finite(array):
             return f"{name} has NaN or infinite values"
     return ""

@@ -37,9 +37,9 @@ class ClassReferences(OneForAll):
         if (counts < 0).any():
             return "a count is negative"
         for name in ROWS:
-            found, wanted = arrays[name], int((counts > 0).sum())
-            if found.dtype != np.float32 or found.ndim != 2 or len(found) != wanted:
-                return f"{name} is {found.dtype}{list(found.shape)}, expected float32 with {wanted} rows"
+            references, rows = arrays[name], int((counts > 0).sum())
+            if references.dtype != np.float32 or references.ndim != 2 or len(references) != rows:
+                return f"{name} is {references.dtype}{list(references.shape)}, expected float32 with {rows} rows"
         return ""
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:
@@ -59,8 +59,8 @@ class ClassReferences(OneForAll):
             width = next(iter(entries.values()))[name].shape[1]
             old = bank.get(SERVER, {}).get(name, np.full((len(total), width), FIRST[name], np.float32))
             summed = np.zeros((len(total), width))
-            for own, entry in zip(counts, entries.values(), strict=True):
-                summed[own > 0] += own[own > 0, None] * entry[name].astype(np.float64)
+            for weights, entry in zip(counts, entries.values(), strict=True):
+                summed[weights > 0] += weights[weights > 0, None] * entry[name].astype(np.float64)
             mean = summed / np.maximum(total, 1)[:, None]
             new[name] = np.where(total[:, None] > 0, mean, old).astype(np.float32)
         return {SERVER: new}

@@ -41,10 +41,10 @@ class ClassifierGradients(OneForAll):
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """The new g; the sums are made in the order of the domains, in float64."""
-        old, count = bank.get(SERVER, {}), math.fsum(float(own[COUNT].item()) for own in entries.values())
+        old, count = bank.get(SERVER, {}), math.fsum(float(entry[COUNT].item()) for entry in entries.values())
         new = {}
         for name, like in next(iter(entries.values())).items():
             if name != COUNT:
-                mean = sum(np.asarray(own[name], np.float64) for own in entries.values()) / count
+                mean = sum(np.asarray(entry[name], np.float64) for entry in entries.values()) / count
                 new[name] = np.asarray(self.ema * old.get(name, 0.0) + (1 - self.ema) * mean, dtype=like.dtype)
         return {SERVER: new}

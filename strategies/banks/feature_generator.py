@@ -26,8 +26,8 @@ class FeatureGenerator(OneForAll):
         """Refuses records other than two layers that fit each other and the G of earlier rounds."""
         if reason := fault(arrays, DIMENSIONS):
             return reason
-        if known := server.banks.get(self.name, {}).get(SERVER):
-            return misfit(arrays, known)
+        if generator := server.banks.get(self.name, {}).get(SERVER):
+            return misfit(arrays, generator)
         hidden, out = arrays["hidden.weight"].shape, arrays["out.weight"].shape
         if out[0] != (server.feature_dim or out[0]):
             return f"it makes features of width {out[0]}, the network's is {server.feature_dim}"

@@ -43,7 +43,7 @@ class InterpolationStyle(OneForAll):
         """The style; nothing without contributions. Sums are made in the order of the domains, in float64."""
         if not entries:
             return {}
-        styles = np.concatenate([np.concatenate([own["mean"], own["std"]], axis=1) for own in entries.values()])
+        styles = np.concatenate([np.concatenate([entry["mean"], entry["std"]], axis=1) for entry in entries.values()])
         styles = styles.astype(np.float64)
         clusters = cluster_means(styles, partitions(styles)[0])
         server.detail("", "style_clusters", "", len(clusters))
@@ -51,6 +51,6 @@ class InterpolationStyle(OneForAll):
             server.note(ALONE)
         ordered, count = np.sort(clusters, axis=0), len(clusters)
         lower, upper = ordered[[(count - 1) // 2]], ordered[[count // 2]]
-        found = lower if self.median == "lower" else (lower + upper) / 2
-        mean, std = np.split(found.astype(np.float32), 2, axis=1)
+        middle = lower if self.median == "lower" else (lower + upper) / 2
+        mean, std = np.split(middle.astype(np.float32), 2, axis=1)
         return {SERVER: {"mean": mean, "std": std}}

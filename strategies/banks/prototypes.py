@@ -46,18 +46,18 @@ class Prototypes(OneForAll):
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """The cluster means of every class that a client sent, in place of those of the last round."""
-        found: dict[int, list[np.ndarray]] = {}
+        rows: dict[int, list[np.ndarray]] = {}
         for arrays in entries.values():
             for label, vector in zip(arrays["classes"], arrays["protos"], strict=True):
-                found.setdefault(int(label), []).append(vector.astype(np.float64))
+                rows.setdefault(int(label), []).append(vector.astype(np.float64))
         means, classes = [], []
-        for label in sorted(found):
-            points = np.stack(found[label])
+        for label in sorted(rows):
+            points = np.stack(rows[label])
             clusters = cluster_means(points, finch(points))
             server.detail("", "prototype_clusters", f"class {label}", len(clusters))
             means.append(clusters.astype(np.float32))
             classes += [label] * len(clusters)
-        if max(map(len, found.values()), default=0) < FEWEST and not server.state.get("told"):
+        if max(map(len, rows.values()), default=0) < FEWEST and not server.state.get("told"):
             server.state["told"] = True
             server.note(ALONE)
         if not means:

@@ -46,12 +46,16 @@ class SecureKeys(OneRound):
         """Refuses what is not one line of keys, with the number of examples that the client said in the handshake."""
         if arrays.keys() != {LINE} or not any(is_bytes(arrays[LINE], size) for size in (ENTRY, ENTRY + SIGNATURE)):
             return "it is not one line of public keys"
-        said, known = examples_of(bytes(arrays[LINE])), sum(server.class_counts.get(client, ()))
-        return f"it weighs its update by {said} examples, the handshake said {known}" if known not in (0, said) else ""
+        claimed, counted = examples_of(bytes(arrays[LINE])), sum(server.class_counts.get(client, ()))
+        return (
+            f"it weighs its update by {claimed} examples, the handshake said {counted}"
+            if counted not in (0, claimed)
+            else ""
+        )
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """The whole list, by client."""
-        return {name: own[LINE] for name, own in bank.items()}
+        return {name: entry[LINE] for name, entry in bank.items()}
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
         """A line of each drawn client comes with two messages; one line goes up."""
@@ -80,7 +84,9 @@ class SecureShares(OneRound):
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """What the others sealed for this client, by sender."""
-        return {sender: own[TO + client] for sender, own in bank.items() if sender != client and TO + client in own}
+        return {
+            sender: entry[TO + client] for sender, entry in bank.items() if sender != client and TO + client in entry
+        }
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
         """One sealed pair for each other client, in both directions, and the hash."""

@@ -54,13 +54,13 @@ class AlignedWeights(Fuse):
         """The fused model. details.csv gets every w, a client's weight column the mean of its w over the tensors."""
         shares = np.array([weights[update.client] for update in updates])
         deltas = moves(updates, server)
-        found = {
+        cosines = {
             name: alignment_weights(
                 np.stack([share * delta[name].ravel() for share, delta in zip(shares, deltas, strict=True)]),
                 self.n_it, self.gamma,
             )
             for name in deltas[0]
         }  # fmt: skip
-        note_coefficients(updates, server, "alignment_weight", found)
+        note_coefficients(updates, server, "alignment_weight", cosines)
         states = [update.arrays for update in updates]
-        return tensorwise_mean(states, dict.fromkeys(states[0], shares) | found)
+        return tensorwise_mean(states, dict.fromkeys(states[0], shares) | cosines)

@@ -36,7 +36,7 @@ def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:
 def note_coefficients(updates: Sequence[Update], server: ServerRound, quantity: str, found: Arrays) -> None:
     """Writes each tensor's coefficients [K] into details.csv, and their means over the tensors into clients.csv."""
     for index, update in enumerate(updates):
-        for name, own in found.items():
-            server.detail(update.client, quantity, name, own[index])
-        mean = float(np.mean([own[index] for own in found.values()]))
+        for name, scores in found.items():
+            server.detail(update.client, quantity, name, scores[index])
+        mean = float(np.mean([scores[index] for scores in found.values()]))
         server.client_columns[update.client] = {"weight": mean}

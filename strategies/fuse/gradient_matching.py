@@ -114,8 +114,8 @@ class GradientMatching(Fuse):
             g = g / s**2
             length, eps = np.sqrt(max(g.mean(), 0.0) + EPS), EPS
             gamma = self._descent(g, self.c * length)
-        own = np.sqrt(max(gamma @ g @ gamma, 0.0) + eps) + eps
-        pull = self.c * length / own if own > 0 else 0.0
+        norm = np.sqrt(max(gamma @ g @ gamma, 0.0) + eps) + eps
+        pull = self.c * length / norm if norm > 0 else 0.0
         a = 1 / len(g) + gamma * pull
         return gamma, a / (1 + self.c**2) if self.rescale else a
 
@@ -147,9 +147,9 @@ class GradientMatching(Fuse):
         def value(gamma: np.ndarray) -> float:
             return gamma @ b + radius * np.sqrt(max(gamma @ g @ gamma, 0.0))
 
-        found = minimize(value, start, method="SLSQP", bounds=[(0, 1)] * len(g), options={"ftol": 1e-14},
+        solution = minimize(value, start, method="SLSQP", bounds=[(0, 1)] * len(g), options={"ftol": 1e-14},
                          constraints={"type": "eq", "fun": lambda gamma: gamma.sum() - 1})  # fmt: skip
-        gamma = np.maximum(found.x, 0.0)
+        gamma = np.maximum(solution.x, 0.0)
         gamma = gamma / gamma.sum()
         return gamma if value(gamma) <= value(start) else start
 

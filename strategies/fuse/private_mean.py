@@ -52,8 +52,8 @@ class PrivateMean(Fuse):
         factors = [clipping(state, previous, self.clip) for state in states]
         mean: ArrayDict = {}
         for name in states[0]:  # one tensor after the other, because all models may be too large for the memory
-            own = [{name: clipped(state[name], previous[name], factor)} for state, factor in zip(states, factors)]
-            mean |= weighted_mean(own, [1.0] * len(own))
+            deltas = [{name: clipped(state[name], previous[name], factor)} for state, factor in zip(states, factors)]
+            mean |= weighted_mean(deltas, [1.0] * len(deltas))
         spread, rng = self.noise * self.clip / len(states), np.random.default_rng()
         return {
             name: np.asarray(array + rng.normal(0.0, spread, array.shape), dtype=array.dtype) if spread else array

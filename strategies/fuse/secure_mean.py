@@ -134,16 +134,19 @@ class SecureMean(Fuse):
         drawn = server.experiment.train.clients_per_round
         least = threshold_of(self.threshold, len(server.clients), drawn, len(lines))
         common = masking.transcript(server.round, least, lines)
-        shares = {who: {kind: bytes(share) for kind, share in own.items()} for who, own in server.banks[OPENED].items()}
+        shares = {
+            who: {kind: bytes(share) for kind, share in entry.items()} for who, entry in server.banks[OPENED].items()
+        }
         if len(shares) < least:
             raise LostRoundError(f"only {len(shares)} clients helped to unmask the sum, {least} are needed")
 
         def secret(kind: str, client: str, mark: bytes, mark_of: Callable[[bytes], bytes]) -> bytes:
-            own = {names.index(who) + 1: said[kind + client] for who, said in shares.items() if kind + client in said}
-            found = masking.restored_as(own, least, mark, mark_of) if len(own) >= least else None
-            if found is None:
+            share = kind + client
+            points = {names.index(who) + 1: opened[share] for who, opened in shares.items() if share in opened}
+            restored = masking.restored_as(points, least, mark, mark_of) if len(points) >= least else None
+            if restored is None:
                 raise LostRoundError(f"the shares of the masks of client {client!r} do not give its secret")
-            return found
+            return restored
 
         for client in delivered:
             mark = bytes(server.banks[SHARES][client][COMMITMENT])

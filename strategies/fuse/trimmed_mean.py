@@ -30,8 +30,8 @@ def trimmed_mean(states: Sequence[Arrays], trim: int) -> ArrayDict:
     for name, first in states[0].items():
         values = np.sort(np.stack([state[name] for state in states]), axis=0)
         if first.dtype.kind == "f":
-            kept = values[trim : count - trim].astype(np.float64)
-            result[name] = np.asarray(kept.mean(axis=0), dtype=first.dtype)
+            middle = values[trim : count - trim].astype(np.float64)
+            result[name] = np.asarray(middle.mean(axis=0), dtype=first.dtype)
         else:
             result[name] = np.array(values[(count - 1) // 2])
     return result

@@ -50,5 +50,5 @@ class ServerAverage(Refine):
 
     def start(self, model: Arrays, server: ServerRound) -> Arrays:
         """theta_t, from which the clients continue."""
-        kept = {name.removeprefix("theta:"): array for name, array in server.arrays.items() if name[:6] == "theta:"}
-        return {**model, **kept} if kept else model
+        averages = {name.removeprefix("theta:"): array for name, array in server.arrays.items() if name[:6] == "theta:"}
+        return {**model, **averages} if averages else model

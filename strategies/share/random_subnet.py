@@ -53,10 +53,10 @@ class RandomSubnet(Share):
         rng = numpy_rng(seed, "subnet", client, round)
         for layer in hidden_layers(net):
             draws = rng.random(layer.units)
-            kept = np.flatnonzero(draws >= self.rate)
-            kept = kept if len(kept) else np.array([draws.argmax()])
+            drawn = np.flatnonzero(draws >= self.rate)
+            drawn = drawn if len(drawn) else np.array([draws.argmax()])
             for name in layer.rows:
-                axes.setdefault(name, {})[0] = kept
-            axes.setdefault(layer.columns, {})[1] = kept
+                axes.setdefault(name, {})[0] = drawn
+            axes.setdefault(layer.columns, {})[1] = drawn
         state = net.state_dict()
-        return {name: tuple(kept.get(axis) for axis in range(state[name].dim())) for name, kept in axes.items()}
+        return {name: tuple(by_axis.get(axis) for axis in range(state[name].dim())) for name, by_axis in axes.items()}

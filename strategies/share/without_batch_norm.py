@@ -51,8 +51,8 @@ class WithoutBatchNorm(Share):
         places: dict[str, Place] = dict.fromkeys(net.state_dict(), "shared")
         if self.scope == "none":
             return places
-        kept: Place = "upload" if self.upload else "local"
-        places |= dict.fromkeys(bn_scope(net, self.scope), kept)
+        place: Place = "upload" if self.upload else "local"
+        places |= dict.fromkeys(bn_scope(net, self.scope), place)
         if self.share_scores:
             places |= {f"{path}.s_bn": "shared" for path, module in net.named_modules() if isinstance(module, XANLayer)}
         return places

@@ -20,5 +20,5 @@ class WithoutHead(Share):
 
     def place(self, net: Net) -> dict[str, Place]:
         """Entries of the head are `upload`, all others `shared`."""
-        own = {f"head.{name}" for name in net.head.state_dict()}
-        return {name: "upload" if name in own else "shared" for name in net.state_dict()}
+        head = {f"head.{name}" for name in net.head.state_dict()}
+        return {name: "upload" if name in head else "shared" for name in net.state_dict()}

@@ -28,6 +28,6 @@ class WithoutStatistics(Share):
 
     def place(self, net: Net) -> dict[str, Place]:
         """Running mean, variance and counters are `upload` (or `local`), all others `shared`."""
-        kept: Place = "upload" if self.upload else "local"
+        place: Place = "upload" if self.upload else "local"
         statistics = (Kind.BN_STATISTICS, Kind.COUNTER)
-        return {name: kept if kind in statistics else "shared" for name, kind in tensor_kinds(net).items()}
+        return {name: place if kind in statistics else "shared" for name, kind in tensor_kinds(net).items()}

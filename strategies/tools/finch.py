@@ -76,13 +76,13 @@ def _series(
     clusters_of: Callable[[np.ndarray], np.ndarray],
     means_of: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> list[np.ndarray]:
-    found = [clusters_of(points)]
-    while (count := found[-1].max(initial=0) + 1) > 1:
-        coarser = clusters_of(means_of(points, found[-1]))[found[-1]]
+    partitions = [clusters_of(points)]
+    while (count := partitions[-1].max(initial=0) + 1) > 1:
+        coarser = clusters_of(means_of(points, partitions[-1]))[partitions[-1]]
         if coarser.max() == 0 or coarser.max() + 1 == count:
             break
-        found.append(coarser)
-    return found
+        partitions.append(coarser)
+    return partitions
 
 
 def finch(points: np.ndarray) -> np.ndarray:

@@ -54,8 +54,8 @@ def quantised(values: np.ndarray, weight: float, bits: int, limit: float) -> np.
 
     The sum over n clients differs from that of w x by at most n / (2 S).
     """
-    whole = np.asarray(np.rint(np.asarray(values, np.float64) * (weight * scale_of(bits, limit))))
-    return whole.astype(np.int64).astype(f"u{bits // 8}")
+    integers = np.asarray(np.rint(np.asarray(values, np.float64) * (weight * scale_of(bits, limit))))
+    return integers.astype(np.int64).astype(f"u{bits // 8}")
 
 
 def decoded(total: np.ndarray, bits: int, limit: float) -> np.ndarray:
@@ -137,10 +137,10 @@ def signed_text(run: str, round: int, client: str, line: bytes) -> bytes:
 
 def transcript(round: int, threshold: int, lines: Mapping[str, bytes]) -> bytes:
     """A hash of all that the clients of a round must agree on: U1 with keys and numbers of examples, t, the round."""
-    found = hashlib.sha256(f"fedsim secure mean {round} {threshold} {len(lines)}".encode())
+    digest = hashlib.sha256(f"fedsim secure mean {round} {threshold} {len(lines)}".encode())
     for name in sorted(lines):
-        found.update(hashlib.sha256(name.encode()).digest() + lines[name][:ENTRY])
-    return found.digest()
+        digest.update(hashlib.sha256(name.encode()).digest() + lines[name][:ENTRY])
+    return digest.digest()
 
 
 def agreed(private: bytes, public: bytes, purpose: str, common: bytes) -> bytes:
@@ -160,8 +160,8 @@ def pair_seed(private: bytes, public: bytes, common: bytes) -> bytes:
 def shares_of(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of a secret of 32 bytes for the clients 1 to `count`; any `threshold` of them determine it."""
     blocks = [secret[start : start + BLOCK] for start in range(0, SECRET, BLOCK)]
-    found = [dict(Shamir.split(threshold, count, block, False)) for block in blocks]
-    return [b"".join(block[number] for block in found) for number in range(1, count + 1)]
+    shares = [dict(Shamir.split(threshold, count, block, False)) for block in blocks]
+    return [b"".join(block[number] for block in shares) for number in range(1, count + 1)]
 
 
 def restored(shares: Mapping[int, bytes]) -> bytes:

@@ -55,8 +55,10 @@ class TargetAttention(Visit, Weights):
 
     def refuses(self, recipe: RecipeParts) -> str:
         """The target's client would see every model for weights that nobody takes."""
-        said = "target_attention visits for the weights of method.weights alone; name it there, or not in method.visits"
-        return said if len(recipe.of(Weights)) > 1 else ""
+        advice = (
+            "target_attention visits for the weights of method.weights alone; name it there, or not in method.visits"
+        )
+        return advice if len(recipe.of(Weights)) > 1 else ""
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
         """The model at the start of the round, and that of every source; both sides sort the names."""
@@ -68,8 +70,13 @@ class TargetAttention(Visit, Weights):
 
     def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
         """Refuses all but one number of at least 0 for the model before the round and for that of every source."""
-        found = records["tightness"].get("tightness")
-        if found is None or found.shape != (len(server.updates) + 1,) or found.dtype != np.float64 or (found < 0).any():
+        tightness = records["tightness"].get("tightness")
+        if (
+            tightness is None
+            or tightness.shape != (len(server.updates) + 1,)
+            or tightness.dtype != np.float64
+            or (tightness < 0).any()
+        ):
             return f"it is not {len(server.updates) + 1} numbers of at least 0"
         return ""
 
@@ -83,10 +90,10 @@ class TargetAttention(Visit, Weights):
             last = np.array([server.state.get("alpha", {}).get(name, 0.0) for name in names])
             alpha = last / last.sum() if last.sum() > 0 else np.full(len(names), 1 / len(names))
         else:
-            found = answer["tightness"]["tightness"]
-            for name, value in zip(["", *names], found, strict=True):
+            tightness = answer["tightness"]["tightness"]
+            for name, value in zip(["", *names], tightness, strict=True):
                 server.detail(name, "tightness", "", float(value))
-            alpha = attention(found, self.att, self.att_temp)
+            alpha = attention(tightness, self.att, self.att_temp)
         weights = dict(zip(names, map(float, alpha), strict=True))
         server.state["alpha"] = {**server.state.get("alpha", {}), **weights}
         return weights

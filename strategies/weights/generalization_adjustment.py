@@ -129,14 +129,14 @@ class GeneralizationAdjustment(Weights):
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Adjusts a by this round's gaps (invalid ones do not count), then renormalizes over the updates."""
-        known = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})
+        weights = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})
         gaps = {update.client: update.metrics["gap"] for update in updates if update.metrics["gap_valid"]}
         if self.d > 0 and gaps:
-            known = adjust_weights(
-                known, gaps, step_size(self.d, server.round, server.rounds, self.variant), self.variant, self.a_min
+            weights = adjust_weights(
+                weights, gaps, step_size(self.d, server.round, server.rounds, self.variant), self.variant, self.a_min
             )
-        server.state["a"] = known
-        total = math.fsum(known[update.client] for update in updates)
+        server.state["a"] = weights
+        total = math.fsum(weights[update.client] for update in updates)
         if total <= TINY:  # all clients that replied have 0, so that they get equal weights
             return {update.client: 1.0 / len(updates) for update in updates}
-        return {update.client: known[update.client] / total for update in updates}
+        return {update.client: weights[update.client] / total for update in updates}

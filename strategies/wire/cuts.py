@@ -14,11 +14,11 @@ def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> ArrayDict:
 
 def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> ArrayDict:
     """The complete tensors. Entries that were not kept are those of `base`."""
-    whole = dict(arrays)
-    for name, kept in cut.items():
-        whole[name] = np.array(base[name])
-        whole[name][_index(base[name], kept)] = arrays[name]
-    return whole
+    complete = dict(arrays)
+    for name, indices in cut.items():
+        complete[name] = np.array(base[name])
+        complete[name][_index(base[name], indices)] = arrays[name]
+    return complete
 
 
 def _index(array: np.ndarray, kept: Cut) -> tuple[np.ndarray, ...]:

@@ -109,11 +109,11 @@ class Exchange:
         sizes, settings = payloads(model), ConfigRecord(common)
         # The largest first: where processes take one client after the other, the last of them are short.
         for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
-            own = records(client)
-            self.notes.count(client, "down", sizes | payloads(own), {*model, *own})
+            of_client = records(client)
+            self.notes.count(client, "down", sizes | payloads(of_client), {*model, *of_client})
             config = settings.copy()
             config.update({"client": client, "state-round": self.state.stored.get(client, -1)})
-            content = RecordDict({**model, **own, "config": config})
+            content = RecordDict({**model, **of_client, "config": config})
             yield self._sent.add(client, Message(content, self.sites[client].node_id, kind))
 
     @property
@@ -154,8 +154,8 @@ class Exchange:
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
                 expected = wanted(self._expected(client))
-                known = {"arrays", *(bank.name for bank in expected.banks)}
-                self.notes.count(client, "up", payloads(arrays_of(reply.content)), known)
+                names = {"arrays", *(bank.name for bank in expected.banks)}
+                self.notes.count(client, "up", payloads(arrays_of(reply.content)), names)
                 try:
                     results[client] = keep(judged(check, reply.content, expected))
                 except RejectedReplyError as error:
@@ -195,8 +195,8 @@ class Exchange:
     def settle_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
         """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
         lost = tuple(f"error {code}:" for code in LOST)
-        said = {client: own for client, own in failures.items() if not own[0].startswith(lost)}
-        self.settle({**results, **said}, failures)
+        answered = {client: failure for client, failure in failures.items() if not failure[0].startswith(lost)}
+        self.settle({**results, **answered}, failures)
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
@@ -228,8 +228,8 @@ class Encoder:
 
     def record(self, arrays: Arrays) -> ArrayRecord:
         """The record of these tensors."""
-        for kept, record in self._kept:
-            if kept is arrays:
+        for earlier, record in self._kept:
+            if earlier is arrays:
                 return record
         record = state_to_record(arrays)
         self._kept = [*self._kept[1 - KEPT_RECORDS :], (arrays, record)]

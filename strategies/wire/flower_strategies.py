@@ -57,7 +57,7 @@ def aggregate(
     strategy: FedAvg, round: int, states: Sequence[Arrays], metrics: Sequence[Mapping[str, float]]
 ) -> ArrayDict | None:
     """A strategy's aggregate of the clients' tensors and metrics (with `WEIGHT`); None when it skips the round."""
-    replies = [answer(arrays, said) for arrays, said in zip(states, metrics, strict=True)]
+    replies = [answer(arrays, numbers) for arrays, numbers in zip(states, metrics, strict=True)]
     arrays, _ = strategy.aggregate_train(round, replies)
     return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
 
@@ -80,4 +80,4 @@ def optimizer_step(
     if isinstance(strategy, FedAvgM):
         return moved, {f"m:{name}": np.asarray(array) for name, array in zip(fused, strategy.momentum_vector or ())}
     moments = (("m", strategy.m_t or {}), ("v", strategy.v_t or {}))
-    return moved, {f"{key}:{name}": np.asarray(array) for key, own in moments for name, array in own.items()}
+    return moved, {f"{key}:{name}": np.asarray(array) for key, moment in moments for name, array in moment.items()}

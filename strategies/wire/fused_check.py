@@ -27,17 +27,17 @@ def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
 
     def finite(arrays: Arrays) -> bool:
         state = net.state_dict()
-        known = {name: array for name, array in arrays.items() if name in state}
-        kept = {name: state[name].detach().clone() for name in known}
+        loaded = {name: array for name, array in arrays.items() if name in state}
+        before = {name: state[name].detach().clone() for name in loaded}
         device = next(net.parameters()).device
         noise = torch.randn(PROBE_IMAGES, channels, size, size, generator=torch.Generator().manual_seed(0))
         try:
-            load_arrays(state, known, set(known))
+            load_arrays(state, loaded, set(loaded))
             with evaluating(net), torch.inference_mode():
                 return bool(torch.isfinite(net(noise.to(device))).all())
         finally:
             with torch.no_grad():
-                for name, value in kept.items():
+                for name, value in before.items():
                     state[name].copy_(value)
 
     return finite

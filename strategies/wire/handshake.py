@@ -73,7 +73,7 @@ class Roster:
         for a node that cannot serve this experiment.
         """
         deadline = time.monotonic() + wait
-        said = time.monotonic() - SAY_SECONDS + 5.0
+        last_line = time.monotonic() - SAY_SECONDS + 5.0
         while True:
             self._listen()
             missing = self.missing(clients)
@@ -81,9 +81,9 @@ class Roster:
             allowed = 0 if enough is None else asked - enough
             if len(missing) <= allowed or time.monotonic() >= deadline:
                 return missing
-            if time.monotonic() - said >= SAY_SECONDS:
-                said = time.monotonic()
-                left = deadline - said
+            if time.monotonic() - last_line >= SAY_SECONDS:
+                last_line = time.monotonic()
+                left = deadline - last_line
                 logger.warning("waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
             time.sleep(POLL_SECONDS)
 
@@ -107,8 +107,8 @@ class Roster:
         self._refuse_implausible(run.examples_limit)
         self._examples_limit = run.examples_limit
         missing = self.missing(missing)
-        wanted = here or list(self.sites)
-        if missing and (not self.tolerant or set(wanted) <= set(missing)):
+        needed = here or list(self.sites)
+        if missing and (not self.tolerant or set(needed) <= set(missing)):
             raise ClientFailedError(f"no node for {first_few(missing)} within {wait:g} s{self._who_else()}")
         for client in missing if clients is None else []:
             logger.warning("the run continues without client %r: %s", client, NOT_ONLINE)
@@ -120,9 +120,9 @@ class Roster:
 
     def missing(self, clients: Collection[str] | None = None) -> list[str]:
         """Clients with an unknown node, or a node that was not online at the last call."""
-        known = {**self.sites, **({self.target.client: self.target} if self.target else {})}
-        wanted = known if clients is None else clients
-        return [client for client in wanted if known[client].node_id not in self._online]
+        sites = {**self.sites, **({self.target.client: self.target} if self.target else {})}
+        names = sites if clients is None else clients
+        return [client for client in names if sites[client].node_id not in self._online]
 
     def give_up(self, client: str) -> None:
         """Does not wait for a client any more until it has come back once."""
@@ -150,14 +150,14 @@ class Roster:
         """Raises UserError when a site comes late with data that do not fit the run, or when it comes back during the
         run with other data, or with another number of examples with which it no longer fits the others. It may come
         back within a phase, long before `gather` compares all sites again."""
-        known = self.target if site.role == "target" else self.sites.get(site.client)
-        if known is None:
+        earlier = self.target if site.role == "target" else self.sites.get(site.client)
+        if earlier is None:
             return
-        if known.data and (differs := difference({site.client: known.data}, {site.client: site.data})):
+        if earlier.data and (differs := difference({site.client: earlier.data}, {site.client: site.data})):
             raise UserError(f"client {site.client!r} came back with other data than the run began with ({differs})")
-        if self._examples_limit and site.role == "source" and known.examples != site.examples:
+        if self._examples_limit and site.role == "source" and earlier.examples != site.examples:
             self._refuse_out_of_proportion(site)
-        if self.check_late and site.data and not known.data:  # last, because it records the data
+        if self.check_late and site.data and not earlier.data:  # last, because it records the data
             self.check_late({site.client: site.data})
 
     def _refuse_out_of_proportion(self, site: Site) -> None:
@@ -224,8 +224,8 @@ class Roster:
         expected = Expected("", str(self.run_config["token"]), 0, "handshake")
         if reply.metadata.src_node_id != node:
             raise RejectedReplyError(f"it comes from another node, {reply.metadata.src_node_id}")
-        found = judged(partial(read_sites, node), reply.content, expected)
-        for site, holds in found:
+        sites = judged(partial(read_sites, node), reply.content, expected)
+        for site, holds in sites:
             self._take_site(node, site, holds)
 
     def _take_site(self, node: int, site: Site, holds: str) -> None:
@@ -234,16 +234,16 @@ class Roster:
         Raises UserError when two nodes claim to be the same client. Where a node claims another role than its key has,
         the run continues without it.
         """
-        known, reason = impostor(node, site.client, site.role, self.identify)
-        if known:
-            self._others[node] = known
+        claim, reason = impostor(node, site.client, site.role, self.identify)
+        if claim:
+            self._others[node] = claim
             logger.warning("%s: refused", reason)
             return
-        wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
-        if wanted is None or (wanted.client, wanted.role) != (site.client, site.role):
+        expected = self.target if site.role == "target" and self.target else self.sites.get(site.client)
+        if expected is None or (expected.client, expected.role) != (site.client, site.role):
             self._others[node] = holds
             return
-        if wanted.node_id in self._online and wanted.node_id != node:
+        if expected.node_id in self._online and expected.node_id != node:
             raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
         check_site(site, self.classes, self.frozen)
         self._check_return(site)
@@ -257,15 +257,15 @@ class Roster:
 
     def _refuse(self, node: int, reason: str) -> None:
         """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
-        known = [site for site in (*self.sites.values(), self.target) if site and site.node_id == node]
-        who, said = name_of(node, self.identify), one_line(reason[-MOST_REASON:])
-        if self.tolerant and known:
-            names = ", ".join(repr(site.client) for site in known)
-            logger.warning("client %s came back and fails: %s", names, said)
-            for site in known:  # its data are compared again when it is back
+        sites = [site for site in (*self.sites.values(), self.target) if site and site.node_id == node]
+        who, line = name_of(node, self.identify), one_line(reason[-MOST_REASON:])
+        if self.tolerant and sites:
+            names = ", ".join(repr(site.client) for site in sites)
+            logger.warning("client %s came back and fails: %s", names, line)
+            for site in sites:  # its data are compared again when it is back
                 self._keep(Site(site.client, role=site.role, data=site.data))
         elif self.tolerant:
-            logger.warning("%s fails in the handshake: %s", who, said)
+            logger.warning("%s fails in the handshake: %s", who, line)
             self._others[node] = f"{who}, which fails"
         elif USER_ERROR in reason:
             raise UserError((f"{who}: " if self.identify else "") + one_line(reason.split(USER_ERROR, 1)[1]))

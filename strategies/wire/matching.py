@@ -54,8 +54,8 @@ class Sent:
         """Client of a message by its id."""
         if message_id not in self._client_of:
             for client in list(self._unsent):
-                known = self.open[client].metadata.message_id
-                if known:
-                    self._client_of[known] = client
+                message_id_of_client = self.open[client].metadata.message_id
+                if message_id_of_client:
+                    self._client_of[message_id_of_client] = client
                     del self._unsent[client]
         return self._client_of.get(message_id, "")

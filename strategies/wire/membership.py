@@ -68,5 +68,7 @@ def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
 
 def missing_classes(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
     """The classes of which a client holds no training image, by client; clients that hold all of them are left out."""
-    missing = {client: [name for name, count in zip(classes, own) if not count] for client, own in counts.items()}
+    missing = {
+        client: [name for name, count in zip(classes, by_class) if not count] for client, by_class in counts.items()
+    }
     return {client: names for client, names in missing.items() if names}

@@ -55,15 +55,15 @@ def answer(request: RecordDict, content: RecordDict) -> RecordDict:
     return pack(content) if config_of(request).get(ANSWER) == WHOLE else content
 
 
-def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
+def pack(content: RecordDict, packed: dict[int, ArrayRecord] | None = None) -> RecordDict:
     """The content of a message as one record, or with every record of several tensors packed; itself when it is none.
 
-    `known`: packed records by the identity of their record, kept between messages that share records.
+    `packed`: packed records by the identity of their record, kept between messages that share records.
     """
-    known = {} if known is None else known
+    packed = {} if packed is None else packed
     records = arrays_of(content)
-    known.update({id(record): pack_record(record) for record in records.values() if id(record) not in known})
-    content = _with(content, {name: known[id(record)] for name, record in records.items()})
+    packed.update({id(record): pack_record(record) for record in records.values() if id(record) not in packed})
+    content = _with(content, {name: packed[id(record)] for name, record in records.items()})
     return _whole(content) if records or len(content) > 1 else content
 
 
@@ -71,8 +71,8 @@ def _whole(content: RecordDict) -> RecordDict:
     """Packed content as one record; the content itself when it is too large for that."""
     if sum(len(array.data) for record in arrays_of(content).values() for array in record.values()) > MOST_WHOLE:
         return content
-    whole = private("flwr.common.serde:recorddict_to_proto")(content).SerializeToString()
-    return RecordDict({WHOLE: ConfigRecord({WHOLE: whole})}) if len(whole) <= MOST_WHOLE else content
+    message = private("flwr.common.serde:recorddict_to_proto")(content).SerializeToString()
+    return RecordDict({WHOLE: ConfigRecord({WHOLE: message})}) if len(message) <= MOST_WHOLE else content
 
 
 def unpack(content: RecordDict) -> RecordDict:

@@ -87,8 +87,8 @@ class Puller:
         once. After `PARTS_AT_ONCE` parts the next reply gets its turn, so that a reply with very many small parts does
         not delay the others.
         """
-        wanted = [key for key in sent if key not in self._arriving]
-        for key, message_id, parts in self._new(wanted):
+        fresh = [key for key in sent if key not in self._arriving]
+        for key, message_id, parts in self._new(fresh):
             if key in sent:
                 self._arriving[key] = Arriving(message_id, parts, most_bytes(sent[key], largest))
         moving = [key for key in self._arriving if key in sent]
@@ -112,10 +112,10 @@ class Puller:
         if not keys:
             return []
         request = private("flwr.proto.runtime_pb2:PullAppMessagesRequest")(message_ids=keys)
-        found = self._grid._runtime_client.PullMessages(request)
+        response = self._grid._runtime_client.PullMessages(request)
         parts_of = private(f"{OBJECTS}object:iterate_object_tree")
         new = []
-        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+        for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             parts = dict.fromkeys(part.object_id for part in parts_of(tree))
             new.append((proto.metadata.reply_to_message_id, proto.metadata.message_id, list(parts)))
         return new

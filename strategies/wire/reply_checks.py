@@ -132,9 +132,9 @@ def check_collected(content: RecordDict, expected: Expected) -> Arrays:
 
 def check_records(content: RecordDict, arrays: set[str], metrics: set[str], configs: set[str]) -> None:
     """Raises unless these are exactly the records of these names and kinds; only `state` may be missing."""
-    found = {"array": set(arrays_of(content)), "metric": set(metrics_of(content)), "config": set(configs_of(content))}
+    present = {"array": set(arrays_of(content)), "metric": set(metrics_of(content)), "config": set(configs_of(content))}
     for kind, names in (("array", arrays), ("metric", metrics), ("config", configs)):
-        check_names(f"{kind} records", sorted(found[kind]), sorted(names - {"state"}), names)
+        check_names(f"{kind} records", sorted(present[kind]), sorted(names - {"state"}), names)
 
 
 def check_names(what: str, found: Collection[str], needed: Collection[str], optional: Collection[str] = ()) -> None:
@@ -149,9 +149,9 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
     """Raises unless the reply repeats token, client, round and phase, and the site's data are as in the handshake."""
     echo = config_of(content, "echo")
     for key in ECHOED:
-        said, want = echo.get(key), getattr(expected, key)
-        if type(said) is not type(want) or said != want:
-            raise RejectedReplyError(f"it answers another message: {key} is {reprlib.repr(said)}, expected {want!r}")
+        value, want = echo.get(key), getattr(expected, key)
+        if type(value) is not type(want) or value != want:
+            raise RejectedReplyError(f"it answers another message: {key} is {reprlib.repr(value)}, expected {want!r}")
     if expected.data and echo.get("data", expected.data) != expected.data:
         raise RejectedReplyError("the images or labels of its site have changed since the run began")
 
@@ -226,8 +226,8 @@ def check_arrays(arrays: Arrays, shapes: Mapping[str, Head]) -> None:
     for name, (shape, dtype) in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != dtype:
-            found = f"{array.dtype}{list(array.shape)}"
-            raise RejectedReplyError(f"tensor {name!r} is {found}, expected {dtype}{list(shape)}")
+            form = f"{array.dtype}{list(array.shape)}"
+            raise RejectedReplyError(f"tensor {name!r} is {form}, expected {dtype}{list(shape)}")
     check_finite("arrays", arrays)
 
 

@@ -28,13 +28,13 @@ def metrics_over_limit(
     for name in sorted((COUNTS | TRAINING_LOSSES) & set(needed)) if len(metrics) > 1 else ():
         setting = "update_limit" if name in TRAINING_LOSSES else "examples_limit"
         limit = getattr(run, setting) / (1 if name in TRAINING_LOSSES else 1 - momentum)
-        ordered = sorted(own[name] for own in metrics.values())
-        for client, own in metrics.items():
-            median = upper_median_of_others(ordered, own[name])
+        ordered = sorted(values[name] for values in metrics.values())
+        for client, values in metrics.items():
+            median = upper_median_of_others(ordered, values[name])
             bound = max(median, USUAL_LOSS) if name in TRAINING_LOSSES else median
-            if limit and bound > 0 and own[name] > limit * bound:
-                found = f"its {name} is {own[name]:.3g}, the median of the others {median:.3g}"
-                refused.setdefault(client, f"{found}; run.{setting} is {getattr(run, setting):g}")
+            if limit and bound > 0 and values[name] > limit * bound:
+                comparison = f"its {name} is {values[name]:.3g}, the median of the others {median:.3g}"
+                refused.setdefault(client, f"{comparison}; run.{setting} is {getattr(run, setting):g}")
     return both_of_two(refused, metrics)
 
 

@@ -2,12 +2,14 @@
 
 import re
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from flwr.app import RecordDict
 
 from fedsim.common.errors import UserError
+from fedsim.common.values import Json
 from fedsim.tensors.records import configs_of
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,
@@ -52,26 +54,36 @@ def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple
     return sites
 
 
-def read_site(node: int, said: dict) -> tuple[Site, str]:
+def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
     """One client of a node with what it reports about itself, and the name of the data that the node holds."""
-    client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
+    client, role = answer.get("client"), answer.get("role")
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
-    if (
-        not isinstance(counts, list)
-        or not isinstance(examples, int)
-        or any(type(count) is not int or count < 0 for count in [examples, *counts])
-    ):
-        raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
-    versions = _versions(tuple((key, str(said[key])) for key in list(said)[:20] if key.startswith("version-")))
-    known = ("images", "content", "environment", "nameless")
-    data = {key: said[f"data-{key}"] for key in known if f"data-{key}" in said}
+    counts = read_counts(client, answer)
+    keys = [key for key in list(answer)[:20] if key.startswith("version-")]
+    versions = _versions(tuple((key, str(answer[key])) for key in keys))
+    data, frozen = read_fingerprint(client, answer), one_line(str(answer.get("frozen", "")))
+    site = Site(client, node, answer["examples"], counts, versions, role, data, frozen)
+    return site, one_line(str(answer.get("holds") or client)) or "nameless"
+
+
+def read_counts(client: str, answer: Mapping[str, Json]) -> tuple[int, ...]:
+    """The client's numbers of examples by class; RejectedReplyError unless they and `examples` are whole numbers."""
+    examples, counts = answer.get("examples"), answer.get("class-counts")
+    if isinstance(counts, list) and all(type(count) is int and count >= 0 for count in [examples, *counts]):
+        return tuple(counts)
+    raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
+
+
+def read_fingerprint(client: str, answer: Mapping[str, Json]) -> dict[str, int | str]:
+    """What a site says of its data, as fedsim.data.fingerprint makes it; empty in a simulation."""
+    keys = ("images", "content", "environment", "nameless")
+    data = {key: answer[f"data-{key}"] for key in keys if f"data-{key}" in answer}
     numbers = type(data.get("images")) is type(data.get("environment", 0)) is int
     hashes = (str(data.get("content")), str(data.get("nameless", "0" * 20)))
     if data and not (numbers and all(re.fullmatch("[0-9a-f]{20}", each) for each in hashes)):
         raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
-    site = Site(client, node, examples, tuple(counts), versions, role, data, one_line(str(said.get("frozen", ""))))
-    return site, one_line(str(said.get("holds") or client)) or "nameless"
+    return data
 
 
 @lru_cache(maxsize=64)

@@ -91,8 +91,8 @@ class TargetSite:
         if self.roster.missing([self.site.client]):
             exchange.fail(self.site.client, NOT_ONLINE)
             return []
-        own = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
-        records = {"arrays": arrays, **own}
+        uploads = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
+        records = {"arrays": arrays, **uploads}
         exchange.notes.count(self.site.client, "down", payloads(records), {"arrays"})
         config: Config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
         self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
@@ -112,11 +112,11 @@ class TargetSite:
         `run.on_client_failure`."""
         if self._sent is not None and (used or self._reply is None):
             exchange, site = self.exchange, self.site
-            wanted = site.client, exchange.token, self._round, PHASE, site.examples
-            expected = Expected(*wanted, metric=exchange.metric, data=site.content)
-            found = exchange.settle_one(self._reply, read_score, expected, "evaluation refused")
-            if found is not None:
-                self._score, seconds = found
+            fields = site.client, exchange.token, self._round, PHASE, site.examples
+            expected = Expected(*fields, metric=exchange.metric, data=site.content)
+            answer = exchange.settle_one(self._reply, read_score, expected, "evaluation refused")
+            if answer is not None:
+                self._score, seconds = answer
                 exchange.notes.row(site.client)["evaluation_seconds"] = seconds
         self._sent = None
 

@@ -80,13 +80,13 @@ def over_limit(
         return {}
     refused, ordered = {}, sorted(sizes.values())
     for client, size in sizes.items():
-        own = lower_median(history.get(client, ()))
+        usual = lower_median(history.get(client, ()))
         bound, whose = upper_median_of_others(ordered, size), "the median of the other replies"
         if len(ordered) == 1:
-            bound, whose = (own, "the median of its own earlier rounds") if own else (previous, "the model's norm")
+            bound, whose = (usual, "the median of its own earlier rounds") if usual else (previous, "the model's norm")
         if bound and size > limit * bound:
             reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
-            reason += f" and {size / own:.3g} times its own earlier ones" if own and len(ordered) > 1 else ""
+            reason += f" and {size / usual:.3g} times its own earlier ones" if usual and len(ordered) > 1 else ""
             refused[client] = f"{reason}; run.update_limit is {limit:g}"
     return both_of_two(refused, sizes)
 

@@ -43,17 +43,24 @@ def ask_target(
     sent = {name: state_to_record(arrays) for name, arrays in records.items()}
     exchange.notes.count(client, "down", payloads(sent), {"arrays"})
     config: Config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
-    asked = Sent()
-    message = asked.add(client, Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND))
-    replies = grid.send_and_receive([message], timeout=exchange.experiment.run.timeout)
-    reply = next(iter([reply for reply in replies if asked.match(reply)]), None)
-    for line in asked.strays:
-        exchange.notes.note(line)
+    question = Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND)
+    reply = send_alone(exchange, grid, client, question)
     if reply is not None and reply.has_content():
         exchange.notes.count(client, "up", payloads(arrays_of(reply.content)), set(visit.records))
     expected = Expected(client, exchange.token, server.round, visit.phase, data=site.content if site else "")
     check = partial(read_answer, visit, server)
     return exchange.settle_one(reply, check, expected, f"answer to {visit.phase!r} refused")
+
+
+def send_alone(exchange: Exchange, grid: Grid, client: str, question: Message) -> Message | None:
+    """The first reply to a message that is sent alone; None when there is none in time."""
+    asked = Sent()
+    asked.add(client, question)
+    replies = grid.send_and_receive([question], timeout=exchange.experiment.run.timeout)
+    matched = [reply for reply in replies if asked.match(reply)]
+    for line in asked.strays:
+        exchange.notes.note(line)
+    return matched[0] if matched else None
 
 
 def refuse_answer(exchange: Exchange, visit: Visit, reason: str) -> None:
@@ -65,10 +72,10 @@ def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected
     """The records of an answer. RejectedReplyError says what is wrong."""
     check_records(content, set(visit.records), set(), {"echo"})
     check_echo(content, expected)
-    found: dict[str, Arrays] = {}
+    records: dict[str, Arrays] = {}
     for name in visit.records:
-        found[name] = read_arrays(name, arrays_of(content)[name])
-        check_finite(name, found[name])
-    if reason := visit.accept(found, server):
+        records[name] = read_arrays(name, arrays_of(content)[name])
+        check_finite(name, records[name])
+    if reason := visit.accept(records, server):
         raise RejectedReplyError(reason)
-    return found
+    return records

@@ -8,7 +8,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import benchmark, hugging_face, load_client, load_target
 from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import reader
-from fedsim.run.remarks import data_remarks
+from fedsim.run.notes import data_notes
 from fedsim.settings import DataSettings
 
 datasets = pytest.importorskip("datasets")
@@ -90,9 +90,9 @@ def test_own_splits_are_joined_with_a_word_or_used_where_they_are_asked_for(tmp_
     rows = datasets.load_from_disk(saved.root)
     datasets.DatasetDict({"train": rows, "valid": rows}).save_to_disk(tmp_path / "parts")
     joined, asked = (one.model_copy(update={"root": str(tmp_path / "parts")}) for one in (saved, asked))
-    (said,) = data_remarks(benchmark(joined), {}, [], "a", [])
+    (said,) = data_notes(benchmark(joined), {}, [], "a", [])
     assert said.startswith("the data set's own splits train (4 images), valid (4 images)")
-    assert data_remarks(benchmark(asked), {}, [], "a", []) == []
+    assert data_notes(benchmark(asked), {}, [], "a", []) == []
     own = load_client(asked, "a")
     assert (len(own.train), len(own.validation), len(load_target(joined, "b")[2])) == (2, 2, 4)
     with pytest.raises(UserError, match=r"'b' has no image in a split named 'test'; its splits are train, valid"):

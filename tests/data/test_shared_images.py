@@ -61,7 +61,7 @@ def test_copies_are_counted_by_their_bytes(tree):
     assert (rotations.shared, rotations.text(), rotations.record()) == (0, "", {})
     copy(tree, 1, to="photo")  # the unseen domain has it twice
     found, said = shared_images(settings(tree), "photo"), "2 of the 31 images of photo are also in another class, "
-    assert (found.shared, found.remarks()[1]) == (4, said + "byte for byte")
+    assert (found.shared, found.notes()[1]) == (4, said + "byte for byte")
 
 
 def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
@@ -117,7 +117,7 @@ def test_the_same_picture_in_training_and_validation_is_said(tree, ending, optio
     assert 0 < parted < count
     assert found.record() == {"validation": {"art": (parted, count)}}
     said = f"{parted} of the {count} validation images of art look like a training image of their class"
-    assert found.remarks() == [said]
+    assert found.notes() == [said]
     assert shared_notes({"run": {"shared_images": found.record()}}) == [f"Copies: {said}."]
 
 
@@ -128,9 +128,9 @@ def listing_of(data, domain):
 def test_two_source_domains_with_the_same_files_are_one_remark(tree):
     copy(tree, 4)
     data, said = settings(tree), "art and photo share 4 images, 13.3% of the smaller domain, byte for byte"
-    assert shared_images(data, "sketch").remarks() == [said]
+    assert shared_images(data, "sketch").notes() == [said]
     data._validation_domain = "photo"
-    assert shared_images(data, "sketch").remarks() == [said]
+    assert shared_images(data, "sketch").notes() == [said]
 
 
 def test_looks_by_hand(tmp_path):

@@ -9,11 +9,29 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from house.count import floors, graphs
+from house.count import PARTS, VAGUE, floors, folders, graphs, imported_once, size_of, vague_names
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fedsim", "strategies", "clients", "tests", "benchmarks", "docs")
 ROOMS, PAIRS, FLOORS = 21, 122, 14  # whoever needs more says here what for
+LARGE_FUNCTIONS = 62  # of 350 syntax nodes or more; the aim is 0
+MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, and where formulas live
+# Folders that are not yet there; numbers only fall.
+DENSITY = {
+    "fedsim/data": 12.4,
+    "fedsim/deploy": 10.2,
+    "fedsim/export": 12.0,
+    "fedsim/methods": 10.1,
+    "fedsim/results": 12.5,
+    "fedsim/run": 10.5,
+    "fedsim/runtime": 10.3,
+    "fedsim/sweep": 12.1,
+    "fedsim/tensors": 13.0,
+    "strategies/wire": 12.0,
+}
+# The aim is 15 each.
+MOST_VAGUE = {"own": 255, "found": 220, "known": 90, "kept": 65, "wanted": 50, "words": 65, "said": 45, "whole": 35}
+IMPORTED_ONCE = 90
 MOST = 30
 ITEM = re.compile(r"[-*] |[\w`*./(][\w`*.,/() -]{0,60}: ")  # an item of a list, or a field and its meaning
 END = re.compile(r"(?<=[.!?;:])\)?\s+(?=[\w`(\"'])")
@@ -38,21 +56,35 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def too_long(file: Path) -> Iterator[str]:
-    """The names of a file and of its functions that have too many lines: 500, and 50."""
-    text = file.read_text(encoding="utf-8")
-    if text.count("\n") >= 500:
-        yield file.name
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 49:
-            yield f"{file.name}: {node.name}"
+def test_functions_are_not_dense(tmp_path):
+    """What is bounded is the number of syntax nodes, and not that of lines: one thing stands on a line."""
+    files = [file for each in folders(ROOT).values() for file in each]
+    assert len(size_of(files).large) <= LARGE_FUNCTIONS, sorted(size_of(files).large)
+    (tmp_path / "a.py").write_text("def small():\n    return 1\ndef large():\n" + "    a = b + c\n" * 40)
+    assert [name for name, _ in size_of([tmp_path / "a.py"]).large] == ["a.py: large"]
 
 
-def test_functions_and_files_are_short(tmp_path):
-    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
-    assert [name for file in files for name in too_long(file)] == []
-    (tmp_path / "a.py").write_text("def short():\n" + "    pass\n" * 48 + "def long():\n" + "    pass\n" * 49)
-    assert list(too_long(tmp_path / "a.py")) == ["a.py: long"]
+def test_lines_of_code_are_not_dense(tmp_path):
+    """Docstrings and comments are no lines of code."""
+    dense = {folder: size_of(files).density for folder, files in folders(ROOT).items()}
+    bounds = {
+        folder: DENSITY.get(folder, MOST_OF_PARTS if folder.startswith(PARTS) else MOST_NODES) for folder in dense
+    }
+    assert {folder: round(nodes, 2) for folder, nodes in dense.items() if nodes > bounds[folder]} == {}
+    (tmp_path / "a.py").write_text('"""Text."""\n\n# a comment\na = 1\nb = (\n    2\n)\n')
+    size = size_of([tmp_path / "a.py"])
+    assert (size.lines, size.code) == (7, 4)
+
+
+def test_local_names_are_nouns_of_the_field():
+    """Names such as `own` and `found` say nothing: they may stay where a value lives for a line or two."""
+    names = vague_names([file for each in folders(ROOT).values() for file in each])
+    assert {name: names[name] for name in VAGUE if names[name] > MOST_VAGUE[name]} == {}
+
+
+def test_few_modules_exist_for_one_other_alone():
+    modules, _ = graphs(ROOT)
+    assert len(imported_once(modules)) <= IMPORTED_ONCE, imported_once(modules)
 
 
 def test_rooms_do_not_grow_nothing_imports_in_a_circle_and_no_module_hides_one_of_python():

@@ -13,8 +13,8 @@ from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import method_label
 from fedsim.parts.part import named_part
 from fedsim.results import compare, read_runs
+from fedsim.run.notes import code_notes
 from fedsim.run.plan import resolve
-from fedsim.run.remarks import code_remarks
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.settings.plugins import Package, outside_versions, package_of
@@ -133,6 +133,6 @@ def test_a_site_says_which_code_it_has(module, tmp_path):
     assert roster.call(60.0) == []
     own, versions = outside_versions(OWN), {name: roster.sites[name].versions}
     assert versions[name]["ownrow"] == own["ownrow"]
-    assert code_remarks(own, versions) == []
-    (said,) = code_remarks({"ownrow": "sha256:0"}, versions)
+    assert code_notes(own, versions) == []
+    (said,) = code_notes({"ownrow": "sha256:0"}, versions)
     assert said.startswith(f"the site of {name} has ownrow {own['ownrow']}, the server sha256:0;")

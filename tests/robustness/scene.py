@@ -96,9 +96,7 @@ class Scene:
         suspect, reason = useless({}, complaints, server.exchange.asked)
         if reason:
             take_back(server, before, suspect, reason)
-            server.exchange.settle_silent(results, failures)
-        else:
-            accept_validations(server, results, failures)
+        accept_validations(server, results, failures, used=not reason)
         return self.outcome(server, self.arrays, notes)
 
     def outcome(self, server: Server, arrays: ArrayRecord, notes: RoundNotes) -> Outcome:

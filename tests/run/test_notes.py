@@ -16,11 +16,11 @@ from fedsim.models import build_model
 from fedsim.results import compare, read_runs
 from fedsim.results.environment import earlier_environments
 from fedsim.run import session
-from fedsim.run.no_effect import no_effect_remarks, share_remarks
+from fedsim.run.no_effect import no_effect_notes, share_notes
+from fedsim.run.notes import data_notes
 from fedsim.run.plan import resolve
-from fedsim.run.remarks import data_remarks
 from fedsim.run.traffic import traffic
-from fedsim.run.work import budget_remarks
+from fedsim.run.work import budget_notes
 from fedsim.settings import DataSettings, ModelSettings
 from fedsim.settings.effect import Scene, Size
 from fedsim.settings.experiment import Experiment, read_experiment
@@ -44,21 +44,21 @@ def test_a_method_that_trains_much_more_than_fedavg_says_so():
         resolve(read_experiment("digits", ["train.rounds=3", "train.batch_size=32", "train.epochs=1", *more]))
         for more in (csac, [*csac, "train.budget=images"], ["method.name=fedprox"])
     ]
-    said, *silent = [budget_remarks(plan, [134] * 5) for plan in plans]
+    said, *silent = [budget_notes(plan, [134] * 5) for plan in plans]
     assert silent == [[], []]
     assert said[0].startswith("csac trains on 120 times the images of FedAvg and takes 120 times its steps, 9,000 of ")
 
 
 def test_more_images_than_published_and_classes_that_no_one_trains():
     pacs, even, person = BENCHMARKS["pacs"], [1] * 7, [1] * 6 + [0]
-    assert data_remarks(pacs, {"photo": 1670, "sketch/0": 3929}, [even], "photo", even) == []
-    (said,) = data_remarks(pacs, {"photo": 1670, "sketch/0": 3930}, [even], "photo", even)
+    assert data_notes(pacs, {"photo": 1670, "sketch/0": 3929}, [even], "photo", even) == []
+    (said,) = data_notes(pacs, {"photo": 1670, "sketch/0": 3930}, [even], "photo", even)
     assert said.startswith("sketch has 3,930 images, and PACS was published with 3,929;")
     sources = [person, [2] * 6 + [0]]
-    (said,) = data_remarks(pacs, {}, sources, "photo", even)
+    (said,) = data_notes(pacs, {}, sources, "photo", even)
     assert said.startswith("no client has training images of person, which photo is tested on;")
-    assert data_remarks(pacs, {}, sources, "photo", person) == []
-    assert data_remarks(pacs, {}, [*sources, ()], "photo", even) == []  # a client has not answered yet
+    assert data_notes(pacs, {}, sources, "photo", person) == []
+    assert data_notes(pacs, {}, [*sources, ()], "photo", even) == []  # a client has not answered yet
 
 
 @pytest.mark.parametrize("method", ["perada", "scaffold", "fedig", "copa", "plan"])
@@ -174,15 +174,15 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     """One and four clients per domain with the same partition are a usual sweep, which is not refused."""
     data = {"partition": "dirichlet", "alpha": 0.1}
     resolve(Experiment(data=data))
-    said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}), Recipe(), {})
+    said = no_effect_notes(Experiment(data=data, model={"prompt": "{} x"}), Recipe(), {})
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
-    assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), Recipe(), {}) == []
+    assert no_effect_notes(Experiment(data={**data, "clients_per_domain": 4}), Recipe(), {}) == []
     drawn = Experiment(train={"clients_per_round": 2})  # one client with all data is never drawn
-    assert [len(no_effect_remarks(drawn, METHODS[name], {})) for name in ("fedavg", "deepall")] == [0, 1]
+    assert [len(no_effect_notes(drawn, METHODS[name], {})) for name in ("fedavg", "deepall")] == [0, 1]
     train = {"dp_epsilon": 0.5}
     grid = Experiment(train=train, run={"label": "train.lr=0.1,train.dp_clip=0.0"})
     said = ["train.dp_epsilon has no effect here, only with train.dp_clip above 0"]
-    assert no_effect_remarks(grid, Recipe(), {}) == said
+    assert no_effect_notes(grid, Recipe(), {}) == said
     with pytest.raises(UserError, match=r"^train\.dp_epsilon has an effect only with"):
         resolve(Experiment(train=train, run={"label": "train.dp_epsilon=0.5"}))
 
@@ -201,7 +201,7 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
 def test_a_parts_setting_without_effect_is_said(method, setting, value, facts, needed):
     part, field = setting.split(".")
     plan = resolve(small_experiment("unused", {"name": method, part: {field: value}}))
-    said = no_effect_remarks(plan.experiment, plan.recipe, facts)
+    said = no_effect_notes(plan.experiment, plan.recipe, facts)
     starts = [text.startswith(f"method.{setting} has no effect here, only with {needed}") for text in said]
     assert starts == [True] * bool(needed)
 
@@ -212,7 +212,7 @@ def test_a_parts_setting_without_effect_is_said(method, setting, value, facts, n
 ])  # fmt: skip
 def test_a_share_rule_that_keeps_nothing_back_is_said(method, backbone, said):
     net = build_model(ModelSettings(backbone=backbone), 10, 1, 28)
-    remarks = share_remarks(net, METHODS[method].share)
+    remarks = share_notes(net, METHODS[method].share)
     assert [text.startswith("method.share has no effect here: without_") for text in remarks] == [True] * said
 
 
