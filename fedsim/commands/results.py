@@ -186,7 +186,7 @@ def show_across(
     else:
         print(comparison.render(format))
     if figure:
-        from fedsim.results.critical_figure import critical_figure
+        from fedsim.results.comparison_figures import critical_figure
         from fedsim.results.figure_style import look
 
         with look([*names, *tests.ranks.index]):

@@ -11,19 +11,15 @@ from fedsim.common.console import counted
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.results import combinations, figures
-from fedsim.results.bars import target_bars
-from fedsim.results.case_grid import case_grid
 from fedsim.results.cases import read_cases
 from fedsim.results.client_rows import client_metrics
 from fedsim.results.compare import compare, run_labels
 from fedsim.results.comparison import Comparison
-from fedsim.results.confusion import confusion_figure
-from fedsim.results.cost_figure import cost_front
+from fedsim.results.comparison_figures import beside_papers, cost_front, target_bars
 from fedsim.results.figure_style import look, styles
 from fedsim.results.metrics import kept, kept_predictions
-from fedsim.results.papers_figure import beside_papers
+from fedsim.results.prediction_figures import case_grid, confusion_figure, reliability_figure
 from fedsim.results.reading import Runs, of_experiment
-from fedsim.results.reliability import reliability_figure
 from fedsim.results.statistics import whole_run_costs
 
 

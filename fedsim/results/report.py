@@ -246,8 +246,8 @@ def case_pictures(runs: Runs, name: str, cases: ByTarget) -> list[Picture]:
     """Pictures of segmented images, one for each method and target."""
     if not cases:
         return []
-    from fedsim.results.case_grid import case_grid
     from fedsim.results.figure_style import look
+    from fedsim.results.prediction_figures import case_grid
 
     pictures = []
     with look([name, *cases, *runs.summary["target"]]):

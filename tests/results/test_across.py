@@ -14,7 +14,7 @@ from fedsim.results.across import across, notes_on, pairs, refuse_one_data_set
 from fedsim.results.added_numbers import added_rows
 from fedsim.results.compare import numbers
 from fedsim.results.comparison import amount
-from fedsim.results.critical_figure import critical_figure
+from fedsim.results.comparison_figures import critical_figure
 from fedsim.results.notes import rank_notes
 
 

@@ -15,6 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
 from fedsim.results.figure_style import styles
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
+from fedsim.results.prediction_figures import reliability_figure
 from fedsim.results.predictions import (
     Predictions,
     keep_selected,
@@ -22,7 +23,6 @@ from fedsim.results.predictions import (
     predictions_file,
     read_predictions,
 )
-from fedsim.results.reliability import reliability_figure
 from fedsim.results.report import more_than_accuracy, write_report
 from fedsim.results.selection import RULES
 
