@@ -16,14 +16,13 @@ import pandas as pd
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
-from fedsim.results.added_numbers import added_rows
 from fedsim.results.agreement import order_notes
 from fedsim.results.comparison import COSTS, GROUPS, Comparison
 from fedsim.results.differences import refuse_twice, require_alike, variant_text, variants
 from fedsim.results.metrics import METRICS, find_metric, metric_values
 from fedsim.results.notes import comparison_notes, damaged_notes, part_notes, round_notes, without_notes
 from fedsim.results.provenance import Environments, environments, provenance_notes, refuse_unlike
-from fedsim.results.published import COLUMNS, beside
+from fedsim.results.published import COLUMNS, RunsOfTable, added_rows, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
 from fedsim.results.statistics import common_seeds, corrected, grid_of, mean_and_std, paired, per_seed_average, ranks
@@ -177,7 +176,8 @@ def _papers(
     """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
     given = {run: runs.experiments[run] for run in table["run"]}
     first = next(iter(given.values()))
-    rows, notes = beside(given, runs.labels(), dict(zip(table["run"], table["label"])), targets, recorded)
+    lines = dict(zip(table["run"], table["label"]))
+    rows, notes = beside(RunsOfTable(given, runs.labels(), lines, recorded), targets)
     notes += order_notes(table, first, targets)
     if isinstance(published, Path):
         added, more = added_rows(published, first, table["method"], targets)
