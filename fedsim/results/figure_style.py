@@ -79,8 +79,8 @@ def unseen(target: str) -> str:
 
 def wrapped(name: str) -> str:
     """A name in up to three lines, so that the settings in it stay whole; only words that fill a line are shortened."""
-    words = " ".join(written(word) for word in name.split())
-    lines = textwrap.wrap(words, MOST_NAME, break_long_words=False, break_on_hyphens=False)
+    text = " ".join(written(word) for word in name.split())
+    lines = textwrap.wrap(text, MOST_NAME, break_long_words=False, break_on_hyphens=False)
     if len(lines) > MOST_NAME_LINES:
         lines = [*lines[: MOST_NAME_LINES - 1], f"… {lines[-1]}"]
     return "\n".join(lines)
@@ -182,29 +182,43 @@ def band(
 
 def legend_below(figure: Figure, names: Iterable[str]) -> None:
     """Draw one legend for all axes under the figure, outside of the plotted area, in the order of `names`."""
-    found = _entries(figure.axes, names)
-    if found:
-        texts = [wrapped(name) for name in found]
-        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(width_of, texts))))))
-        # The page grows by the lines of the legend, so that the panels keep their height.
-        lines = lines_of(texts)
-        rows = -(-len(found) // columns)
-        figure.set_figheight(figure.get_figheight() + (0.05 + 0.14 * lines) * rows - 0.19)
-        figure.legend(found.values(), texts, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
+    entries = _entries(figure.axes, names)
+    if not entries:
+        return
+    texts = [wrapped(name) for name in entries]
+    width = 0.75 + 0.08 * max(map(width_of, texts))
+    columns = max(1, min(len(entries), int(figure.get_figwidth() // width)))
+    rows = -(-len(entries) // columns)
+    # The page grows by the lines of the legend, so that the panels keep their height.
+    height = 0.05 + 0.14 * lines_of(texts)
+    figure.set_figheight(figure.get_figheight() + height * rows - 0.19)
+    figure.legend(
+        entries.values(),
+        texts,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3.2,
+    )
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
     """Draw the legend of one row of panels, right of its last panel, for figures whose rows have different entries."""
-    found = _entries(row, names)
-    texts = [wrapped(name) for name in found]
+    entries = _entries(row, names)
     row[-1].legend(
-        found.values(), texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=3.0
+        entries.values(),
+        [wrapped(name) for name in entries],
+        loc="center left",
+        bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+        handlelength=3.0,
     )
 
 
 def _entries(axes: Iterable[Axes], names: Iterable[str]) -> dict[str, Any]:
     # Every panel lacks some entries (its unseen domain is not a client), so the entries of all panels are collected.
-    found: dict[str, Any] = {}
-    for one in axes:
-        found |= dict(zip(*reversed(one.get_legend_handles_labels())))
-    return {name: found[name] for name in names if name in found}
+    entries: dict[str, Any] = {}
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles))
+    return {name: entries[name] for name in names if name in entries}

@@ -36,40 +36,45 @@ def select_again(
     """
     summary, changed = summary.copy(), {}
     for index, recorded in zip(summary.index, summary.to_dict("records")):
-        rows = rounds.get(recorded["run"])
+        run = recorded["run"]
+        rows = rounds.get(run)
         if not rows:
             continue
         metric = task_in(rows[0]).metric
         if not any(map(_made, rows)):
-            summary.loc[index, [name for name in summary if name.endswith(f"_target_{metric}")]] = math.nan
+            results = [name for name in summary if name.endswith(f"_target_{metric}")]
+            summary.loc[index, results] = math.nan
             continue
-        columns = {"best_validation": validation_column(experiments[recorded["run"]], metric)}
-        for rule, column in (columns | {"oracle": f"target_{metric}"}).items():
-            then = recorded.get(f"{rule}_round")
-            row = None if pd.isna(then) else _first_of_equals(rows, column, int(then))
+        validation = validation_column(experiments[run], metric)
+        for rule, column in {"best_validation": validation, "oracle": f"target_{metric}"}.items():
+            before = recorded.get(f"{rule}_round")
+            row = None if pd.isna(before) else _first_of_equals(rows, column, int(before))
             if row is None:
                 continue
             summary.loc[index, f"{rule}_round"] = int(row["round"])
             for name in (f"target_{metric}", f"mean_validation_{metric}"):
                 summary.loc[index, f"{rule}_{name}"] = _number(row.get(name))
             if rule == "best_validation":
-                changed[recorded["run"]] = {"reselected": f"round {row['round']} instead of {int(then)}"}
+                changed[run] = {"reselected": f"round {row['round']} instead of {int(before)}"}
     return summary, changed
 
 
-def _first_of_equals(rows: Rows, column: str, then: int) -> dict[str, str] | None:
-    """The first of the rows that are equal to round `then`, or the best one when no reply made that round.
+def _first_of_equals(rows: Rows, column: str, number: int) -> dict[str, str] | None:
+    """The first of the rows that are equal to the round of this number, or the best one when no reply made that round.
 
     None when that is the first itself, or not the best.
     """
     made = [row for row in rows if _made(row)]
-    own = next((row for row in rows if int(row["round"]) == then), None)
+    selected = next((row for row in rows if int(row["round"]) == number), None)
     scores = np.array([_number(row.get(column)) for row in made])
-    if own is None or np.isnan(scores).all():
+    if selected is None or np.isnan(scores).all():
         return None
-    best = first_best(scores)
-    equal = comparable(_number(own.get(column))) == comparable(scores[best])
-    return made[best] if not _made(own) or (equal and made[best] is not own) else None
+    place = first_best(scores)
+    best = made[place]
+    if not _made(selected):
+        return best
+    is_equal = comparable(_number(selected.get(column))) == comparable(scores[place])
+    return best if is_equal and best is not selected else None
 
 
 def _made(row: Mapping[str, str]) -> bool:
@@ -94,12 +99,17 @@ def remarks_on(rows: Rows, chosen: float) -> dict[str, str]:
     """
     failed = sum(_number(row.get("failed")) > 0 and _made(row) for row in rows)
     unmade = sum(not _made(row) for row in rows)
-    counts = {int(row["round"]): _number(row[VALIDATED] or row.get("clients")) for row in rows if VALIDATED in row}
-    own = counts.get(int(chosen), math.nan) if chosen >= 0 else math.nan
-    most = max((count for count in counts.values() if not math.isnan(count)), default=math.nan)
-    found = {
-        "failed": f"{failed} round{'s' if failed > 1 else ''}" if failed else "",
-        "unmade": f"{unmade} of {len(rows)} rounds" if unmade else "",
-        "thin": f"{own:.0f} of {most:.0f} clients" if own < most else "",
-    }
-    return {kind: text for kind, text in found.items() if text}
+    validated = {}  # {round: the clients that validated in it}
+    for row in rows:
+        if VALIDATED in row:
+            validated[int(row["round"])] = _number(row[VALIDATED] or row.get("clients"))
+    selected = validated.get(int(chosen), math.nan) if chosen >= 0 else math.nan
+    most = max((count for count in validated.values() if not math.isnan(count)), default=math.nan)
+    remarks = {}
+    if failed:
+        remarks["failed"] = f"{failed} round{'s' if failed > 1 else ''}"
+    if unmade:
+        remarks["unmade"] = f"{unmade} of {len(rows)} rounds"
+    if selected < most:
+        remarks["thin"] = f"{selected:.0f} of {most:.0f} clients"
+    return remarks

@@ -33,13 +33,15 @@ VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_val
 def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
     """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs."""
     runs = [experiment.run for experiment in experiments]
-    domains = sorted({run.validation_domain for run in runs})
-    local = {run.select_on == "local" for run in runs if not run.validation_domain}
-    if rule != DEFAULT_RULE or (domains, local) == ([""], {False}):
+    domains = sorted({run.validation_domain for run in runs} - {""})
+    models = {run.select_on for run in runs if not run.validation_domain}
+    if rule != DEFAULT_RULE or (not domains and models == {"aggregated"}):
         return RULE_TITLES[rule]
-    if not local:
+    if not models:
         return f"best validation on {' or '.join(domains)}, which no client has"
-    return f"{RULE_TITLES[rule]} of the local models" if (domains, local) == ([""], {True}) else "best validation"
+    if not domains and models == {"local"}:
+        return f"{RULE_TITLES[rule]} of the local models"
+    return "best validation"
 
 
 def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
@@ -47,7 +49,9 @@ def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metri
 
     metric: the task's primary metric.
     """
-    return (HELD_OUT if experiment.run.validation_domain else VALIDATION_COLUMNS[experiment.run.select_on]) + metric
+    run = experiment.run
+    start = HELD_OUT if run.validation_domain else VALIDATION_COLUMNS[run.select_on]
+    return start + metric
 
 
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
@@ -123,7 +127,8 @@ def summary_row(
         row["validation_domain"] = experiment.run.validation_domain
     trained = rounds[rounds["round"] >= 1]
     # Of training, over all clients of the whole run, with preludes (round 0) and copies.
-    row |= {unit: int(rounds[unit].sum()) if unit in rounds else None for unit in ("images", "steps")}
+    for unit in BUDGETS:
+        row[unit] = int(rounds[unit].sum()) if unit in rounds else None
     row["bytes_down_per_round"] = _mean(trained, "bytes_down")
     row["bytes_up_per_round"] = _mean(trained, "bytes_up")
     seconds = trained.get("round_seconds", pd.Series(dtype=float))
@@ -137,7 +142,8 @@ def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str) -> dict
         chosen = select(rounds, rule, column)
     except UserError:
         # A diverged run (NaN throughout) still leaves a summary; its empty cells say that nothing could be selected.
-        return {f"{rule}_{name}": None for name in ("round", f"target_{metric}", f"mean_validation_{metric}")}
+        names = ("round", f"target_{metric}", f"mean_validation_{metric}")
+        return {f"{rule}_{name}": None for name in names}
     return {
         f"{rule}_round": int(chosen["round"]),
         f"{rule}_target_{metric}": float(chosen.get(f"target_{metric}", math.nan)),
