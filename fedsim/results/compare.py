@@ -7,7 +7,7 @@ domain has no average. Difference, p and rank use only pairs of runs that both m
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,53 +59,77 @@ def compare(
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
+    task_metric, metric = _check_request(runs, select, metric)
+    experiments = _alike(runs, by)
+    recorded = environments(runs)
+    table = _table_of_runs(runs, experiments, by, f"{select}_target_{task_metric}")
+    refuse_unlike(runs, recorded, dict(zip(table["run"], table["label"])))
+    not_computed = [] if metric == task_metric else _measure(table, runs, metric, select)
+    targets = _targets(table)
+    computed = numbers(table, targets, by, baseline, correction, metric)
+    rule = rule_title(select, experiments.values())
+    names = dict.fromkeys(runs.summary["experiment"])
+    comparison = Comparison(
+        title=f"{', '.join(names)}: {rule}",
+        select=select,
+        targets=targets,
+        published=pd.DataFrame(columns=COLUMNS),
+        metric=metric,
+        rule=rule,
+        table=table,
+        **computed._asdict(),
+    )
+    reasons: list[str] = []
+    if published and comparison.measure.primary:  # the papers print no other metric
+        comparison.published, reasons = _papers(runs, recorded, comparison, published)
+    comparison.notes = [
+        *_notes_on_runs(runs, comparison, reasons),
+        *provenance_notes(recorded),
+        *without_notes(not_computed),
+        *round_notes(runs, select),
+        *_selection_notes(comparison, experiments),
+    ]
+    return comparison
+
+
+def _notes_on_runs(runs: Runs, comparison: Comparison, reasons: list[str]) -> list[str]:
+    """Notes on the runs that are in the table, on its numbers, and on damaged runs."""
+    return [
+        *part_notes(runs.only),
+        *comparison_notes(comparison, reasons, runs.unfinished),
+        *damaged_notes(runs.damaged),
+    ]
+
+
+def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
+    """(the metric of the runs' task, the metric of the comparison); UserError for what these runs do not have."""
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
     task_metric = task_of(runs.summary, f"{select}_target_").metric
     metric = find_metric(metric or task_metric, task_metric)
     if runs.summary.empty:
         raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
+    return task_metric, metric
+
+
+def _measure(table: pd.DataFrame, runs: Runs, metric: str, select: str) -> list[str]:
+    """Put a metric of the kept predictions in the place of accuracy; returns why some runs have none."""
+    values, reasons = metric_values(runs, metric, select)
+    table["accuracy"] = table["run"].map(values)
+    return reasons
+
+
+def _alike(runs: Runs, by: Sequence[str]) -> Experiments:
+    """The settings by which the finished runs are compared; UserError where they differ in anything but `by`."""
     experiments = {run: runs.comparable[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by, runs.unused_parts)
-    recorded = environments(runs)
-    table = _table_of_runs(runs, experiments, by, f"{select}_target_{task_metric}")
-    refuse_unlike(runs, recorded, dict(zip(table["run"], table["label"])))
-    not_computed: list[str] = []
-    if metric != task_metric:
-        values, not_computed = metric_values(runs, metric, select)
-        table["accuracy"] = table["run"].map(values)
-    targets = _targets(table)
-    computed = numbers(table, targets, by, baseline, correction, metric)
-    papers, reasons = pd.DataFrame(columns=COLUMNS), list[str]()
-    if published and METRICS[metric].primary:  # the papers print no other metric
-        papers, reasons = _papers(runs, recorded, table, targets, published)
-    rule = rule_title(select, experiments.values())
-    comparison = Comparison(
-        title=f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}",
-        select=select,
-        targets=targets,
-        published=papers,
-        metric=metric,
-        rule=rule,
-        table=table,
-        **computed._asdict(),
-    )
-    comparison.notes = [
-        *part_notes(runs.only),
-        *comparison_notes(comparison, reasons, runs.unfinished),
-        *damaged_notes(runs.damaged),
-        *provenance_notes(recorded),
-        *without_notes(not_computed),
-        *round_notes(runs, select),
-        *_selection_notes(select, experiments.values()),
-    ]
-    return comparison
+    return experiments
 
 
-def _selection_notes(select: str, experiments: Collection[Experiment]) -> list[str]:
+def _selection_notes(comparison: Comparison, experiments: Experiments) -> list[str]:
     """A note on domains that selected the round and trained no client."""
-    domains = {experiment.run.validation_domain for experiment in experiments} - {""}
-    if not domains or select != "best_validation":
+    domains = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
+    if not domains or comparison.select != "best_validation":
         return []
     return [f"The round was selected on {', '.join(sorted(domains))}, on which no one trained."]
 
@@ -171,13 +195,13 @@ def _average_scores(
 
 
 def _papers(
-    runs: Runs, recorded: Environments, table: pd.DataFrame, targets: list[str], published: bool | Path
+    runs: Runs, recorded: Environments, comparison: Comparison, published: bool | Path
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
+    table, targets = comparison.table, comparison.targets
     given = {run: runs.experiments[run] for run in table["run"]}
     first = next(iter(given.values()))
-    lines = dict(zip(table["run"], table["label"]))
-    rows, notes = beside(RunsOfTable(given, runs.labels(), lines, recorded), targets)
+    rows, notes = beside(RunsOfTable(given, runs.labels(), comparison.labels, recorded), targets)
     notes += order_notes(table, first, targets)
     if isinstance(published, Path):
         added, more = added_rows(published, first, table["method"], targets)

@@ -40,21 +40,13 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
         return None
     labels = list(comparison.methods["label"])
     texts = [wrapped(shown_label(method)) for method in comparison.methods.to_dict("records")]
-    rows = -(-len(comparison.columns) // 5)
-    columns = -(-len(comparison.columns) // rows)
     height = max(0.3, 0.16 * lines_of(texts)) * len(labels)
-    figure = Figure(figsize=(1.9 * columns + 1.5, rows * (height + 0.9) + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    figure, panels = _bar_panels(comparison, height)
     seeds = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
     set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {seeds})")
-    panels = list(axes.ravel())
-    for number, (panel, target) in enumerate(zip(panels, comparison.columns)):
+    for panel, target in zip(panels, comparison.columns):
         bars = cells[cells["target"] == target].set_index("label").reindex(labels)
         _bars(panel, bars, runs[runs["target"] == target], looks)
-        panel.tick_params(labelbottom=number + columns >= len(comparison.columns))  # only without a panel below
-        panel.set_title(unseen(target) if target in comparison.targets else target)
-    for panel in panels[len(comparison.columns) :]:
-        panel.set_visible(False)
     # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
     panels[0].set_yticks(range(len(labels)), texts)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)
@@ -64,6 +56,23 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
     title = f"target {comparison.measure.title} (%)"
     figure.supxlabel(f"{title}, axis from {start}" if start else title, fontsize=9)
     return figure
+
+
+def _bar_panels(comparison: Comparison, height: float) -> tuple[Figure, list[Axes]]:
+    """(a figure, its panels for the targets and the average, at most five in a row); height: of a panel in inches."""
+    count = len(comparison.columns)
+    rows = -(-count // 5)
+    columns = -(-count // rows)
+    size = (1.9 * columns + 1.5, rows * (height + 0.9) + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel())
+    for number, (panel, target) in enumerate(zip(panels, comparison.columns)):
+        has_panel_below = number + columns < count
+        panel.tick_params(labelbottom=not has_panel_below)
+        panel.set_title(unseen(target) if target in comparison.targets else target)
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    return figure, panels
 
 
 def _bars(axes: Axes, bars: pd.DataFrame, runs: pd.DataFrame, looks: Looks) -> None:
@@ -199,15 +208,24 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
     frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all").sort_values(OURS)
     if len(frame) < FEWEST:
         return None
-    shown = frame.drop(index=BASELINE)
-    figure = Figure(figsize=(6.4, 0.3 * len(shown) + 1.6), layout="constrained")
+    figure = Figure(figsize=(6.4, 0.3 * (len(frame) - 1) + 1.6), layout="constrained")
     axes = figure.subplots()
     tau = in_words(frame[[OURS, MEAN]])
     rule = f"{comparison.rule}; {over_seeds(comparison.most_seeds)}"
     set_title(figure, f"{name}: difference to FedAvg here and in papers\nKendall's tau {tau}; {rule}")
+    _paper_marks(axes, frame.drop(index=BASELINE))
+    axes.axvline(0, color="#444444", linewidth=0.8)
+    axes.set_ylabel("method")
+    axes.set_xlabel("accuracy on the unseen domains, points above FedAvg of the same table")
+    legend_below(figure, frame.columns)
+    return figure
+
+
+def _paper_marks(axes: Axes, shown: pd.DataFrame) -> None:
+    """Draw a mark for each method (row) and table (column), and lines from ours to the papers' mean."""
     rows = range(len(shown))
     axes.hlines(rows, shown[OURS], shown[MEAN], color="#999999", linewidth=1, zorder=1)
-    for place, column in enumerate(frame.drop(columns=MEAN)):
+    for place, column in enumerate(shown.drop(columns=MEAN)):
         is_ours = column == OURS
         axes.plot(
             shown[column],
@@ -219,12 +237,7 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
             markersize=8 if is_ours else 6,
             label=column,
         )
-    axes.axvline(0, color="#444444", linewidth=0.8)
     axes.set_yticks(rows, [written(str(method)) for method in shown.index])
-    axes.set_ylabel("method")
-    axes.set_xlabel("accuracy on the unseen domains, points above FedAvg of the same table")
-    legend_below(figure, frame.columns)
-    return figure
 
 
 def critical_figure(pairs: Pairs, name: str) -> Figure:
@@ -247,10 +260,27 @@ def critical_figure(pairs: Pairs, name: str) -> Figure:
             _name_of_rank(axes, text, rank, len(groups) + 1 + place, low - margin, "right")
         else:
             _name_of_rank(axes, text, rank, len(groups) + len(ranks) - place, high + margin, "left")
-    for number, group in enumerate(groups, 1):
-        ends = ranks[group[0]], ranks[group[-1]]
-        axes.plot(ends, [number, number], color=COLORS[0], linewidth=4, solid_capstyle="round", zorder=2)
+    _join(axes, pairs)
     axes.set_ylim(height, 0)
+    _rank_axis(axes, low, high)
+    return figure
+
+
+def _join(axes: Axes, pairs: Pairs) -> None:
+    """Draw a bar over each group, one below the other."""
+    for number, group in enumerate(pairs.groups, 1):
+        axes.plot(
+            [pairs.ranks[group[0]], pairs.ranks[group[-1]]],
+            [number, number],
+            color=COLORS[0],
+            linewidth=4,
+            solid_capstyle="round",
+            zorder=2,
+        )
+
+
+def _rank_axis(axes: Axes, low: int, high: int) -> None:
+    """Draw nothing but an axis of ranks at the top."""
     axes.set_xlim(low, high)
     axes.xaxis.tick_top()
     axes.set_xticks(range(low, high + 1))
@@ -258,7 +288,6 @@ def critical_figure(pairs: Pairs, name: str) -> Figure:
     axes.spines["top"].set_visible(True)
     axes.set_yticks([])
     axes.grid(visible=False)
-    return figure
 
 
 def _name_of_rank(axes: Axes, text: str, rank: float, row: float, end: float, side: Any) -> None:

@@ -75,30 +75,45 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     labels = _labels_that_vary(frame, column)
     if not labels:
         return None
-    left_out = f"; first {MOST_ROWS} of {len(labels)} methods" if len(labels) > MOST_ROWS else ""
-    labels, targets = labels[:MOST_ROWS], sorted(frame["target"].unique())
+    over = ""
+    if len(labels) > MOST_ROWS:
+        over = f"; first {MOST_ROWS} of {len(labels)} methods"
+        labels = labels[:MOST_ROWS]
+    targets = sorted(frame["target"].unique())
     title = column.replace("_", " ")
     clients, key, of_what = client_key(clients)
-    seeds = most_seeds(frame)
-    over = over_seeds(seeds)
-    if key == "domain":
-        over = f"mean ± std over clients, {'seeds' if seeds > 1 else 'one seed'}"
     frame = frame.assign(**{key: clients[key]})
-    heads = list(map(unseen, targets))
-    figure, axes = panels(len(labels), heads, f"{name}: {title} {of_what} ({over}{left_out})")
-    # A client has the same style in every figure, whichever methods have a row there.
-    looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
+    over = _averaged_over(key, most_seeds(frame)) + over
+    figure, axes = panels(len(labels), list(map(unseen, targets)), f"{name}: {title} {of_what} ({over})")
+    looks = _looks_of_clients(clients[key])
     for row, label in zip(axes, labels):
         row[0].set_ylabel(f"{wrapped(label)}\n{title}")
         runs = frame[frame["label"] == label]
         for panel, target in zip(row, targets):
             _client_lines(panel, runs[runs["target"] == target], key, column, looks)
-        low, high = runs[column].agg(["min", "max"])
-        if high > 0 and high - low <= 1e-6 * high:  # one number: an axis around it would show differences of nothing
-            row[0].set_ylim(0, 1.1 * high)
+        _start_at_zero(row[0], runs[column])
     _round_axis(axes[-1])
     legend_below(figure, looks)
     return figure
+
+
+def _looks_of_clients(names: pd.Series) -> Looks:
+    """The style of each client, which is the same in every figure, whichever methods have a row there."""
+    return styles(sorted(names.unique(), key=lambda client: (client == "pooled", client)))
+
+
+def _averaged_over(key: str, seeds: int) -> str:
+    """What a point of a line is, in words; key: the column that has a value for each line."""
+    if key == "domain":
+        return f"mean ± std over clients, {'seeds' if seeds > 1 else 'one seed'}"
+    return over_seeds(seeds)
+
+
+def _start_at_zero(axes: Axes, values: pd.Series) -> None:
+    """Begin the axis of a single number at zero: an axis around it would show differences of nothing."""
+    low, high = values.min(), values.max()
+    if high > 0 and high - low <= 1e-6 * high:
+        axes.set_ylim(0, 1.1 * high)
 
 
 def _labels_that_vary(frame: pd.DataFrame, column: str) -> list[str]:

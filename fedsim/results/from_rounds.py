@@ -51,12 +51,20 @@ def select_again(
             row = None if pd.isna(before) else _first_of_equals(rows, column, int(before))
             if row is None:
                 continue
-            summary.loc[index, f"{rule}_round"] = int(row["round"])
-            for name in (f"target_{metric}", f"mean_validation_{metric}"):
-                summary.loc[index, f"{rule}_{name}"] = _number(row.get(name))
+            for name, value in _results(row, metric).items():
+                summary.loc[index, f"{rule}_{name}"] = value
             if rule == "best_validation":
                 changed[run] = {"reselected": f"round {row['round']} instead of {int(before)}"}
     return summary, changed
+
+
+def _results(row: Mapping[str, str], metric: str) -> dict[str, float]:
+    """What a summary has of a selected round."""
+    return {
+        "round": int(row["round"]),
+        f"target_{metric}": _number(row.get(f"target_{metric}")),
+        f"mean_validation_{metric}": _number(row.get(f"mean_validation_{metric}")),
+    }
 
 
 def _first_of_equals(rows: Rows, column: str, number: int) -> dict[str, str] | None:

@@ -74,24 +74,32 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, r
     classes = [written(one, 14) for one in next(iter(by_target.values())).classes]
     if len(classes) > MOST_CLASSES:
         return None
-    columns = min(len(by_target), 4)
-    rows = -(-len(by_target) // columns)
-    side = max(2.0, 0.13 * len(classes), 0.36 * min(len(classes), MOST_NUMBERS))
-    margin = 0.085 * max(map(width_of, classes))
-    size = ((side + 0.2) * columns + margin + 0.8, (side + 0.5) * rows + margin + 0.9)
-    figure = Figure(figsize=size, layout="constrained")
+    count = len(by_target)
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    figure = Figure(figsize=_confusion_size(rows, columns, classes), layout="constrained")
     axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel())
     title = f"{name}, {label}: confusion on the unseen domain (% of the images of each class)"
     set_title(figure, f"{title}\n({rule})")
     for number, (panel, target) in enumerate(zip(axes, by_target)):
         _confusion(panel, confusion_matrix(by_target[target]), classes)
-        panel.tick_params(labelbottom=number + columns >= len(by_target))  # only panels without another panel below
+        has_panel_below = number + columns < count
+        panel.tick_params(labelbottom=not has_panel_below)
         panel.set_title(unseen(target))
-    for panel in axes[len(by_target) :]:
+    for panel in axes[count:]:
         panel.set_visible(False)
     figure.supxlabel("predicted class", fontsize=9)
     figure.supylabel("class", fontsize=9)
     return figure
+
+
+def _confusion_size(rows: int, columns: int, classes: list[str]) -> tuple[float, float]:
+    """Width and height of the figure in inches."""
+    side = max(2.0, 0.13 * len(classes), 0.36 * min(len(classes), MOST_NUMBERS))
+    margin = 0.085 * max(map(width_of, classes))
+    width = (side + 0.2) * columns + margin + 0.8
+    height = (side + 0.5) * rows + margin + 0.9
+    return width, height
 
 
 def _confusion(axes: Axes, matrix: np.ndarray, classes: list[str]) -> None:

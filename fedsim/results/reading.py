@@ -1,5 +1,6 @@
 """Reads runs from disk into pandas: one call returns all records below a folder."""
 
+import itertools
 import math
 import os
 import tomllib
@@ -112,18 +113,17 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
     summary, reselected = select_again(frames["summary"], rounds, experiments)
     frames["summary"] = summary
-    selected = dict(zip(summary["run"], summary.get("best_validation_round", ())))
+    selected = dict(zip(summary["run"], summary.get("best_validation_round", itertools.repeat(math.nan))))
     remarks = {}
     for run, rows in rounds.items():
         remarks[run] = remarks_on(rows, selected.get(run, math.nan)) | reselected.get(run, {})
-    summarized = set(summary["run"])
     return Runs(
         **frames,
         experiments=experiments,
         folder=folder,
         unfinished=[run for run in paths if run not in finished],
         remarks=remarks,
-        damaged=[run for run in rounds if run not in summarized],
+        damaged=[run for run in rounds if run not in selected],
     )
 
 
@@ -151,14 +151,12 @@ def choose_runs(
     """
     labels = runs.labels()
     methods = with_commas(methods, set(labels.values()))
-    names: dict[str, set[str]] = {}  # {run: its method, its label, and its method's folder}
-    for run, experiment in runs.experiments.items():
-        names[run] = {experiment.method_name, labels[run], _path_names(run)[0]} - {""}
+    names = {run: _names_of_method(run, experiment, labels[run]) for run, experiment in runs.experiments.items()}
     settings = [experiment.run for experiment in runs.experiments.values()]
     _require_known("method", methods, [name for run in names for name in sorted(names[run])])
     _require_known("target", targets, [each.target for each in settings])
     _require_known("seed", seeds, [each.seed for each in settings])
-    choice = Choice(frozenset(methods), frozenset(targets), frozenset(f"seed{seed}" for seed in seeds))
+    choice = Choice(methods, targets, [f"seed{seed}" for seed in seeds])
     chosen = []
     for run, experiment in runs.experiments.items():
         if choice.has(names[run], experiment.run.target, f"seed{experiment.run.seed}"):
@@ -166,30 +164,43 @@ def choose_runs(
     if not chosen:
         raise UserError("no finished run has one of these methods, targets and seeds together")
     part = part_of(runs, chosen)
-    given = {"methods": methods, "targets": targets, "seeds": seeds}
-    texts = [f"{what} {', '.join(map(str, values))}" for what, values in given.items() if values]
-    part.only = "; ".join(filter(None, [runs.only, *texts]))
-    part.unfinished = []
-    for run in runs.unfinished:  # nothing of them is read but their path
-        folder, target, seed = _path_names(run)
-        if choice.has({folder, folder.partition("@")[0]}, target, seed):
-            part.unfinished.append(run)
+    part.only = "; ".join(filter(None, [runs.only, _choice_text(methods, targets, seeds)]))
+    part.unfinished = [run for run in runs.unfinished if choice.has_unfinished(run)]
     return part
+
+
+def _names_of_method(run: str, experiment: Experiment, label: str) -> set[str]:
+    """The names by which a run's method is chosen: its method, its label, and its method's folder."""
+    return {experiment.method_name, label, _path_names(run)[0]} - {""}
+
+
+def _choice_text(methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int]) -> str:
+    """`methods fedavg; seeds 0, 1` of the lists that are not empty."""
+    texts = []
+    for what, values in {"methods": methods, "targets": targets, "seeds": seeds}.items():
+        if values:
+            texts.append(f"{what} {', '.join(map(str, values))}")
+    return "; ".join(texts)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Methods, targets and seeds (`seed0`) by which runs are chosen; an empty set takes all."""
+    """Methods, targets and seeds (`seed0`) by which runs are chosen; an empty list takes all."""
 
-    methods: frozenset[str]
-    targets: frozenset[str]
-    seeds: frozenset[str]
+    methods: Sequence[str]
+    targets: Sequence[str]
+    seeds: Sequence[str]
 
     def has(self, names: set[str], target: str, seed: str) -> bool:
         """Whether a run with one of these names of a method, this target and seed is chosen."""
-        has_method = not self.methods or bool(names & self.methods)
+        has_method = not self.methods or not names.isdisjoint(self.methods)
         has_target = not self.targets or target in self.targets
         return has_method and has_target and (not self.seeds or seed in self.seeds)
+
+    def has_unfinished(self, run: str) -> bool:
+        """Whether an unfinished run is chosen, of which nothing is read but its path."""
+        folder, target, seed = _path_names(run)
+        return self.has({folder, folder.partition("@")[0]}, target, seed)
 
 
 def _require_known(what: str, names: Sequence[Any], available: Sequence[Any]) -> None:
