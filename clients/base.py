@@ -1,149 +1,38 @@
-"""DomainClient: the client of one domain, which trains as the parts of the recipe say."""
+"""DomainClient: Flower's client of one domain. Names become positions only in its `fit` and `evaluate`."""
 
-import copy
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from clients.batch import Transfer
-from clients.budget import Amount, local_plan
-from clients.compiled import Compiled
-from clients.local_data import LocalData
-from clients.local_steps import BestIterate, Fitted, LocalSteps, Measured, Order, Training
-from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
-from clients.parts import LocalRound, StepFunction, departing
-from clients.recipe import ClientRecipe
-from clients.store import ClientStore
-from clients.tools.networks import NetView, view_of
-from fedsim.common.seeding import seed_library
-from fedsim.common.values import Foreign
+from clients.local_steps import Fitted, Measured, Order
+from clients.round import LocalClient
 from fedsim.flower.numpy_client import NumPyClient
-from fedsim.models.infer.base import Predict
-from fedsim.models.net import Net
-from fedsim.settings.experiment import Experiment
-from fedsim.tensors.arrays import fill, load_arrays, to_arrays
-from strategies.parts import Arrays, Cut, Place
-from strategies.wire.cuts import put_back, taken
+from fedsim.tensors.arrays import fill
+from strategies.parts import ArrayDict, Arrays
 
 
-@dataclass(eq=False)
-class DomainClient(NumPyClient):
-    """Flower NumPyClient of one client name; `parameters` are the tensors of `names(phase)`, in that order.
-
-    All clients of a process share the network, which holds no state of its own. Shared tensors come with each message.
-    Personal tensors (places `upload` and `local`) come from the store, at the first participation from the initial
-    model. Frozen tensors are in the network since it was built, and nothing ever changes them.
-
-    clients: the names of all source clients, in the order of the domains
-    source_clients: the number of clients that hold source data; all those that a pooled client represents are counted
-    build_net: a function that makes the run's initial network
-    """
-
-    experiment: Experiment
-    recipe: ClientRecipe
-    view: NetView
-    places: dict[str, Place]
-    initial: dict[str, Tensor]
-    data: LocalData
-    store: ClientStore
-    device: torch.device
-    clients: Sequence[str]
-    source_clients: int
-    build_net: Callable[[], Net]
-    compiled: Compiled | None
-
-    def __post_init__(self) -> None:
-        self.counts: list[int] = [self.data.examples]  # training images of every client
-        self.spent: list[Amount] = []  # work of the current round
-        self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
-        self.warm: dict[str, tuple[Hashable, Foreign]] = {}
-        self.records: dict[str, dict[str, np.ndarray]] = {}
-        self.outbox: dict[str, dict[str, np.ndarray]] = {}
-        self.stored = 0  # the number of store entries written with the last reply
-        self.personal = [part.personal for part in self.recipe.client_parts() if part.personal]
-
-    @property
-    def net(self) -> Net:
-        """The network that the clients of this process share."""
-        return self.view.net
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The network's tensors by name."""
-        return self.view.state
-
-    @property
-    def metric(self) -> str:
-        """The primary metric, under the name that messages and records use."""
-        return self.data.task.metric
-
-    def names(self, phase: str) -> list[str]:
-        """Names of the tensors received: the shared ones for training, and also the uploaded ones for evaluation."""
-        places = ("shared", "upload") if phase == "evaluate" else ("shared",)
-        return [name for name, place in self.places.items() if place in places]
-
-    def upload_names(self) -> list[str]:
-        """Names of the tensors sent after training."""
-        return self.names("evaluate")
+class DomainClient(LocalClient, NumPyClient):
+    """Flower NumPyClient of one client name; `parameters` are the tensors of `names(phase)`, in that order."""
 
     def fit(self, parameters: list[np.ndarray], config: Order) -> Fitted:  # type: ignore[override]  # numbers alone
-        """Trains; returns the tensors to send (views of the network, in its memory layout), examples and metrics."""
-        training = self.begin_fit(parameters, config)
-        return self.end_fit(training, self._train(training.round))
-
-    def begin_fit(self, parameters: list[np.ndarray], config: Order) -> Training:
-        """What `fit` does before the first step of the round."""
-        started = time.perf_counter()
-        round = self._open(config)
-        self.counts, self.spent = config.get("counts", [self.data.examples]), []
-        self._keep_banks()
-        self._load(parameters, "train")
-        metrics: dict[str, float] = {}
-        for report in self.recipe.reports:
-            metrics |= report.before(round)
-        if round.phase == "train" and self.recipe.client.lacks(round):
-            initial = self.build_net().state_dict()  # a client that joins late starts from it, like the others
-            load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
-            self._train(round.for_phase(self.recipe.prelude))
-            self._load(parameters, "train")
-        return Training(round, parameters, metrics, started)
-
-    def end_fit(self, training: Training, loss: float) -> Fitted:
-        """What `fit` does after the last step: reports, state, and the tensors to send."""
-        round, metrics = training.round, {**training.metrics, "train_loss": loss}
-        metrics |= round.tallied() | {unit: sum(getattr(part, unit) for part in self.spent) for unit in Amount._fields}
-        for report in self.recipe.reports:
-            metrics |= report.after(round)
-        if self.experiment.run.select_on == "local":
-            metrics[f"local_validation_{self.metric}"] = self.validate()[0]
-        if self.initial:
-            self.store.put("personal", {name: self.state[name] for name in self.initial})
-        self.stored = self.store.commit()
-        trained: Arrays = to_arrays({name: self.state[name] for name in self.upload_names()})
-        trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
-        trained = departing(self.recipe.client_parts(), round, trained, received)
-        metrics |= {"compile_seconds": self.compiled.take_seconds()} if self.compiled else {}
-        metrics["train_seconds"] = time.perf_counter() - training.started
-        self.outbox = round.outbox
-        return list(trained.values()), self.data.examples, metrics
-
-    def on(self, net: Net) -> "DomainClient":
-        """The same client, with its data and its store, on another network of the same kind; trained side by side."""
-        other = copy.copy(self)
-        other.view = view_of(net, self.places)
-        other.cut, other.outbox, other.compiled = {}, {}, None
-        return other
+        """Trains; returns the tensors to send, the number of examples and metrics."""
+        tensors = dict(zip(self.names("train"), parameters, strict=True))
+        trained, examples, metrics = self.train(tensors, config)
+        return list(trained.values()), examples, metrics
 
     def evaluate(self, parameters: list[np.ndarray], config: Order) -> Measured:  # type: ignore[override]  # as `fit`
-        """Validates the received model. The personal state stays, and is used only where it was never uploaded."""
+        """Validates the received model; returns the loss, the number of images and metrics."""
+        return self.validate_model(dict(zip(self.names("evaluate"), parameters, strict=True)), config)
+
+    def validate_model(self, tensors: Arrays, order: Order) -> Measured:
+        """Validates a received model: its loss, the number of images and metrics.
+
+        The client's own tensors stay in the store, and are used only where they were never uploaded.
+        """
         started = time.perf_counter()
-        self.store.open_round(config["round"] + 1, config.get("state-round"), config.get("saved-round"))
+        self.store.open_round(order["round"] + 1, order.get("state-round"), order.get("saved-round"))
         self._restore_personal(only="local")
-        self._load(parameters, "evaluate")
+        self._load(tensors, "evaluate")
         rule = self.recipe.infer
         score, loss = self.validate(rule.begin(self.net, tuple) if rule.on_sources else None)
         metrics = {self.metric: score}
@@ -165,132 +54,9 @@ class DomainClient(NumPyClient):
             score, loss = self.validate()
         return {f"personal_{self.metric}": score, "personal_loss": loss}
 
-    def collect(self, config: Order, parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def collect(self, order: Order, tensors: Arrays | None = None) -> ArrayDict:
         """This client's contribution to the bank that the message names, made with the received model, if any."""
-        round = self._open(config)
-        if parameters is not None:
-            self._load(parameters, "train")
-        return self.recipe.contributor(config["bank"]).collect(round)
-
-    def _open(self, config: Order) -> LocalRound:
-        """Begins a round of this client: its state of before, its part of the model, and what its parts see."""
-        client, number, phase = config["client"], config["round"], config["phase"]
-        seed = self.experiment.run.seed
-        if "delivered" not in config:  # else it has trained in this round, and what it stored then must stay
-            self.store.open_round(number, config.get("state-round"), config.get("saved-round"))
-        seed_library(seed, "library", client, phase, number)
-        self.cut = self.recipe.share.cut(self.net, client, number, seed) if phase == "train" else {}
-        is_first = self.store.get("personal") is None
-        self._restore_personal()
-        if is_first:
-            self._start_from_banks()
-        return self._local_round(config)
-
-    def _start_from_banks(self) -> None:
-        """Loads the personal tensors that a bank gives to a client in its first round."""
-        for bank in self.recipe.banks:
-            if bank.initial and bank.name in self.records:
-                load_arrays(self.state, self.records[bank.name], list(self.records[bank.name]))
-
-    def _local_round(self, config: Order) -> LocalRound:
-        """What the parts see of the round that a message asks for."""
-        recipe, train, phase = self.recipe, self.experiment.train, config["phase"]
-        return LocalRound(
-            client=config["client"],
-            net=self.net,
-            train=train,
-            classes=self.data.classes,
-            round=config["round"],
-            rounds=train.rounds,
-            phase=phase,
-            seed=self.experiment.run.seed,
-            device=self.device,
-            store=self.store,
-            data=self.data,
-            clients=tuple(self.clients),
-            places=self.places,
-            records=self.records,
-            warm=self.warm,
-            task=self.data.task,
-            pull=sum(term.pull for term in recipe.terms if term.acts(phase)),
-            asked=config.get("bank", ""),
-            delivered=tuple(config.get("delivered", ())),
-            known_weights=recipe.weights.known,
-            compiled=self.compiled,
-            build_net=self.build_net,
-        )
-
-    def _load(self, parameters: list[np.ndarray], phase: str) -> None:
-        names, cut = self.names(phase), self.cut if phase == "train" else {}
-        arrays = dict(zip(names, parameters, strict=True))
-        zeros = {name: np.zeros(tuple(self.state[name].shape), arrays[name].dtype) for name in cut}
-        load_arrays(self.state, put_back(arrays, cut, zeros), names)
-
-    def _keep_banks(self) -> None:
-        """Stores a bank that comes only once, and fills `records` with those that came in an earlier round."""
-        for bank in [bank for bank in self.recipe.banks if bank.when == "once"]:
-            if bank.name in self.records:
-                arrays = self.records[bank.name]
-                self.store.put(f"bank-{bank.name}", {key: torch.tensor(value) for key, value in arrays.items()})
-            elif (stored := self.store.get(f"bank-{bank.name}")) is not None:
-                self.records[bank.name] = {key: value.numpy() for key, value in stored.items()}
-
-    def _restore_personal(self, only: str = "") -> None:
-        personal = self.store.get("personal") or self.initial
-        fill(self.state, {name: value for name, value in personal.items() if not only or self.places[name] == only})
-
-    def _train(self, round: LocalRound) -> float:
-        """Trains locally and returns the mean loss over the steps."""
-        steps = self.begin_steps(round)
-        for positions in steps.plan:
-            steps.take(self.data.batch(positions, steps.transfer, steps.late))
-        return self.end_steps(steps)
-
-    def begin_steps(self, round: LocalRound) -> LocalSteps:
-        """What `_train` does before the first step: plan the batches, make the optimizer, let the parts begin."""
-        recipe = self.recipe
-        work, plan = local_plan(recipe, round, self.counts, self.source_clients)
-        self.spent.append(Amount.of(plan))
-        round.steps, round.images = len(plan), self.spent[-1].images
-        round.lr = learning_rate(work, max(round.round, 1), round.rounds)
-        for parameter in self.view.learned:
-            parameter.requires_grad_(True)  # a part may have taken the gradient of some in a round that it did not end
-        round.optimizer = make_optimizer(self.net, work, round.lr)
-        if work.persist_optimizer and (stored := self.store.get("optimizer")):
-            restore_optimizer(round.optimizer, stored)
-        self.view.train()
-        step, transfer = self._begin_parts(round)
-        best = BestIterate(self.net, self._score, round.steps, work.local_checks)
-        late = recipe.augment is not None and recipe.augment.late
-        return LocalSteps(round, work, plan, step, transfer, late, best, self.view.after_step)
-
-    def _begin_parts(self, round: LocalRound) -> tuple[StepFunction, Transfer | None]:
-        """Lets the parts begin a round; returns what makes a step, and what changes the images of a batch, if any."""
-        recipe = self.recipe
-        begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
-        round.terms = [term for term in begun if term]
-        round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
-        step = recipe.client.begin(round)
-        round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
-        return step, recipe.augment.begin(round) if recipe.augment else None
-
-    def end_steps(self, steps: LocalSteps) -> float:
-        """What `_train` does after the last step; the mean loss."""
-        steps.end([part for part in self.recipe.client_parts() if part.acts(steps.round.phase)])
-        if steps.work.persist_optimizer:
-            self.store.put("optimizer", optimizer_tensors(steps.round.optimizer, self.net))
-        return float(steps.total) / max(steps.round.steps, 1)
-
-    def _score(self) -> float:
-        """The primary metric of the model between two steps."""
-        score, _ = self.validate()
-        self.view.train()
-        return score
-
-    def validate(self, predict: Predict | None = None) -> tuple[float, float]:
-        """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains."""
-        self.view.eval()
-        data, groups, size = self.data, self.data.validation_by_domain, self.experiment.run.evaluate_batch_size
-        results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
-        score, loss = (float(np.mean([result[index] for result in results])) for index in (0, 1))
-        return score, loss
+        round = self._open(order)
+        if tensors is not None:
+            self._load(tensors, "train")
+        return self.recipe.contributor(order["bank"]).collect(round)

@@ -48,14 +48,14 @@ class Compiled:
             return self.program(images)
         started = time.perf_counter()
         try:
-            found = self.program(images)
+            outputs = self.program(images)
         except Exception as error:  # whatever the compiler raises: it is a world of its own
             raise UserError(
                 f"train.compile: PyTorch's compiler failed ({first_line(error, 200)}); on a CPU it needs a C++ "
                 "compiler (g++); set train.compile = 'off' to go on without it"
             ) from error
         self.ready, self.seconds = True, time.perf_counter() - started
-        return found
+        return outputs
 
     def take_seconds(self) -> float:
         """Seconds spent on compiling since the last call."""

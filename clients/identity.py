@@ -32,19 +32,19 @@ class Identity:
         """From the kit's file `peers` (lines `TYPE KEY DOMAIN`), and `key` beside it."""
         file = peers.with_name("key")
         try:
-            key, found = load_ssh_private_key(file.read_bytes(), None), {}
+            key, public_keys = load_ssh_private_key(file.read_bytes(), None), {}
             if not isinstance(key, EllipticCurvePrivateKey):
                 raise ValueError("it is not on P-384")
             on_p384(key.public_key())
             file = peers
             for line in filter(str.strip, file.read_text().splitlines()):
                 kind, public, domain = line.split(None, 2)
-                found[domain.strip()] = on_p384(load_ssh_public_key(f"{kind} {public}".encode()))
+                public_keys[domain.strip()] = on_p384(load_ssh_public_key(f"{kind} {public}".encode()))
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UserError(
                 f"this kit has a file `peers`, so that secure_mean signs its keys, and cannot read {file}: {error}"
             ) from None
-        return cls(key, found)
+        return cls(key, public_keys)
 
     def signature(self, text: bytes) -> bytes:
         """ECDSA with SHA-384, as two numbers of 48 bytes."""

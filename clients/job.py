@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from clients.base import DomainClient
 from clients.local_steps import Order
+from strategies.parts import Arrays
 
 
 @dataclass
 class Job:
-    """What `DomainClient.fit` gets."""
+    """What `LocalClient.train` gets, and the client."""
 
     client: DomainClient
-    parameters: list[np.ndarray]
+    tensors: Arrays
     config: Order

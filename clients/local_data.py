@@ -34,19 +34,22 @@ class LocalData:
         self.class_counts = data.class_counts()
         self.transforms = transforms
         self.device = device
-        own = np.concatenate([data.train, data.validation])
+        positions = np.concatenate([data.train, data.validation])
         self.examples = len(data.train)
         self.held = data.held or (self.examples,)
-        self.validation = np.arange(len(data.train), len(own))
+        self.validation = np.arange(len(data.train), len(positions))
+        self._divide_by_domain(data)
+        self.images = kept_near(torch.from_numpy(np.ascontiguousarray(data.images[positions])), device)
+        truth = data.labels if data.masks is None else data.masks
+        self.labels = torch.from_numpy(np.ascontiguousarray(truth[positions])).to(device)
+        knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
+        self.sizes = torch.from_numpy(data.sizes[positions]) if data.sizes is not None and knows_sizes else None
+
+    def _divide_by_domain(self, data: ClientData) -> None:
+        """Notes the domain of each training image, and the validation images of each domain."""
         index = data.domain_index if data.held else np.broadcast_to(np.int64(0), len(data.domain_index))
         self.domains, domains = index[data.train], index[data.validation]
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
-        images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
-        self.images = kept_near(images, device)
-        truth = data.labels if data.masks is None else data.masks
-        self.labels = torch.from_numpy(np.ascontiguousarray(truth[own])).to(device)
-        knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
-        self.sizes = torch.from_numpy(data.sizes[own]) if data.sizes is not None and knows_sizes else None
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change."""

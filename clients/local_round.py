@@ -212,8 +212,8 @@ class LocalRound:
 
     def tensors(self, name: str, wanted_by: str) -> dict[str, Tensor]:
         """The same record as new tensors on the client's device."""
-        found = self.record(name, wanted_by)
-        return {key: torch.tensor(array, device=self.device) for key, array in found.items()}
+        tensors = self.record(name, wanted_by)
+        return {key: torch.tensor(array, device=self.device) for key, array in tensors.items()}
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Puts a record into the outbox. It goes to the server's bank of that name with the trained model."""

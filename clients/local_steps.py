@@ -12,10 +12,12 @@ from clients.parts import Batch, ClientPart, LocalRound, StepFunction
 from fedsim.common.values import Json
 from fedsim.models.net import Net
 from fedsim.settings import TrainSettings
+from strategies.parts import Arrays
 
 Order = Mapping[str, Json]  # the settings of a message
 Measured = tuple[float, int, dict[str, float]]  # loss, number of validation examples, metrics
-Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
+Trained = tuple[Arrays, int, dict[str, float]]  # tensors to send, number of training examples, metrics
+Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # the same without the names of the tensors
 
 
 @dataclass
@@ -23,7 +25,7 @@ class Training:
     """A client's round between its beginning and its end: what parts see, what came, metrics so far, and its start."""
 
     round: LocalRound
-    received: list[np.ndarray]
+    received: Arrays
     metrics: dict[str, float]
     started: float
 

@@ -115,12 +115,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[
 
     Only the buffers of the network's own parameters: those that a step adds for the round (projections) are made anew.
     """
-    own = sum(parameter.requires_grad for parameter in net.parameters())
+    trained = sum(parameter.requires_grad for parameter in net.parameters())
     state = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": value
         for index, entry in state.items()
-        if index < own
+        if index < trained
         for name, value in entry.items()
         if isinstance(value, Tensor)
     }

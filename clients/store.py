@@ -71,9 +71,9 @@ class ClientStore:
             self._entries[name] = [entry for entry in versions if entry[0] < first]
         newest = max((versions[-1][0] for versions in self._entries.values() if versions), default=-1)
         if counted is not None and newest < counted:
-            found = f"is of round {newest}" if newest >= 0 else "is missing"
+            state = f"is of round {newest}" if newest >= 0 else "is missing"
             raise UserError(
-                f"the state of client {self._owner['client']!r} {found}{self._where()}, but the server counts on that "
+                f"the state of client {self._owner['client']!r} {state}{self._where()}, but the server counts on that "
                 f"of round {counted}; put the newer state back, or start the run anew in another output folder"
             )
 
@@ -115,14 +115,14 @@ class ClientStore:
 
     def passed_on(self, round: int, name: str) -> str:
         """The text of that name that an earlier message of the round kept; "" when there is none."""
-        found, text = self._passed.get(name, (round, ""))
+        of_round, text = self._passed.get(name, (round, ""))
         if self._folder is not None:
             try:
-                kept = json.loads((self._folder / f"{name}.json").read_text())
+                stored = json.loads((self._folder / f"{name}.json").read_text())
             except (FileNotFoundError, ValueError):
                 return ""
-            found, text = kept["round"], kept["text"]
-        return text if found == round else ""
+            of_round, text = stored["round"], stored["text"]
+        return text if of_round == round else ""
 
     def commit(self) -> int:
         """Writes the staged entries as versions of the open round and returns their number.
@@ -136,13 +136,13 @@ class ClientStore:
                 self._write(name, tensors)
             versions = self._entries.setdefault(name, [])
             versions.append((self._round, tensors))
-            found = [version for version, _ in versions]
-            saved = max((version for version in found if version <= self._saved), default=-1)
-            before = max((version for version in found if version < self._round), default=-1)
-            kept = {saved, before, self._round}
-            for version in set(found) - kept:
+            present = [version for version, _ in versions]
+            saved = max((version for version in present if version <= self._saved), default=-1)
+            before = max((version for version in present if version < self._round), default=-1)
+            needed = {saved, before, self._round}
+            for version in set(present) - needed:
                 self._remove(name, version)
-            self._entries[name] = [entry for entry in versions if entry[0] in kept]
+            self._entries[name] = [entry for entry in versions if entry[0] in needed]
         self._pending.clear()
         return count
 
@@ -173,8 +173,8 @@ class ClientStore:
 
     def _files(self) -> dict[tuple[str, int], Path]:
         """The state files by entry and version."""
-        found = [(VERSIONED.fullmatch(path.name), path) for path in sorted(self._at().iterdir())]
-        return {(match[1], int(match[2])): path for match, path in found if match}
+        matches = [(VERSIONED.fullmatch(path.name), path) for path in sorted(self._at().iterdir())]
+        return {(match[1], int(match[2])): path for match, path in matches if match}
 
     def _write(self, name: str, tensors: StateDict) -> None:
         self._claim()

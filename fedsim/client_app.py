@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
 from clients.job import Job
-from clients.local_steps import Fitted
+from clients.local_steps import Trained
 from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.data.names import matching
@@ -32,6 +32,7 @@ from fedsim.run.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import Config, arrays_of, config_of
+from strategies.parts import ArrayDict
 from strategies.wire.packing import answer, unpack
 from strategies.wire.reply_checks import ECHOED
 from strategies.wire.target_site import UPLOADS, score_records
@@ -242,9 +243,9 @@ def collect(message: Message, context: Context) -> RecordDict:
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     received = records.pop("arrays", None)
-    parameters = None if received is None else ordered(received, client.names("train"))
+    tensors = None if received is None else fitting(received, client.names("train"))
     client.records = records
-    content = RecordDict({config["bank"]: state_to_record(client.collect(config, parameters))})
+    content = RecordDict({config["bank"]: state_to_record(client.collect(config, tensors))})
     forget_message(client)
     return content
 
@@ -254,22 +255,22 @@ def collect(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     """Train on this client's images, starting from the received tensors."""
     job = job_of(message, context)
-    return trained(job.client, job.client.fit(job.parameters, job.config), message, context)
+    return trained(job.client, job.client.train(job.tensors, job.config), message, context)
 
 
 def job_of(message: Message, context: Context) -> Job:
     """The client, tensors and config of a message that asks for training."""
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
-    parameters = ordered(records.pop("arrays"), client.names("train"))
+    tensors = fitting(records.pop("arrays"), client.names("train"))
     client.records = records
-    return Job(client, parameters, config)
+    return Job(client, tensors, config)
 
 
-def trained(client: DomainClient, fitted: Fitted, message: Message, context: Context) -> RecordDict:
+def trained(client: DomainClient, result: Trained, message: Message, context: Context) -> RecordDict:
     """The reply of a client that has trained."""
-    arrays, examples, metrics = fitted
-    sent = state_to_record(dict(zip(client.upload_names(), arrays, strict=True)))
+    tensors, examples, metrics = result
+    sent = state_to_record(tensors, client.upload_names())
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
     counted = MetricRecord({"num-examples": examples, **metrics})
     state = ConfigRecord({"entries": client.stored})
@@ -291,13 +292,13 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     """Validate the received model."""
     client, config = client_of(message, context)
     arrays = record_to_arrays(arrays_of(message.content)["arrays"])
-    loss, examples, metrics = client.evaluate(ordered(arrays, client.names("evaluate")), config)
+    loss, examples, metrics = client.validate_model(fitting(arrays, client.names("evaluate")), config)
     return RecordDict({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
 
 
-def ordered(arrays: dict, names: list[str]) -> list:
+def fitting(arrays: ArrayDict, names: list[str]) -> ArrayDict:
     """The arrays in the client's order; a ValueError names those that are missing or unexpected."""
     if arrays.keys() != set(names):
         wrong = sorted(arrays.keys() ^ set(names))
         raise ValueError(f"the server's tensors do not fit this client's share rule: {wrong[:4]}")
-    return [arrays[name] for name in names]
+    return {name: arrays[name] for name in names}

@@ -22,7 +22,7 @@ from strategies.banks.checks import layout_of, owned
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 from strategies.server import Server
 from strategies.stored import Head, heads_of
-from strategies.wire.cuts import put_back, taken
+from strategies.wire.cuts import crop, uncrop
 from strategies.wire.fused_check import finite_loss
 from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import (
@@ -66,7 +66,7 @@ class Arrivals:
         """Adds what the reply of this client must hold."""
         parts, fuse = self.server.parts, self.server.parts.recipe.fuse
         cut = parts.cut(expected.client)
-        shapes = fuse.form(heads_of(taken(self.model, cut))) if cut else self.shapes
+        shapes = fuse.form(heads_of(crop(self.model, cut))) if cut else self.shapes
         nonnegative = parts.model.nonnegative
         if fuse.masked:  # integers are sent openly
             nonnegative = [name for name in nonnegative if name in self.model and self.model[name].dtype.kind != "f"]
@@ -84,7 +84,7 @@ class Arrivals:
         server, client = self.server, update.client
         cut = server.parts.cut(client)
         if cut:
-            update.arrays = put_back(update.arrays, cut, server.parts.start)
+            update.arrays = uncrop(update.arrays, cut, server.parts.start)
         if not server.parts.recipe.fuse.masked:
             self.sizes[client] = update_size(update.arrays, server.parts.start)
         update.arrays = server.storage.put(update.arrays)
@@ -246,7 +246,7 @@ def accept_validations(server: Server, results: Validations, failures: Failures,
     """The validations that count, after they and the failures have been recorded; none of a model that is not used."""
     exchange = server.exchange
     if server.target:
-        server.target.take(used)
+        server.target.take(used=used)
     if not used:
         exchange.settle_silent(results, failures)
         return {}

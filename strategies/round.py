@@ -25,7 +25,7 @@ from strategies.participation import trainers, validators
 from strategies.parts import ArrayDict, Bank, Update
 from strategies.server import Server
 from strategies.state import Snapshot
-from strategies.wire.cuts import taken
+from strategies.wire.cuts import crop
 from strategies.wire.exchange import Encoder
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
@@ -152,7 +152,7 @@ def ask_to_train(server: Server, phase: str, model: ArrayRecord, clients: Sequen
 
     def records(client: str) -> dict[str, ArrayRecord]:
         cut = server.parts.cut(client)
-        part = {"arrays": state_to_record(taken(shared, cut))} if cut else {}
+        part = {"arrays": state_to_record(crop(shared, cut))} if cut else {}
         return part | of_banks(client)
 
     return server.exchange.messages(phase, model, clients, records)

@@ -58,8 +58,7 @@ def mixed(
     table = magnitude_table(images.shape[-2], images.shape[-1], every)
     names, values = list(table), torch.stack(list(table.values()))
     signed = torch.tensor([name in SIGNED for name in names])
-    weights = torch.distributions.Dirichlet(torch.full((width,), float(alpha))).sample((count,))
-    share = torch.distributions.Beta(float(alpha), float(alpha)).sample((count,))
+    weights, share = _mixing_weights(count, width, float(alpha))
     total = images * share.to(images, non_blocking=True)[:, None, None, None]
     chains = images.repeat(width, 1, 1, 1)  # all at once, because small batches cost as much time as large ones
     for acting, chosen, strength, sign in _draws(width, depth, draws, count, len(names), severity, signed):
@@ -69,6 +68,12 @@ def mixed(
     for moved, weight in zip(chains.split(count), weights.unbind(1), strict=True):
         total = total + moved * (weight * (1 - share)).to(images, non_blocking=True)[:, None, None, None]
     return total.clamp_(0, 1)
+
+
+def _mixing_weights(count: int, width: int, alpha: float) -> tuple[Tensor, Tensor]:
+    """w [count, width] ~ Dirichlet(alpha) and m [count] ~ Beta(alpha, alpha), in this order."""
+    weights = torch.distributions.Dirichlet(torch.full((width,), alpha)).sample((count,))
+    return weights, torch.distributions.Beta(alpha, alpha).sample((count,))
 
 
 def _draws(

@@ -168,20 +168,14 @@ class CrossClientStyle(Augment, StylePart):
         """L distinct clients per image, uniformly without replacement; then one of the styles of the chosen client."""
         n, device = round.data.examples, round.device
         means, variances = self.content(round, correction=int(self.content_variance == "unbiased"))
-        own_style = (np.zeros((1, means.shape[1]), np.float32), np.ones((1, means.shape[1]), np.float32))
-        others = sorted({name.rpartition(":")[0] for name in record} - {round.client})
-        if not others:
+        pool = styles_of_clients(round.client, record, means.shape[1])
+        if len(pool) == 1:
             log.warning(
                 "client %s: the bank has no styles of other clients; it trains on its original images", round.client
             )
-        styles = [(record[f"{client}:mean"], record[f"{client}:std"]) for client in others]
-        pool = [own_style, *styles]  # this client first: its entry is never used
-        copies = min(self.L, len(pool)) if styles else 1
+        copies = min(self.L, len(pool)) if len(pool) > 1 else 1
         generator = torch_generator(round.seed, "style", round.client, number)
-        owner = torch.rand(n, len(pool), generator=generator).argsort(1)[:, :copies].T.reshape(-1)
-        sizes = torch.tensor([len(mean) for mean, _ in pool])
-        which = (torch.rand(n * copies, generator=generator) * sizes[owner]).long().clamp_(max=sizes[owner] - 1)
-        index = (sizes.cumsum(0) - sizes)[owner] + which
+        owner, index = draw_styles(n, copies, torch.tensor([len(mean) for mean, _ in pool]), generator)
         mean, std = (torch.from_numpy(np.concatenate(arrays))[index].to(device) for arrays in zip(*pool))
         content = (means.repeat(copies, 1), variances.repeat(copies, 1))
         space = space_of(self, device)
@@ -190,12 +184,31 @@ class CrossClientStyle(Augment, StylePart):
         return StylePlan(copies, (owner == 0).to(device) | same, affine)
 
 
+def styles_of_clients(
+    client: str, record: Mapping[str, np.ndarray], channels: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(means, deviations) [S, C] of each client's styles; the first is this client's, which is never used."""
+    others = sorted({name.rpartition(":")[0] for name in record} - {client})
+    unused = np.zeros((1, channels), np.float32), np.ones((1, channels), np.float32)
+    return [unused, *((record[f"{other}:mean"], record[f"{other}:std"]) for other in others)]
+
+
+def draw_styles(n: int, copies: int, sizes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(owner, index) [copies * n]: distinct clients for each of n images, and one of the styles of each of them.
+
+    sizes: the number of styles of each client; index: of a style among those of all clients
+    """
+    owner = torch.rand(n, len(sizes), generator=generator).argsort(1)[:, :copies].T.reshape(-1)
+    which = (torch.rand(n * copies, generator=generator) * sizes[owner]).long().clamp_(max=sizes[owner] - 1)
+    return owner, (sizes.cumsum(0) - sizes)[owner] + which
+
+
 def _materialise(space: style.Space, data: LocalData, plan: StylePlan) -> Tensor:
     """All items as uint8 [copies * n, C, H, W] on the device of the client's images; own items are the originals."""
     images = data.images[: data.examples]
-    kept = images.repeat(plan.copies, 1, 1, 1)
+    transferred = images.repeat(plan.copies, 1, 1, 1)
     for items in chunks_of((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
         index = torch.from_numpy(items).to(plan.own.device, non_blocking=True)
         moved = style.apply_affine(space, data.raw(items % data.examples), plan.of(index))
-        kept[index.to(kept.device)] = (moved * 255).round_().to(torch.uint8).to(kept.device)
-    return kept
+        transferred[index.to(transferred.device)] = (moved * 255).round_().to(torch.uint8).to(transferred.device)
+    return transferred

@@ -46,14 +46,14 @@ def interpolate(images: Tensor, foreign: Tensor, share: Tensor, b: int) -> Tenso
     height, width = images.shape[-2:]
     spectrum = torch.fft.rfft2(images)
     window = window_of(spectrum, b)
-    own = window.abs()
-    mixed = torch.lerp(own, foreign, share[:, None, None, None])
+    amplitude = window.abs()
+    mixed = torch.lerp(amplitude, foreign, share[:, None, None, None])
     if b > 0:
         mean_only = images.var(dim=(2, 3), correction=0, keepdim=True) < FLAT
         zero = min(b, height // 2)  # the row of the zero frequency
         keep = mean_only.expand_as(mixed).clone()
         keep[..., zero, 0] = False
-        mixed = torch.where(keep, own, mixed)
+        mixed = torch.where(keep, amplitude, mixed)
     rows = window_rows(b, height, images.device)
     changed = spectrum.clone()
     changed[..., rows, : window.shape[-1]] = torch.polar(mixed, window.angle())

@@ -34,9 +34,9 @@ def apply_operations(x: Tensor, names: list[str], chosen: Tensor, magnitudes: Te
     for index in chosen[~geometric].unique().tolist():
         operation = OPERATIONS[names[index]]
         if operation is not None:
-            own = chosen == index
-            amount = magnitudes[own].to(x, non_blocking=True)[:, None, None, None]
-            x = _replaced(x, own, operation, amount)
+            selected = chosen == index
+            amount = magnitudes[selected].to(x, non_blocking=True)[:, None, None, None]
+            x = _replaced(x, selected, operation, amount)
     return x
 
 

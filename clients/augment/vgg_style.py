@@ -84,11 +84,11 @@ def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device, p
 
 def _fill(net: nn.Sequential, file: str, setting: str) -> nn.Sequential:
     """The network with the file's tensors; the layers of a whole VGG-19 after relu4_1 are left out."""
-    state, own = read_weight_file(file, setting), net.state_dict()
-    for key, value in own.items():
+    state, expected = read_weight_file(file, setting), net.state_dict()
+    for key, value in expected.items():
         if key not in state:
-            raise UserError(f"{setting}: {file!r} has no tensor {key!r}; expected {', '.join(list(own)[:3])}, ...")
+            raise UserError(f"{setting}: {file!r} has no tensor {key!r}; expected {', '.join(list(expected)[:3])}, ...")
         if state[key].shape != value.shape:
             raise UserError(f"{setting}: {file!r}: {key!r} has shape {list(state[key].shape)}, not {list(value.shape)}")
-    net.load_state_dict({key: state[key] for key in own})
+    net.load_state_dict({key: state[key] for key in expected})
     return net.eval().requires_grad_(False)

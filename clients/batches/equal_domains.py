@@ -43,7 +43,9 @@ class EqualDomains(Batches):
         rng = round.rng("batches")
         domains = np.resize(domains, examples)  # copies of an example are of its domain
         steps = train.iterations or max(train.epochs * examples // (self.per_domain * len(names)), 1)
-        columns = [_passes(np.flatnonzero(domains == own), steps * self.per_domain, rng) for own in range(len(names))]
+        columns = [
+            _passes(np.flatnonzero(domains == domain), steps * self.per_domain, rng) for domain in range(len(names))
+        ]
         yield from np.concatenate([column.reshape(steps, self.per_domain) for column in columns], axis=1)
 
 

@@ -52,8 +52,8 @@ def contrast_of(views: list[Tensor], labels: Tensor, temperature: float, own: bo
     """
     first, *others = (F.normalize(features.float()) for features in views)
     doubled = labels.repeat(2)
-    found = [supervised_contrast(torch.cat([other, first]), doubled, temperature, own) for other in others]
-    return total(found) / len(found)
+    contrasts = [supervised_contrast(torch.cat([other, first]), doubled, temperature, own) for other in others]
+    return total(contrasts) / len(contrasts)
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class AlignedViews(Objective):
     @property
     def sets(self) -> dict[str, dict[str, object]]:
         """The released code draws new images in every round; the bank is off where no view gets other colours."""
-        own: dict[str, object] = {"refresh": "round"} if self.variant == "official" else {}
-        return {"pixel_statistics": own if self.bank else {"shared": False}}
+        fields: dict[str, object] = {"refresh": "round"} if self.variant == "official" else {}
+        return {"pixel_statistics": fields if self.bank else {"shared": False}}
 
     @property
     def discloses(self) -> str:
@@ -158,8 +158,8 @@ class AlignedViews(Objective):
                 round.tally("js_loss", divergence)
                 loss = loss + self.lambda2 * divergence
             if self.lambda1:
-                own = self.variant == "official"
-                contrast = contrast_of([view.features for view in views], batch.labels, self.temperature, own)
+                official = self.variant == "official"
+                contrast = contrast_of([view.features for view in views], batch.labels, self.temperature, official)
                 round.tally("contrast_loss", contrast)
                 loss = loss + self.lambda1 * contrast
             return loss
@@ -170,11 +170,11 @@ class AlignedViews(Objective):
         """The rows of other clients, [N, C, 1, 1] each; None where there are none."""
         if not self.bank:
             return None
-        found = round.tensors(self.bank, "aligned_views")
-        if not found:
+        references = round.tensors(self.bank, "aligned_views")
+        if not references:
             round.remembered("no rows", self, lambda: log.warning(NO_ROWS, round.client))
             return None
-        return found["mean"][:, :, None, None], found["std"][:, :, None, None]
+        return references["mean"][:, :, None, None], references["std"][:, :, None, None]
 
     def changed(self, images: Tensor, styles: Style | None) -> Tensor:
         """One other view of images [B, C, H, W] in [0, 1], in this range. Draws come from torch's generator."""

@@ -131,8 +131,8 @@ class ClientAgnostic(Objective):
         adapters = nn.ModuleList(layer.adapter for layer in adapted.values() if layer.adapter is not None)
         with trainable(adapters):
             optimizer = make_optimizer(adapters, round.train.model_copy(update={"weight_decay": 0.0}), round.lr)
-        if round.train.persist_optimizer and (kept := round.store.get(ADAPTER_OPTIMIZER)):
-            restore_optimizer(optimizer, kept)
+        if round.train.persist_optimizer and (stored := round.store.get(ADAPTER_OPTIMIZER)):
+            restore_optimizer(optimizer, stored)
         round.scratch[ADAPTER_OPTIMIZER] = (adapters, optimizer)
 
         def step(batch: Batch) -> None:

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -21,6 +21,7 @@ from fedsim.common.values import Foreign
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import StyleLayers, moments, style_of
 from fedsim.models.layout import evaluating
+from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it
@@ -83,40 +84,73 @@ class EnlargedBatch(Objective):
 
     def begin(self, round: LocalRound) -> StepFunction:
         """Sends the client's style and returns the loss, whose draws are made on the host."""
-        net, rng = round.net, round.rng("styles")
-        foreign = None
-        if self.sharing:
-            round.send(BANK, {STYLE: own_style(round)})
-            foreign = round.tensors(BANK, "enlarged_batch").get(STYLE)
-        highlighter = next((module for module in net.modules() if isinstance(module, Highlighter)), None)
-        labels = round.data.labels[: round.data.examples].cpu().numpy()
-        every = round.steps / max(round.epochs, 1e-9) if self.balanced == "epoch" else 1.0
-        balanced = ClassBalanced(round, labels, max(every, 1.0), highlighter, rng)
+        net, rng, foreign = round.net, round.rng("styles"), self._foreign_style(round)
+        highlighter = highlighter_of(net)
+        labels = training_labels(round)
+        balanced = ClassBalanced(round, labels, self._steps_between_draws(round), highlighter, rng)
         steps, layers = itertools.count(), net.styles
         assert isinstance(layers, StyleLayers)  # of the insert that the objective needs
 
         def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, Mapping[str, Foreign]]:
-            own, number = labels[batch.positions], next(steps)
+            batch_labels, number = labels[batch.positions], next(steps)
             share = foreign is not None and rng.random() < self.sharing
-            styles = StylePass(layers.part, layers.explored, own, foreign if share else None, rng)
-            lone = bool((styles.active or highlighter) and lone_classes(own).size and len(balanced.classes) > 1)
+            styles = StylePass(layers.part, layers.explored, batch_labels, foreign if share else None, rng)
+            lone = balanced.serves(batch_labels, bool(styles.active))
             if lone:
                 balanced.draw(number)
             return styles, lone, batch.labels, rng.bit_generator.state
 
         def loss(batch: Batch) -> Tensor:
-            styles, lone, own, rng.bit_generator.state = batch.once(self, lambda: draw(batch))
+            styles, lone, drawn_labels, rng.bit_generator.state = batch.once(self, lambda: draw(batch))
             styles = copy.copy(styles)
             styles.balanced = balanced.passed() if lone else styles.balanced
             paired = highlighter.paired(styles.partners) if highlighter else nullcontext()
-            with round.autocast(), layers.acting(styles.acts), paired:
-                batch.features = net.features(batch.images)
-                batch.logits = net.head(batch.features)
-            batch.labels = torch.cat([own, on_device(styles.labels[len(own) :], own.device)])
-            batch.loss = round.task.loss(batch.logits, batch.labels)
-            return batch.loss
+            return enlarged_loss(round, layers, styles, paired, batch, drawn_labels)
 
         return loss
+
+    def _steps_between_draws(self, round: LocalRound) -> float:
+        """After how many steps the class-balanced images are drawn anew: an epoch's, or one."""
+        every = round.steps / max(round.epochs, 1e-9) if self.balanced == "epoch" else 1.0
+        return max(every, 1.0)
+
+    def _foreign_style(self, round: LocalRound) -> Tensor | None:
+        """Sends the client's style; returns the one that it got, if styles are shared and there is one."""
+        if not self.sharing:
+            return None
+        round.send(BANK, {STYLE: own_style(round)})
+        return round.tensors(BANK, "enlarged_batch").get(STYLE)
+
+
+def training_labels(round: LocalRound) -> np.ndarray:
+    """The labels of all training images, in the order of their positions."""
+    return round.data.labels[: round.data.examples].cpu().numpy()
+
+
+def highlighter_of(net: Net) -> Highlighter | None:
+    """The feature highlighter of a network, if it has one."""
+    return next((module for module in net.modules() if isinstance(module, Highlighter)), None)
+
+
+def enlarged_loss(
+    round: LocalRound,
+    layers: StyleLayers,
+    styles: StylePass,
+    paired: AbstractContextManager[Foreign],
+    batch: Batch,
+    labels: Tensor,
+) -> Tensor:
+    """The loss of a batch that the style layers enlarge; the batch gets its features, logits and labels.
+
+    labels: those of the images that were drawn, which come first
+    """
+    net = round.net
+    with round.autocast(), layers.acting(styles.acts), paired:
+        batch.features = net.features(batch.images)
+        batch.logits = net.head(batch.features)
+    batch.labels = torch.cat([labels, on_device(styles.labels[len(labels) :], labels.device)])
+    batch.loss = round.task.loss(batch.logits, batch.labels)
+    return batch.loss
 
 
 @torch.no_grad()
@@ -141,6 +175,14 @@ class ClassBalanced:
         self.classes = np.unique(labels)
         self.drawn, self.images = -1, torch.empty(0)
 
+    def serves(self, labels: np.ndarray, styled: bool) -> bool:
+        """Whether a batch with these labels needs such images: a class has one image in it, and layers act.
+
+        styled: the style layers act on the batch
+        """
+        acting = styled or self.highlighter is not None
+        return bool(acting and lone_classes(labels).size and len(self.classes) > 1)
+
     def draw(self, step: int) -> None:
         """Draws the images of this step, if it has others than the step before."""
         if self.drawn != int(step / self.every):
@@ -150,9 +192,9 @@ class ClassBalanced:
     @torch.no_grad()
     def passed(self) -> Balanced:
         """What the network in its present state, in training mode, makes of them; running statistics do not change."""
-        found, net, layers = Balanced(self.classes), self.round.net, self.round.net.styles
+        balanced, net, layers = Balanced(self.classes), self.round.net, self.round.net.styles
         assert isinstance(layers, StyleLayers)
-        paired = self.highlighter.paired(found.note_queries) if self.highlighter else nullcontext()
-        with self.round.autocast(), statistics_frozen(net), layers.acting(found.note_map), paired:
+        paired = self.highlighter.paired(balanced.note_queries) if self.highlighter else nullcontext()
+        with self.round.autocast(), statistics_frozen(net), layers.acting(balanced.note_map), paired:
             net.features(self.images)
-        return found
+        return balanced

@@ -99,9 +99,9 @@ class Jigsaw(Objective):
         tiles = shuffled(grey_tiles(cut(middle), grey), permutations)
         if self.border == "crop" or (height, width) == tuple(images.shape[-2:]):
             return joined(tiles)
-        whole = images.clone()
-        whole[..., top : top + height, left : left + width] = joined(tiles)
-        return whole
+        ordered = images.clone()
+        ordered[..., top : top + height, left : left + width] = joined(tiles)
+        return ordered
 
 
 def draw_orders(count: int, beta: float, orders: int, generator: torch.Generator) -> Tensor:

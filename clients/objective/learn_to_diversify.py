@@ -58,8 +58,8 @@ class LearnToDiversify(Objective):
         """The features' mean and spread come from the embedding, so that no other insert may make the features."""
         makers = [part_name(insert) for insert in recipe.of(Insert) if insert.makes_features]
         if makers != ["stochastic_embedding"]:
-            found = " and ".join(makers)
-            return f"learn_to_diversify needs the features of stochastic_embedding, but they are made by {found}"
+            names = " and ".join(makers)
+            return f"learn_to_diversify needs the features of stochastic_embedding, but they are made by {names}"
         return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction:
@@ -114,8 +114,8 @@ def augmenter_of(round: LocalRound) -> StyleAugmenter:
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(round.generator(ENTRY).initial_seed())
         augmenter = StyleAugmenter(*round.data.images.shape[1:])
-    if (kept := round.store.get(ENTRY)) is not None:
-        augmenter.load_state_dict(kept)
+    if (stored := round.store.get(ENTRY)) is not None:
+        augmenter.load_state_dict(stored)
     return augmenter.to(round.device)
 
 
@@ -146,6 +146,6 @@ def club(mean: Tensor, logvar: Tensor, e: Tensor, other: Tensor) -> Tensor:
     This is an upper bound of the information that e carries about the original embedding.
     """
     precision = (-logvar).exp()
-    own = ((mean - e).square() * precision).sum(1)
+    distance = ((mean - e).square() * precision).sum(1)
     foreign = ((mean - e[other]).square() * precision).sum(1)
-    return 0.5 * (foreign - own).mean()
+    return 0.5 * (foreign - distance).mean()

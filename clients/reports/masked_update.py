@@ -62,28 +62,21 @@ class MaskedUpdate(Report):
 
     def _shares(self, round: LocalRound) -> dict[str, np.ndarray]:
         """A new b_u; shares of it and of s_u for the others. Asked again for the same list, the same ones."""
-        own, lines = kept(round), {name: bytes(line) for name, line in round.records[KEYS].items()}
-        said = {name: line.hex() for name, line in sorted(lines.items())}
-        if "lines" in own and own["lines"] != said:
+        secrets, lines = kept(round), {name: bytes(line) for name, line in round.records[KEYS].items()}
+        listed = {name: line.hex() for name, line in sorted(lines.items())}
+        if "lines" in secrets and secrets["lines"] != listed:
             raise UserError("the server changed the list of public keys within a round")
-        if "sent" not in own:
-            own |= self._shared(round, own, lines) | {"lines": said}
-            keep(round, own)
-        return {name: as_array(bytes.fromhex(text)) for name, text in own["sent"].items()}
+        if "sent" not in secrets:
+            secrets |= self._shared(round, secrets, lines) | {"lines": listed}
+            keep(round, secrets)
+        return {name: as_array(bytes.fromhex(text)) for name, text in secrets["sent"].items()}
 
     def _shared(self, round: LocalRound, own: JsonTable, lines: Mapping[str, bytes]) -> JsonTable:
         cipher, mask = bytes.fromhex(own["cipher"]), bytes.fromhex(own["mask"])
         least, me = self._least(round, lines), round.client
-        keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
-        own_line = masking.entry(cipher, mask, round.data.examples)
-        if lines.get(me, b"")[: masking.ENTRY] != own_line or len(set(keys)) < len(keys):
-            raise UserError("the server's list of public keys has others for this client, or one key twice")
-        if len(lines) < least or not set(lines) <= set(round.clients):
-            raise UserError(f"the server's list has {len(lines)} clients of this run, {least} are needed")
-        if round.store.peers:
-            refuse_unsigned(round, Identity.read(round.store.peers), lines)
+        refuse_list(round, lines, masking.entry(cipher, mask, round.data.examples), least)
         common, secret, names = masking.transcript(round.round, least, lines), os.urandom(masking.SECRET), sorted(lines)
-        of_secret, of_mask = (masking.shares_of(whole, least, len(names)) for whole in (secret, mask))
+        of_secret, of_mask = (masking.shares_of(value, least, len(names)) for value in (secret, mask))
         pairs = [first + second for first, second in zip(of_secret, of_mask, strict=True)]
         sent = {COMMITMENT: masking.commitment(secret).hex()}
         for name, pair in zip(names, pairs, strict=True):
@@ -94,45 +87,35 @@ class MaskedUpdate(Report):
 
     def leave(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
         """The update under its masks; integer tensors as they are. UserError for a change above the limit."""
-        own = kept(round)
-        lines = {name: bytes.fromhex(line) for name, line in own["lines"].items()}
+        secrets = kept(round)
+        lines = {name: bytes.fromhex(line) for name, line in secrets["lines"].items()}
         least = self._least(round, lines)
         common = masking.transcript(round.round, least, lines)
-        shares = {round.client: own["shares"][round.client]} | self._received(round, own, lines, common)
+        shares = {round.client: secrets["shares"][round.client]} | self._received(round, secrets, lines, common)
         if len(shares) < least:
             raise UserError(f"shares of {len(shares)} clients came, {least} are needed to hide an update")
-        weights = round.known_weights({name: masking.examples_of(lines[name]) for name in shares})
-        assert weights is not None  # Fact.KNOWN_WEIGHTS
-        weight = weights[round.client]
-        masked = {
-            name: self._quantised(name, array, received, weight)
-            for name, array in trained.items()
-            if array.dtype.kind == "f"
-        }
-        digest = hashlib.sha256()
-        for name in sorted(masked):
-            digest.update(masked[name].tobytes())
-        once = {"update": digest.hexdigest(), "shares": shares}
-        if "update" in own and any(own[key] != value for key, value in once.items()):
-            raise UserError("the server asks for a second update under the same masks, which would show the difference")
-        keep(round, own | once)
-        masking.add_mask(masked, bytes.fromhex(own["self"]), 1)
+        weight = own_weight(round, {name: lines[name] for name in shares})
+        floats = {name: array for name, array in trained.items() if array.dtype.kind == "f"}
+        masked = {name: self._quantised(name, array, received, weight) for name, array in floats.items()}
+        keep(round, secrets | only_once(secrets, {"update": digest_of(masked), "shares": shares}))
+        masking.add_mask(masked, bytes.fromhex(secrets["self"]), 1)
+        own_key = bytes.fromhex(secrets["mask"])
         for name in sorted(shares.keys() - {round.client}):
-            seed = masking.pair_seed(bytes.fromhex(own["mask"]), masking.mask_key(lines[name]), common)
+            seed = masking.pair_seed(own_key, masking.mask_key(lines[name]), common)
             masking.add_mask(masked, seed, masking.pair_sign(round.client, name))
         return {**trained, **masked}
 
     def _received(self, round: LocalRound, own: JsonTable, lines: Mapping[str, bytes], common: bytes) -> dict[str, str]:
         """The shares that the others sealed for this client, by sender."""
-        found = {}
+        masked = {}
         for sender, text in round.records[SHARES].items():
             line = lines.get(sender)
             key = line and masking.agreed(bytes.fromhex(own["cipher"]), masking.cipher_key(line), "share", common)
             pair = key and masking.opened(key, sender, round.client, bytes(text))
             if not pair:
                 raise UserError(f"the shares that the server forwards are not those that {sender!r} sealed")
-            found[sender] = pair.hex()
-        return found
+            masked[sender] = pair.hex()
+        return masked
 
     def _quantised(self, name: str, array: np.ndarray, received: Arrays, weight: float) -> np.ndarray:
         change = array.astype(np.float64) - received[name] if name in received else array.astype(np.float64)
@@ -146,23 +129,27 @@ class MaskedUpdate(Report):
 
     def _opened(self, round: LocalRound) -> dict[str, np.ndarray]:
         """A share of b_u of those who delivered, of s_u of the others; for one list only."""
-        own, delivered = kept(round), sorted(set(round.delivered))
-        if own.get("answered", delivered) != delivered:
+        secrets, delivered = kept(round), sorted(set(round.delivered))
+        if secrets.get("answered", delivered) != delivered:
             raise UserError("the server names a second list of clients that delivered")
-        if "answer" not in own:
-            if "update" not in own or round.client not in delivered or not set(delivered) <= own["shares"].keys():
+        if "answer" not in secrets:
+            if (
+                "update" not in secrets
+                or round.client not in delivered
+                or not set(delivered) <= secrets["shares"].keys()
+            ):
                 raise UserError("the server's list of clients that delivered is not one of this round")
-            least = self._least(round, own["lines"])
+            least = self._least(round, secrets["lines"])
             if len(delivered) < least:
                 raise UserError(f"the sum of {len(delivered)} updates stays masked; {least} are needed")
             half = 2 * masking.SECRET  # hexadecimal digits of a share
             answer = {
                 (SELF if name in delivered else KEY) + name: pair[:half] if name in delivered else pair[half:]
-                for name, pair in own["shares"].items()
+                for name, pair in secrets["shares"].items()
             }
-            own = {"answered": delivered, "answer": answer}
-            keep(round, own)  # and nothing else: the secrets are gone
-        return {name: as_array(bytes.fromhex(share)) for name, share in own["answer"].items()}
+            secrets = {"answered": delivered, "answer": answer}
+            keep(round, secrets)  # and nothing else: the secrets are gone
+        return {name: as_array(bytes.fromhex(share)) for name, share in secrets["answer"].items()}
 
 
 def refuse_unsigned(round: LocalRound, identity: Identity, lines: Mapping[str, bytes]) -> None:
@@ -189,3 +176,39 @@ def kept(round: LocalRound) -> JsonTable:
 def keep(round: LocalRound, values: JsonTable) -> None:
     """Keep values for the next messages of this round."""
     round.store.pass_on(round.round, ENTRY, json.dumps(values))
+
+
+def refuse_list(round: LocalRound, lines: Mapping[str, bytes], own_line: bytes, least: int) -> None:
+    """UserError when the server's list of public keys is not one with which this client may hide its update.
+
+    lines: by client. own_line: what this client sent. least: how many clients the list must have
+    """
+    keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
+    if lines.get(round.client, b"")[: masking.ENTRY] != own_line or len(set(keys)) < len(keys):
+        raise UserError("the server's list of public keys has others for this client, or one key twice")
+    if len(lines) < least or not set(lines) <= set(round.clients):
+        raise UserError(f"the server's list has {len(lines)} clients of this run, {least} are needed")
+    if round.store.peers:
+        refuse_unsigned(round, Identity.read(round.store.peers), lines)
+
+
+def only_once(secrets: JsonTable, sent: JsonTable) -> JsonTable:
+    """What a client sends under its masks of a round; UserError when it has already sent something else."""
+    if "update" in secrets and any(secrets[key] != value for key, value in sent.items()):
+        raise UserError("the server asks for a second update under the same masks, which would show the difference")
+    return sent
+
+
+def own_weight(round: LocalRound, lines: Mapping[str, bytes]) -> float:
+    """The weight of this client among those with these lines, each of which says a number of examples."""
+    weights = round.known_weights({name: masking.examples_of(line) for name, line in lines.items()})
+    assert weights is not None  # Fact.KNOWN_WEIGHTS
+    return weights[round.client]
+
+
+def digest_of(arrays: Arrays) -> str:
+    """SHA-256 of the values of these tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

@@ -116,8 +116,8 @@ def _joined(nets: Sequence[nn.Module], name: str, tensor: Tensor) -> Tensor:
 
     On a GPU its layout is the plain one: under vmap, cuDNN's batch norm refuses maps in channels-last order.
     """
-    own = tensor.detach().contiguous() if tensor.is_cuda else tensor.detach()
-    stack = torch.stack([own] * len(nets))
+    values = tensor.detach().contiguous() if tensor.is_cuda else tensor.detach()
+    stack = torch.stack([values] * len(nets))
     path, _, last = name.rpartition(".")
     for net, row in zip(nets, stack.unbind()):
         getattr(net.get_submodule(path), last).data = row

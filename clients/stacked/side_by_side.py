@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clients.base import DomainClient
 from clients.job import Job
 from clients.local_data import LocalData
-from clients.local_steps import Fitted, LocalSteps, Training
+from clients.local_steps import LocalSteps, Trained, Training
 from clients.parts import Batch
 from clients.recipe import ClientRecipe
 from clients.stacked.net import Autocast, Pass, StackedNet
@@ -115,8 +115,8 @@ class SideBySide:
             return f"the network does not run as one program ({first_line(error, 200)})"
         return ""
 
-    def fit(self, jobs: Sequence[Job]) -> list[tuple[DomainClient, Fitted] | Exception]:
-        """What `DomainClient.fit` gives for every job, with the client that was trained, or why it failed."""
+    def fit(self, jobs: Sequence[Job]) -> list[tuple[DomainClient, Trained] | Exception]:
+        """What `LocalClient.train` gives for every job, with the client that was trained, or why it failed."""
         found: list[Foreign] = [self._join(row, job) for row, job in enumerate(jobs)]
         members = [member for member in found if isinstance(member, Member)]
         if members:
@@ -142,7 +142,7 @@ class SideBySide:
     def _join(self, row: int, job: Job) -> Member | Exception:
         client = job.client.on(self.stack.nets[row])
         try:
-            training = client.begin_fit(job.parameters, job.config)
+            training = client.begin_training(job.tensors, job.config)
             steps = client.begin_steps(training.round)
         except Exception as error:
             return error
@@ -151,7 +151,9 @@ class SideBySide:
         seconds = time.perf_counter() - training.started
         return Member(row, client, training, steps, Draws(self.device), learned, seconds)
 
-    def _leave(self, member: Member, loss: float, seconds: float, size: int) -> tuple[DomainClient, Fitted] | Exception:
+    def _leave(
+        self, member: Member, loss: float, seconds: float, size: int
+    ) -> tuple[DomainClient, Trained] | Exception:
         """The end of a client's round; its training took its own time and an equal share of the group's."""
         if member.error is not None:
             return member.error
@@ -160,7 +162,7 @@ class SideBySide:
         member.steps.total = torch.tensor(loss)
         try:
             with member.draws.going_on():
-                return member.client, member.client.end_fit(member.training, member.client.end_steps(member.steps))
+                return member.client, member.client.end_training(member.training, member.client.end_steps(member.steps))
         except Exception as error:
             return error
 
@@ -182,7 +184,7 @@ class GroupTraining:
         while waiting := [(member, len(member.next)) for member in self.members if member.next is not None]:
             sizes = Counter(size for _, size in waiting)
             size = max(sizes, key=lambda size: (sizes[size], size))
-            self._step([member for member, own in waiting if own == size])
+            self._step([member for member, images in waiting if images == size])
         if self.members[0].steps.work.persist_optimizer:
             for member in self.members:
                 self.optimizer.save(member.row, member.training.round.optimizer.state, member.parameters)
@@ -226,8 +228,8 @@ class GroupTraining:
             return passed.losses
         totals = []
         of_each = zip(members, batches, passed.features.unbind(), passed.logits.unbind(), passed.losses.unbind())
-        for member, batch, *found in of_each:
-            batch.features, batch.logits, batch.loss = found
+        for member, batch, *more in of_each:
+            batch.features, batch.logits, batch.loss = more
             total = batch.loss
             with member.alone():
                 total = member.training.round.with_terms(batch, batch.loss)

@@ -202,8 +202,8 @@ class AdversarialReference(Step):
             discriminator = Discriminator(width, classes, self.r, self.hidden, self.projection, self.label_first)
         if received := round.record(self.bank, "adversarial_reference"):
             generator.load_state_dict({name: torch.tensor(array) for name, array in received.items()})
-        if kept := round.store.get(DISCRIMINATOR):
-            discriminator.load_state_dict(kept)
+        if stored := round.store.get(DISCRIMINATOR):
+            discriminator.load_state_dict(stored)
         generator, discriminator = generator.to(round.device), discriminator.to(round.device)
         g_optimizer = make_optimizer(generator, round.train, self.rate * round.lr)
         d_optimizer = make_optimizer(discriminator, round.train, self.rate * round.lr)

@@ -140,6 +140,13 @@ def alignment_loss(
         return (alpha.detach().to(discrepancy.dtype) * discrepancy).sum()
 
 
+def _mean_distances(blocks: Tensor, L: int) -> Tensor:
+    """The mean squared distance [L, M] within each pair of sets, from all blocks [L + M, L + M, B, B]."""
+    mean = blocks.detach().mean((2, 3))
+    spread = mean.diagonal()
+    return (spread[:L, None] + spread[None, L:] + 2 * mean[:L, L:]) / 4
+
+
 def _pairwise_mmd(x: Tensor, y: Tensor, statistic: str) -> Tensor:
     """MMD of every set x_l [B, D] against every set y_m: [L, B, D] and [M, B, D] to [L, M].
 
@@ -150,14 +157,9 @@ def _pairwise_mmd(x: Tensor, y: Tensor, statistic: str) -> Tensor:
         return 0.0 * (x.sum() + y.sum()) * x.new_ones(L, M)
     z = torch.cat([x, y]).flatten(0, 1)
     blocks = squared_distances(z).unflatten(1, (L + M, B)).unflatten(0, (L + M, B)).transpose(1, 2)
-    own = blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-    within_x, within_y, between = own[:L, None], own[None, L:], blocks[:L, L:]
-    mean = blocks.detach().mean((2, 3))
-    s = (mean.diagonal()[:L, None] + mean.diagonal()[None, L:] + 2 * mean[:L, L:]) / 4
-    s = bandwidth(s, z)[:, :, None, None]
-    mmd = (
-        kernel_mean(kernel_sum(within_x, s), statistic)
-        + kernel_mean(kernel_sum(within_y, s), statistic)
-        - 2 * kernel_mean(kernel_sum(between, s), "v")
-    )
+    within = blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    within_x, within_y, between = within[:L, None], within[None, L:], blocks[:L, L:]
+    s = bandwidth(_mean_distances(blocks, L), z)[:, :, None, None]
+    inside = kernel_mean(kernel_sum(within_x, s), statistic) + kernel_mean(kernel_sum(within_y, s), statistic)
+    mmd = inside - 2 * kernel_mean(kernel_sum(between, s), "v")
     return torch.where(s[:, :, 0, 0] > 0, mmd, 0.0 * x.sum())

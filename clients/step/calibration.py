@@ -131,9 +131,7 @@ class SemanticCalibration(Step):
         return align
 
     def _level_alignment(self, round: LocalRound, local: Net) -> AlignFunction:
-        with torch.no_grad(), outputs_of(local, local.levels) as found:
-            local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
-        shapes = [(level.shape[1], level.shape[2], level.shape[3]) for level in found.values()]
+        shapes = _level_shapes(round, local)
         height, width = (max(size - round.net.level_margin, 1) for size in shapes[-1][1:])
         of_fused, of_local = (Projections(shapes, (height, width), self.proj).to(round.device) for _ in range(2))
         if self.freeze_proj:
@@ -153,3 +151,11 @@ class SemanticCalibration(Step):
             return alignment_loss(fused, frozen, alpha, self.distance, pairs, self.statistic)
 
         return align
+
+
+def _level_shapes(round: LocalRound, net: Net) -> list[tuple[int, int, int]]:
+    """[C, H, W] of the feature maps of each level, of one training image."""
+    first = round.data.training_positions()[:1]
+    with torch.no_grad(), outputs_of(net, net.levels) as levels:
+        net(next(round.data.evaluation(first, 1))[0])
+    return [(level.shape[1], level.shape[2], level.shape[3]) for level in levels.values()]

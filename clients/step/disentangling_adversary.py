@@ -97,10 +97,10 @@ class DisentanglingAdversary(Step):
     def begin(self, round: LocalRound) -> StepFunction:
         """The steps of one batch, in their order."""
         net, aux = round.net, self._networks(round)
-        own = make_adam(aux, self.lr, self.weight_decay)
-        if kept := round.store.get(MOMENTS):
-            restore_optimizer(own, kept)
-        round.scratch[NETWORKS], round.scratch[MOMENTS] = aux, own
+        optimizer = make_adam(aux, self.lr, self.weight_decay)
+        if stored := round.store.get(MOMENTS):
+            restore_optimizer(optimizer, stored)
+        round.scratch[NETWORKS], round.scratch[MOMENTS] = aux, optimizer
         bank = round.tensors(FEATURES, "disentangling_adversary") if FEATURES in round.records else {}
         generator = round.generator("target-features")
 
@@ -108,13 +108,15 @@ class DisentanglingAdversary(Step):
             small = len(batch.labels) < 2  # batch norm cannot normalize a single image
             for module in (net.bottleneck, aux):
                 module.train(not small)
-            loss = self._task(round, batch, aux, own)
+            loss = self._task(round, batch, aux, optimizer)
             with statistics_frozen(net), statistics_frozen(aux):
                 if bank:
                     features = bank[FEATURES]
                     chosen = torch.randint(len(features), (len(batch.labels),), generator=generator)
-                    self._adversary(round, batch, aux, own, features[chosen.to(features.device, non_blocking=True)])
-                self._disentangle(round, batch, aux, own, small)
+                    self._adversary(
+                        round, batch, aux, optimizer, features[chosen.to(features.device, non_blocking=True)]
+                    )
+                self._disentangle(round, batch, aux, optimizer, small)
             return loss
 
         return step
@@ -133,8 +135,8 @@ class DisentanglingAdversary(Step):
         with apart(round.generator("networks"), round.device):
             di_width = width if self.di_input == "feature" else net.feature_dim
             aux = auxiliary_networks(net.bottleneck, net.feature_dim, round.classes, di_width).to(round.device)
-        if kept := round.store.get(NETWORKS):
-            aux.load_state_dict(kept)
+        if stored := round.store.get(NETWORKS):
+            aux.load_state_dict(stored)
         return aux.requires_grad_(True).train()
 
     def _task(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: Optimizer) -> Tensor:
@@ -193,9 +195,9 @@ class DisentanglingAdversary(Step):
             with torch.no_grad():
                 p, q = net.bottleneck(features), specific(features)
             round.tally("mutual_information", -advance(-bound(p, q), (own, [statistic])))
-        found = bound(net.bottleneck(features), specific(features))
+        limit = bound(net.bottleneck(features), specific(features))
         trained = [specific]
         if self.mine == "joint":
             trained.append(statistic)
-            round.tally("mutual_information", found.detach())
-        advance(self.lambda_mi * found, (own, trained), (round.optimizer, [net.bottleneck]))
+            round.tally("mutual_information", limit.detach())
+        advance(self.lambda_mi * limit, (own, trained), (round.optimizer, [net.bottleneck]))

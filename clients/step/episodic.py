@@ -83,8 +83,8 @@ class EpisodicStep(Step):
     @property
     def tag(self) -> str:
         """Results show it when it is not the default algorithm."""
-        words = {"second order": self.second_order, "without boundary": not self.gamma}
-        return ", ".join(word for word, holds in words.items() if holds)
+        variants = {"second order": self.second_order, "without boundary": not self.gamma}
+        return ", ".join(word for word, holds in variants.items() if holds)
 
     @property
     def discloses(self) -> str:
@@ -119,7 +119,7 @@ class EpisodicStep(Step):
 
     def _outer_loss(self, round: LocalRound) -> Callable[[Batch, Tensor, StateDict], Tensor]:
         """L_out(theta^; batch), with the embeddings of the inner pass; L_in is `round.loss_of`."""
-        whole, versions, contrasts = FeaturesAndLogits(round.net), self.transfer(round), self._contrasts(round)
+        network, versions, contrasts = FeaturesAndLogits(round.net), self.transfer(round), self._contrasts(round)
 
         def outer(batch: Batch, embeddings: Tensor, stepped: StateDict) -> Tensor:
             buffers = {name: value.clone() for name, value in round.net.named_buffers()}
@@ -127,7 +127,7 @@ class EpisodicStep(Step):
             losses = []
             for images in versions(batch.raw):
                 with round.autocast():
-                    features, logits = functional_call(whole, tensors, (batch.prepare(images),))
+                    features, logits = functional_call(network, tensors, (batch.prepare(images),))
                 loss = round.task.loss(logits, batch.labels)
                 if contrasts:
                     only = self.denominator == "negatives"
@@ -182,26 +182,34 @@ class EpisodicStep(Step):
             return lambda raw: [raw]
         height, width = round.data.images.shape[-2:]
         b = frequency.half_width(self.L_w, height, width)
-        whole = torch.cat([torch.tensor(array) for array in banks]).to(round.device)
-        windows = frequency.window_of(whole, b) if self.spectrum == "full" else whole
+        prototypes = torch.cat([torch.tensor(array) for array in banks]).to(round.device)
+        windows = frequency.window_of(prototypes, b) if self.spectrum == "full" else prototypes
         sizes = torch.tensor([len(array) for array in banks])
-        starts = sizes.cumsum(0) - sizes
         generator = round.generator("frequency")
-        count = len(banks) if self.m_test == "all" else min(self.m_test, len(banks))
 
         def versions(raw: Tensor) -> list[Tensor]:
-            if self.m_test == "all":
-                clients = torch.arange(len(banks)).expand(len(raw), -1)
-            else:
-                clients = torch.rand(len(raw), len(banks), generator=generator).argsort(1)[:, :count]
-            image = (torch.rand(len(raw), count, generator=generator) * sizes[clients]).long()
-            low, high = self.lam
-            share = low + (high - low) * torch.rand(len(raw), count, generator=generator)
-            index = (starts[clients] + torch.minimum(image, sizes[clients] - 1)).to(raw.device, non_blocking=True)
-            share = share.to(raw.device, non_blocking=True)
-            return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
+            index, share = self._draw_amplitudes(len(raw), sizes, generator)
+            index, share = (drawn.to(raw.device, non_blocking=True) for drawn in (index, share))
+            pairs = zip(index.unbind(1), share.unbind(1))
+            return [frequency.interpolate(raw, windows[chosen], mix, b).clamp(0, 1) for chosen, mix in pairs]
 
         return versions
+
+    def _draw_amplitudes(self, n: int, sizes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(index of an amplitude, its share) [n, m_test] for n images, each from m_test distinct clients.
+
+        sizes: the number of amplitudes of each client; an index counts through those of all clients
+        """
+        count = len(sizes) if self.m_test == "all" else min(self.m_test, len(sizes))
+        if self.m_test == "all":
+            clients = torch.arange(count).expand(n, -1)
+        else:
+            clients = torch.rand(n, len(sizes), generator=generator).argsort(1)[:, :count]
+        image = (torch.rand(n, count, generator=generator) * sizes[clients]).long()
+        low, high = self.lam
+        share = low + (high - low) * torch.rand(n, count, generator=generator)
+        starts = sizes.cumsum(0) - sizes
+        return starts[clients] + torch.minimum(image, sizes[clients] - 1), share
 
 
 def inner_step(parameters: list[Tensor], gradients: list[Tensor], beta: float, clip: float) -> list[Tensor]:

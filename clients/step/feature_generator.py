@@ -22,9 +22,9 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smooth: float) -> Ten
     if smooth == 0:
         return F.cross_entropy(logits, labels)
     log_p = torch.log_softmax(logits, dim=1)
-    own = log_p.gather(1, labels[:, None])[:, 0]
-    others = (log_p.sum(dim=1) - own) / (logits.shape[1] - 1)
-    return -((1 - smooth) * own + smooth * others).mean()
+    of_label = log_p.gather(1, labels[:, None])[:, 0]
+    others = (log_p.sum(dim=1) - of_label) / (logits.shape[1] - 1)
+    return -((1 - smooth) * of_label + smooth * others).mean()
 
 
 def discriminator_loss(extracted: Tensor, generated: Tensor, kind: str = "ls") -> Tensor:

@@ -18,7 +18,9 @@ from fedsim.settings.tuned import Tuned
 
 def squared_distance(gradients: list[Tensor], references: list[Tensor]) -> Tensor:
     """The sum over all tensors of ||g - g_mean||^2, a scalar."""
-    return torch.stack([(own - mean).square().sum() for own, mean in zip(gradients, references, strict=True)]).sum()
+    return torch.stack(
+        [(gradient - mean).square().sum() for gradient, mean in zip(gradients, references, strict=True)]
+    ).sum()
 
 
 @dataclass(frozen=True)

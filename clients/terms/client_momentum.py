@@ -52,8 +52,8 @@ class ClientMomentum(Term):
         direction = round.tensors("momentum", "client_momentum")
         if not direction and self.first_round == "plain":
             return
-        own = self.alpha if self.variant == "paper" else 1.0
-        round.pull *= own
+        share = self.alpha if self.variant == "paper" else 1.0
+        round.pull *= share
         parameters = round.shared_parameters()
         rates = {parameter: group["lr"] for group in round.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():
@@ -63,7 +63,7 @@ class ClientMomentum(Term):
         def mix() -> None:
             gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
             if gradients:
-                torch._foreach_mul_(list(gradients.values()), own)
+                torch._foreach_mul_(list(gradients.values()), share)
             if gradients and direction:
                 leaning = [direction[name] for name in gradients]
                 torch._foreach_add_(list(gradients.values()), leaning, alpha=1 - self.alpha)

@@ -155,13 +155,13 @@ class ConditionalInformation(Term):
 
 def keep_momentum(round: LocalRound, reference: ClassReference) -> None:
     """Stores the optimizer's buffers of the reference under the names `parameter.buffer`."""
-    found = {
+    momenta = {
         f"{name}.{key}": value
         for name, parameter in reference.named_parameters()
         for key, value in round.optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    round.store.put(MOMENTUM, found)
+    round.store.put(MOMENTUM, momenta)
 
 
 def restore_momentum(round: LocalRound, reference: ClassReference) -> None:

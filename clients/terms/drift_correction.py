@@ -55,12 +55,12 @@ class DriftCorrection(Term):
     def begin(self, round: LocalRound) -> None:
         """Registers c - c_k, which is added to the gradients before every step. It adds nothing to the loss."""
         parameters = round.shared_parameters()
-        server, own = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
+        server, local = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
         zero = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-        own = {name: own.get(name, value).to(round.device) for name, value in zero.items()}
-        correction = {name: server.get(name, value) - own[name] for name, value in zero.items()}
+        local = {name: local.get(name, value).to(round.device) for name, value in zero.items()}
+        correction = {name: server.get(name, value) - local[name] for name, value in zero.items()}
         start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        round.scratch[OWN] = (start, own, correction)
+        round.scratch[OWN] = (start, local, correction)
 
         def correct() -> None:
             pairs = [(p.grad, correction[name]) for name, p in parameters.items() if p.grad is not None]
@@ -71,16 +71,16 @@ class DriftCorrection(Term):
 
     def end(self, round: LocalRound) -> None:
         """Stores c_k+ and sends delta c_k. Without a step, or with a learning rate of 0, the variate stays as it is."""
-        start, own, correction = round.scratch[OWN]
+        start, local, correction = round.scratch[OWN]
         scales = self._scales(round)
         change: dict[str, Tensor] = {}
         for name, parameter in round.shared_parameters().items():
             scale = scales.get(parameter, 0.0)  # parameters that this optimizer does not train have no divisor
-            server = correction[name] + own[name]
+            server = correction[name] + local[name]
             moved = (start[name] - parameter.detach()) / scale if scale else server
             change[name] = moved - server
         round.send(self.bank, change)
-        round.store.put(OWN, {name: own[name] + value for name, value in change.items()})
+        round.store.put(OWN, {name: local[name] + value for name, value in change.items()})
 
     def _scales(self, round: LocalRound) -> dict[Tensor, float]:
         """The divisor of w^t - y for each parameter."""

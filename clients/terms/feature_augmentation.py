@@ -92,10 +92,10 @@ class FeatureAugmentation(Term):
 
     def _roots(self, round: LocalRound) -> Tensor | None:
         """Lower triangular L_y with L_y L_y^T = Sigma_y, of shape [classes, D, D], or None in a warm-up round."""
-        kept = round.store.get(MOMENTS)
-        if kept is None or round.round <= self.warmup:
+        stored = round.store.get(MOMENTS)
+        if stored is None or round.round <= self.warmup:
             return None
-        return covariance_roots(kept["count"], kept["sum"], kept["square"]).to(round.device)
+        return covariance_roots(stored["count"], stored["sum"], stored["square"]).to(round.device)
 
 
 def covariance_roots(count: Tensor, total: Tensor, square: Tensor) -> Tensor:
@@ -134,11 +134,11 @@ class ClassMoments:
             return
         features, labels = (torch.cat(values) for values in zip(*self.rows))
         features, self.rows = features.double().cpu(), []
-        own = [features[(labels == index).cpu()] for index in range(self.classes)]
+        by_class = [features[(labels == index).cpu()] for index in range(self.classes)]
         new = {
-            "count": torch.tensor([float(len(rows)) for rows in own], dtype=torch.float64),
-            "sum": torch.stack([rows.sum(0) for rows in own]),
-            "square": torch.stack([rows.T @ rows for rows in own]),
+            "count": torch.tensor([float(len(rows)) for rows in by_class], dtype=torch.float64),
+            "sum": torch.stack([rows.sum(0) for rows in by_class]),
+            "square": torch.stack([rows.T @ rows for rows in by_class]),
         }
         self.sums = {name: self.sums.get(name, 0) + value for name, value in new.items()}
 

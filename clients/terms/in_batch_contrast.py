@@ -15,8 +15,8 @@ from fedsim.parts.facts import Fact
 def in_batch_contrast(logits: Tensor, labels: Tensor) -> Tensor:
     """(1/2) [mean_i -log softmax_j(l_ij)_i + mean_j -log softmax_i(l_ij)_j] with l_ij = logits[i, y_j], the logit of
     image i for the class of image j; logits [B, M], labels [B]."""
-    pairs, own = logits[:, labels], torch.arange(len(labels), device=logits.device)
-    return (F.cross_entropy(pairs, own) + F.cross_entropy(pairs.T, own)) / 2
+    pairs, diagonal = logits[:, labels], torch.arange(len(labels), device=logits.device)
+    return (F.cross_entropy(pairs, diagonal) + F.cross_entropy(pairs.T, diagonal)) / 2
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class ModelContrast(Term):
         if self.mu == 0:
             return None
         received = frozen_copy(round.net)
-        kept = round.store.get(PREVIOUS)
-        previous = frozen_copy(round.net, kept) if kept is not None else received
+        stored = round.store.get(PREVIOUS)
+        previous = frozen_copy(round.net, stored) if stored is not None else received
 
         def term(batch: Batch) -> Tensor:
             with torch.no_grad(), round.autocast():

@@ -24,9 +24,10 @@ def cpcl(features: Tensor, labels: Tensor, protos: Tensor, classes: Tensor, tau:
     alone.
     """
     similarity = F.normalize(features, dim=1) @ F.normalize(protos, dim=1).T / tau
-    own = labels[:, None] == classes[None]
-    own = own | ~own.any(dim=1, keepdim=True)  # a sample without prototypes of its class gets the loss 0
-    return similarity.logsumexp(dim=1) - similarity.masked_fill(~own, -torch.inf).logsumexp(dim=1)
+    same_class = labels[:, None] == classes[None]
+    # A sample without prototypes of its class gets the loss 0.
+    same_class = same_class | ~same_class.any(dim=1, keepdim=True)
+    return similarity.logsumexp(dim=1) - similarity.masked_fill(~same_class, -torch.inf).logsumexp(dim=1)
 
 
 def upcr(features: Tensor, labels: Tensor, unbiased: Tensor, known: Tensor, reduction: str = "mean") -> Tensor:

@@ -31,15 +31,15 @@ class QueryLoss(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses the client's key; the term, or None when the weight is 0."""
-        head, own = _head(round), round.index
-        head.key = head.keys[own]
+        head, index = _head(round), round.index
+        head.key = head.keys[index]
         if self.weight == 0:
             return None
 
         def term(batch: Batch) -> Tensor:
             with round.autocast():
                 scores = head.query(batch.features).float()
-            loss = F.cross_entropy(scores, torch.full_like(batch.labels, own))
+            loss = F.cross_entropy(scores, torch.full_like(batch.labels, index))
             round.tally("query_loss", loss)
             return self.weight * loss
 

@@ -79,7 +79,7 @@ def boundary_loss(
     sides = []
     for region in contour_and_ring(masks, ring):
         means = [region_means(each.float(), region) for each in (embeddings, moved)]
-        sides.append((torch.cat([h for h, _ in means]), torch.cat([found for _, found in means])))
+        sides.append((torch.cat([h for h, _ in means]), torch.cat([mask for _, mask in means])))
     (contour, has_contour), (background, has_background) = sides
     terms = [
         boundary_contrast(contour[has_contour[:, q], q], background[has_background[:, q], q], tau, negatives_only)

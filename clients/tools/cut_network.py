@@ -29,8 +29,8 @@ class CutNetwork:
 
     def __init__(self, net: Net, path: str) -> None:
         self.net, self.cut = net, net.get_submodule(path)
-        words = path.split(".")
-        above = {"", *(".".join(words[: count + 1]) for count in range(len(words)))}
+        names = path.split(".")
+        above = {"", *(".".join(names[: count + 1]) for count in range(len(names)))}
         self.before = [  # the outermost modules with parameters that do not contain the cut module
             module
             for name, module in net.named_modules()

@@ -88,9 +88,9 @@ def tightness(features: Tensor, clusters: np.ndarray, squared: bool = False) -> 
     """
     total = 0.0
     for number in np.unique(clusters):
-        own = features[torch.from_numpy(clusters == number)].double()
-        distances = torch.cdist(own, own, compute_mode="donot_use_mm_for_euclid_dist")
-        total += float((distances.square() if squared else distances).sum()) / (2 * len(own))
+        members = features[torch.from_numpy(clusters == number)].double()
+        distances = torch.cdist(members, members, compute_mode="donot_use_mm_for_euclid_dist")
+        total += float((distances.square() if squared else distances).sum()) / (2 * len(members))
     return total
 
 
@@ -118,7 +118,7 @@ def advance(loss: Tensor, *groups: tuple[torch.optim.Optimizer, Sequence[nn.Modu
     """One step of each optimizer on one loss, for its own modules' parameters alone; the loss without its graph."""
     owned = [(optimizer, [value for module in modules for value in module.parameters() if value.requires_grad])
              for optimizer, modules in groups]  # fmt: skip
-    everything = [value for _, own in owned for value in own]
+    everything = [value for _, parameters in owned for value in parameters]
     if not everything:  # all parameters are frozen
         return loss.detach()
     gradients = torch.autograd.grad(loss, everything, allow_unused=True)
@@ -126,8 +126,8 @@ def advance(loss: Tensor, *groups: tuple[torch.optim.Optimizer, Sequence[nn.Modu
         optimizer.zero_grad(set_to_none=True)
     for parameter, gradient in zip(everything, gradients, strict=True):
         parameter.grad = gradient
-    for optimizer, own in owned:
-        if own:
+    for optimizer, parameters in owned:
+        if parameters:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return loss.detach()

@@ -16,8 +16,8 @@ def last_move(round: LocalRound) -> dict[str, Tensor] | None:
     """
     if ENTRY not in round.scratch:
         received = {name: parameter.detach() for name, parameter in round.shared_parameters().items()}
-        kept = round.store.get(ENTRY)
+        stored = round.store.get(ENTRY)
         round.store.put(ENTRY, received)
-        move = None if kept is None else {name: new - kept[name].to(new.device) for name, new in received.items()}
+        move = None if stored is None else {name: new - stored[name].to(new.device) for name, new in received.items()}
         round.scratch[ENTRY] = move
     return round.scratch[ENTRY]

@@ -98,11 +98,11 @@ def freeze(net: nn.Module, places: Mapping[str, str]) -> list[nn.Module]:
     for path, module in net.named_modules():
         prefix = f"{path}." if path else ""
         named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        own = [(places[prefix + name], tensor) for name, tensor in named if prefix + name in places]
-        fixed = [tensor for place, tensor in own if place == "frozen"]
+        placed = [(places[prefix + name], tensor) for name, tensor in named if prefix + name in places]
+        fixed = [tensor for place, tensor in placed if place == "frozen"]
         for tensor in fixed:
             tensor.requires_grad_(False)
-        if own and len(fixed) == len(own):
+        if placed and len(fixed) == len(placed):
             frozen.append(module)
     return frozen
 

@@ -61,8 +61,8 @@ def partner_rows(labels: np.ndarray, other: np.ndarray) -> np.ndarray:
     rows = np.empty_like(order)
     rows[order] = follows
     alone = order[first[counts == 1]]
-    known = alone[np.isin(labels[alone], other)]
-    rows[known] = len(labels) + np.searchsorted(other, labels[known])
+    shared = alone[np.isin(labels[alone], other)]
+    rows[shared] = len(labels) + np.searchsorted(other, labels[shared])
     return rows
 
 
@@ -128,8 +128,8 @@ class StylePass:
 
     def _shared(self, x: Tensor) -> Tensor:
         """Half of the batch with another client's styles."""
-        kept = len(x) - len(x) // 2
-        gumbel = self.rng.gumbel(size=(kept, len(x)))
+        half = len(x) - len(x) // 2
+        gumbel = self.rng.gumbel(size=(half, len(x)))
         normal = self.rng.standard_normal((2, len(x), x.shape[1]))
         first = int(self.rng.integers(len(x)))
         assert self.foreign is not None

@@ -194,7 +194,7 @@ for command in (search, evaluate, predict, export, features):
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(help="bash, zsh, fish or powershell")] = "bash") -> None:
     """Print the script that completes commands and options: fedsim completion bash >> ~/.bashrc"""
-    known = ("bash", "zsh", "fish", "powershell")
-    if shell not in known:
-        raise UserError(f"no completion for {shell!r}; known: {', '.join(known)}")
+    shells = ("bash", "zsh", "fish", "powershell")
+    if shell not in shells:
+        raise UserError(f"no completion for {shell!r}; known: {', '.join(shells)}")
     typer.echo(get_completion_script(prog_name="fedsim", complete_var="_FEDSIM_COMPLETE", shell=shell))

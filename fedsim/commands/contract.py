@@ -97,8 +97,8 @@ def run_watched(
 def small_plan(method: str, output: Path | str, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a method on the small federation; UserError for a method that does not fit."""
     table = tomli_w.dumps({**SMALL, "method": {"name": method}})
-    own = assemble({"name": method}, {}).tried_with
-    return resolve(parse_experiment(table, [*own, *overrides, f"run.output={json.dumps(str(output))}"]))
+    settings = assemble({"name": method}, {}).tried_with
+    return resolve(parse_experiment(table, [*settings, *overrides, f"run.output={json.dumps(str(output))}"]))
 
 
 def _numbers(file: Path) -> pd.DataFrame:
@@ -167,9 +167,13 @@ def resumes_elsewhere(whole: Evidence) -> str:
 
 def replies_alone(whole: Evidence) -> str:
     """A client's reply depends on its message and its store alone: a process of its own gives the same one"""
-    known = replies(whole.messages)
+    replies_of_run = replies(whole.messages)
     for key, reply in replies(whole.interrupted[1]).items():
-        different = sorted(name for name in reply.keys() | known[key].keys() if reply.get(name) != known[key].get(name))
+        different = sorted(
+            name
+            for name in reply.keys() | replies_of_run[key].keys()
+            if reply.get(name) != replies_of_run[key].get(name)
+        )
         if different:
             return f"{key}: {different[0]} is another in a process of its own; is something kept in a variable?"
     return ""
@@ -226,12 +230,12 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
     the reason why the property does not hold.
     """
     with tempfile.TemporaryDirectory() as output:
-        whole = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
+        watched = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
         for check in PROPERTIES:
             if check is differs_from_fedavg and (method == "fedavg" or without_fedavg(method, overrides)):
                 continue
             try:
-                yield str(check.__doc__), check(whole)
+                yield str(check.__doc__), check(watched)
             except Exception as error:
                 lines = str(error).strip().splitlines()
                 yield str(check.__doc__), f"{type(error).__name__}: {lines[-1] if lines else ''}"

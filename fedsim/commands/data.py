@@ -52,15 +52,15 @@ def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()
 
     if not path.exists():
         raise UserError(f"--grid and --set are for a folder or table, and there is none at {str(path)!r}")
-    found = inspect(path, overrides)
-    for title, frame in (("images", found.counts.reset_index()), ("files", found.domains)):
+    inspection = inspect(path, overrides)
+    for title, frame in (("images", inspection.counts.reset_index()), ("files", inspection.domains)):
         table = Table(*(escape(str(name)) for name in frame.columns), title=escape(f"{path}: {title}"))
         for row in frame.itertuples(index=False):
             table.add_row(*(escape(str(value)) for value in row))
         console.print(table)
-    say("\n".join(found.problems) if found.problems else "no problem was found")
+    say("\n".join(inspection.problems) if inspection.problems else "no problem was found")
     if grid is not None:
-        say(f"pictures: {draw_grid(found, grid)}")
+        say(f"pictures: {draw_grid(inspection, grid)}")
 
 
 def show_datasets(name: str) -> None:

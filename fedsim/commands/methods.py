@@ -16,6 +16,7 @@ from fedsim.common.console import console, say
 from fedsim.common.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from fedsim.methods.listing import MethodRow
     from fedsim.methods.recipe import Recipe
     from fedsim.parts.part import Part
     from fedsim.settings.effect import Facts
@@ -26,9 +27,9 @@ def show_names() -> None:
     from fedsim.methods.groups import groups
     from fedsim.settings.plugins import entry_points
 
-    found = groups()
-    known = {name for names in found.values() for name in names}
-    for group, names in {**found, "installed packages": [*(entry_points("methods").keys() - known)]}.items():
+    by_group = groups()
+    known = {name for names in by_group.values() for name in names}
+    for group, names in {**by_group, "installed packages": [*(entry_points("methods").keys() - known)]}.items():
         if names:
             _say_wrapped(f"  {group} ({len(names)}): {', '.join(names)}")
     say("one with its parts, formulas and settings: fedsim methods NAME; a combination: fedsim methods A+B")
@@ -41,14 +42,7 @@ def show_methods(changes: str = "", group: str = "") -> None:
     from fedsim.methods.recipe import Recipe
 
     plain = Recipe().disclosure()
-    groups = listed(changes)
-    if group:
-        named = next((name for name in groups if name.partition(":")[0] == group), None)
-        if named is None:
-            raise UserError(
-                f"--group: no group is called {group!r}; {nearest(group, groups)}known: {', '.join(groups)}"
-            )
-        groups = {named: groups[named]}
+    groups = _only(group, listed(changes))
     widest = max((len(row.name) for rows in groups.values() for row in rows), default=0)
     for group, rows in groups.items():
         columns = (
@@ -59,11 +53,7 @@ def show_methods(changes: str = "", group: str = "") -> None:
         title = escape(f"{group} ({len(rows)})")
         table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
         for row in rows:
-            outside = "" if row.origin == "fedsim" else f"{row.origin}: "
-            cost = "" if row.cost is None else f"{row.cost:.2f}"
-            lines = [f"{outside}{row.changes}", row.recipe.paper]
-            lines += [told] if (told := row.recipe.disclosure()) != plain else []
-            table.add_row(*map(escape, (row.name, cost, "\n".join(lines))))
+            table.add_row(*map(escape, _cells(row, plain)))
         console.print(table)
     if not groups:
         say(f"no method changes {changes}")
@@ -71,6 +61,26 @@ def show_methods(changes: str = "", group: str = "") -> None:
     say(f"disclosure: {plain}, unless the last line of a method says something else")
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
     say("all parts by slot: fedsim methods --parts")
+
+
+def _only(group: str, groups: "dict[str, list[MethodRow]]") -> "dict[str, list[MethodRow]]":
+    """The group of that name, or all without a name; UserError with the nearest name when there is none."""
+    if not group:
+        return groups
+    named = next((name for name in groups if name.partition(":")[0] == group), None)
+    if named is None:
+        raise UserError(f"--group: no group is called {group!r}; {nearest(group, groups)}known: {', '.join(groups)}")
+    return {named: groups[named]}
+
+
+def _cells(row: "MethodRow", plain: str) -> tuple[str, str, str]:
+    """Name, cost, and what a method changes and discloses, where that is not the plain disclosure."""
+    outside = "" if row.origin == "fedsim" else f"{row.origin}: "
+    lines = [f"{outside}{row.changes}", row.recipe.paper]
+    disclosure = row.recipe.disclosure()
+    if disclosure != plain:
+        lines.append(disclosure)
+    return row.name, "" if row.cost is None else f"{row.cost:.2f}", "\n".join(lines)
 
 
 def show_parts() -> None:
@@ -115,8 +125,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     say("")
     _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
     _say_wrapped(f"discloses: {recipe.disclosure()}")
-    own = [f"train.{key} from {one.words()}" for key, each in marks(TrainSettings, Tuned).items() for one in each]
-    _say_wrapped(f"a search also draws {'; '.join(own)}")
+    spaces = [f"train.{key} from {one.words()}" for key, each in marks(TrainSettings, Tuned).items() for one in each]
+    _say_wrapped(f"a search also draws {'; '.join(spaces)}")
     if recipe.tried_with:
         say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:
@@ -196,9 +206,9 @@ def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
     logging.disable(logging.WARNING)  # the check causes failures, and so warnings, on purpose
     holds = True
     try:
-        for words, reason in findings(method, overrides):
+        for text, reason in findings(method, overrides):
             holds &= not reason
-            _show_property(*(("fails", "red") if reason else ("holds", "green")), words, reason)
+            _show_property(*(("fails", "red") if reason else ("holds", "green")), text, reason)
         if refused := without_fedavg(method, overrides):
             reason = f"FedAvg is refused with these settings: {refused}"
             _show_property("skipped", "yellow", str(differs_from_fedavg.__doc__), reason)

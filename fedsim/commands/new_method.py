@@ -48,8 +48,8 @@ def start_method(name: str, folder: Path, slot: str = "terms") -> None:
     """
     examples = {file.stem: file for file in sorted(EXAMPLES.glob("*.txt"))}
     if slot not in examples:
-        known = ", ".join(examples)
-        raise UserError(f"--slot: there is no example for {slot!r}; {nearest(slot, examples)}known: {known}")
+        slots = ", ".join(examples)
+        raise UserError(f"--slot: there is no example for {slot!r}; {nearest(slot, examples)}known: {slots}")
     if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
         raise UserError(
             f"{name!r} cannot be a module's name; use small letters, digits and _ and no word of Python, e.g. my_method"

@@ -64,15 +64,15 @@ def computed(func: Foreign, args: Sequence[Foreign], kwargs: Mapping[str, Foreig
     inner_args, inner_kwargs = tree_map_only(OtherTensor, lambda tensor: tensor.on_cpu, (tuple(args), dict(kwargs)))
     if asked is not None:
         inner_kwargs["device"] = torch.device("cpu")
-    found = func(*inner_args, **inner_kwargs)
+    result = func(*inner_args, **inner_kwargs)
     if func._schema.is_mutable and name.endswith("_"):  # in place: the tensor itself, or nothing
         return args[0] if func._schema.returns else None
     if torch.device(asked) != OTHER if asked is not None else not other:
-        return found
+        return result
     # In inference mode a view of a tensor from outside belongs to that tensor, which counts its changes.
     inside = torch.is_inference_mode_enabled() and all(tensor.is_inference() for tensor in seen)
     with torch.inference_mode(inside):
-        return tree_map_only(Tensor, OtherTensor, found)
+        return tree_map_only(Tensor, OtherTensor, result)
 
 
 class _Everywhere(TorchDispatchMode):
@@ -111,7 +111,9 @@ def other_device() -> Iterator[None]:
         warnings.simplefilter("ignore")  # PyTorch warns of what it cannot do with tensors of "meta"
         stack.enter_context(mock.patch.object(torch, "autocast", not_there))
         stack.enter_context(mock.patch.object(workspace, "pick_device", return_value=OTHER))
-        for module in [found for name, found in sys.modules.items() if name.startswith("torch.optim.")]:
+        for module in [
+            module_of_torch for name, module_of_torch in sys.modules.items() if name.startswith("torch.optim.")
+        ]:
             if hasattr(module, "_get_fused_kernels_supported_devices"):
                 kinds = ["cpu", OTHER.type]
                 stack.enter_context(

@@ -83,8 +83,8 @@ def plot(
     for file in files:
         if file.suffix == ".png":
             say(f"{file} (and .svg)")
-    for _, found in by_experiment(runs, select, by).values():
-        for note in [found.title, *found.notes] if found else []:
+    for _, experiments in by_experiment(runs, select, by).values():
+        for note in [experiments.title, *experiments.notes] if experiments else []:
             say(note)
 
 
@@ -128,8 +128,8 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequ
     """
     from fedsim.results import TABLES, choose_runs, read_runs
 
-    wanted = names_of("--methods", methods), names_of("--targets", targets), numbers_of("--seeds", seeds)
-    return choose_runs(read_runs(folder, only=only or TABLES), *wanted)
+    chosen = names_of("--methods", methods), names_of("--targets", targets), numbers_of("--seeds", seeds)
+    return choose_runs(read_runs(folder, only=only or TABLES), *chosen)
 
 
 def show_comparison(
@@ -244,10 +244,11 @@ def method_notes(experiments: Iterable[Experiment], trust: bool = False) -> dict
         with contextlib.suppress(UserError):  # the method does not exist any more, or is not trusted
             refuse_outside(method, experiment.name, trust)
             recipe = assemble(method.method, method.parts)
-            own = texts.setdefault(experiment.method_name, {"group": [], "paper": [], "discloses": []})
-            own["group"].append(MethodRow(experiment.method_name, recipe, "", None).group)
-            own["paper"].append(recipe.paper)
-            own["discloses"].append(recipe.disclosure())
+            described = texts.setdefault(experiment.method_name, {"group": [], "paper": [], "discloses": []})
+            described["group"].append(MethodRow(experiment.method_name, recipe, "", None).group)
+            described["paper"].append(recipe.paper)
+            described["discloses"].append(recipe.disclosure())
     return {
-        method: {key: " | ".join(dict.fromkeys(values)) for key, values in own.items()} for method, own in texts.items()
+        method: {key: " | ".join(dict.fromkeys(values)) for key, values in values_of.items()}
+        for method, values_of in texts.items()
     }

@@ -35,7 +35,7 @@ def with_commas(words: Sequence[str], labels: Collection[str]) -> list[str]:
 
 def numbers_of(option: str, text: str) -> list[int]:
     """`0, 1, 2` -> [0, 1, 2]; an empty text means that the option is not given. UserError for anything else."""
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
-    if not all(word.isascii() and word.isdigit() for word in words):
+    numbers = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isascii() and word.isdigit() for word in numbers):
         raise UserError(f"{option} {text!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    return [int(word) for word in words]
+    return [int(word) for word in numbers]

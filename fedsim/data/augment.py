@@ -91,6 +91,9 @@ class Augmentation:
         return x
 
 
+WIDEST = 4 / 3  # aspect ratio of a crop
+
+
 def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], sizes: Tensor | None = None) -> Tensor:
     """Crop boxes (top, left, height, width) in pixels, float [count,4], drawn as torchvision's RandomResizedCrop does.
 
@@ -101,24 +104,35 @@ def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], 
     the originals, in whole pixels of the original scaled so that its shorter side is that of the square. The boxes are
     then resized as their image was, so that they need not be whole.
     """
-    if sizes is None:
-        rows, columns = torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
-    else:
-        grid = (sizes * (min(height, width) / sizes.amin(1, keepdim=True))).round()
-        rows, columns = grid.split(1, dim=1)
+    rows, columns = _originals(count, height, width, sizes)
     area = torch.empty(count, 10).uniform_(*scale) * (rows * columns)
-    ratio = torch.empty(count, 10).uniform_(-1, 1).mul_(torch.tensor(4 / 3).log()).exp()
+    ratio = torch.empty(count, 10).uniform_(-1, 1).mul_(torch.tensor(WIDEST).log()).exp()
     widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (widths > 0) & (widths <= columns) & (heights > 0) & (heights <= rows)
     first = fits.float().argmax(1, keepdim=True)
     fitting = fits.any(1, keepdim=True)
-    w = torch.where(fitting, widths.gather(1, first), torch.minimum(columns, (rows * (4 / 3)).round()))
-    h = torch.where(fitting, heights.gather(1, first), torch.minimum(rows, (columns * (4 / 3)).round()))
-    corner = torch.rand(2, count)[:, :, None]
-    middle = torch.stack([(rows - h) // 2, (columns - w) // 2])
-    top, left = torch.where(fitting, (corner * (torch.stack([rows - h, columns - w]) + 1)).floor(), middle)
-    across = torch.tensor([height, width, height, width]) / torch.cat([rows, columns, rows, columns], 1)
-    return torch.cat([top, left, h, w], 1) * across
+    w = torch.where(fitting, widths.gather(1, first), torch.minimum(columns, (rows * WIDEST).round()))
+    h = torch.where(fitting, heights.gather(1, first), torch.minimum(rows, (columns * WIDEST).round()))
+    top, left = _corners(rows - h, columns - w, fitting)
+    down, across = height / rows, width / columns
+    return torch.cat([top, left, h, w], 1) * torch.cat([down, across, down, across], 1)
+
+
+def _originals(count: int, height: int, width: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(rows, columns) [count, 1] of the originals, scaled so that their shorter side is that of the square."""
+    if sizes is None:
+        return torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
+    grid = (sizes * (min(height, width) / sizes.amin(1, keepdim=True))).round()
+    rows, columns = grid.split(1, dim=1)
+    return rows, columns
+
+
+def _corners(free_rows: Tensor, free_columns: Tensor, fitting: Tensor) -> tuple[Tensor, Tensor]:
+    """(top, left) [count, 1] of boxes: drawn where a box fits, else in the middle. The free ones are beside a box."""
+    corner = torch.rand(2, len(fitting))[:, :, None]
+    free = torch.stack([free_rows, free_columns])
+    top, left = torch.where(fitting, (corner * (free + 1)).floor(), free // 2)
+    return top, left
 
 
 def _per_image(values: Tensor, x: Tensor) -> Tensor:
@@ -208,12 +222,12 @@ def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
     class with such a method `__call__`, or a module of torch. Random draws come from torch's generator, which is seeded
     per client and round. UserError gives the nearest known name.
     """
-    found = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
+    augmentation = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
     where = f"data.augment {name!r}"
-    if not _gives_images(found):
+    if not _gives_images(augmentation):
         raise UserError(f"{where} is not a function of batches of images that says what it returns; write "
                         "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__")  # fmt: skip
-    return called(found, where) if isinstance(found, type) else found
+    return called(augmentation, where) if isinstance(augmentation, type) else augmentation
 
 
 def _gives_images(found: object) -> bool:
@@ -232,8 +246,8 @@ def make_transforms(
     """
     if data.normalize == "weights" and weights is None:
         raise UserError("data.normalize = 'weights': the backbone has no weights with statistics; use 'none'")
-    known = STATISTICS.get(data.normalize, ((), ()))
-    mean, std = weights if weights is not None and data.normalize == "weights" else known
+    statistics = STATISTICS.get(data.normalize, ((), ()))
+    mean, std = weights if weights is not None and data.normalize == "weights" else statistics
     if mean and len(mean) != channels:
         raise UserError(
             f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "

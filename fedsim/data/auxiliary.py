@@ -60,13 +60,13 @@ def refuse_own_images(folder: str, data: DataSettings, known: Mapping[str, Mappi
     root = listing.folder.resolve()
     digests = digests_of(listing)
     content = content_of(listing, digests)
-    for client, own in known.items():
-        if own["content"] == content:
+    for client, fingerprint in known.items():
+        if fingerprint["content"] == content:
             raise _refused(root, f"these are the images of {client!r}")
     own_images = dict(zip(digests, listing.files, strict=True))
-    found = benchmark(data)
-    read = reader(data, found)
-    for domain in found.domains:
+    bench = benchmark(data)
+    read = reader(data, bench)
+    for domain in bench.domains:
         for row in _digests_here(read, domain):
             if name := own_images.get(row.tobytes()):
                 raise _refused(root, f"{name} is an image of the domain {domain!r}")
@@ -81,7 +81,7 @@ def _refused(root: Path, reason: str) -> UserError:
 def _digests_here(read: Reader, domain: str) -> Iterable[np.ndarray]:
     """Digests uint8 [16] of a domain's images; none where it has no files, or where another machine has them."""
     try:
-        found = read.digests(domain)
+        digests = read.digests(domain)
     except UserError:
         return ()
-    return () if found is None else found
+    return () if digests is None else digests

@@ -3,7 +3,9 @@
 benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.catalog import BENCHMARKS
@@ -28,13 +30,13 @@ def find_dataset(name: str) -> Benchmark:
     UserError gives the nearest known name.
     """
     where = "data.dataset: no data set"
-    found = lookup(name, BENCHMARKS, "datasets", where)
-    if is_federated(found):
+    row = lookup(name, BENCHMARKS, "datasets", where)
+    if is_federated(row):
         return ROW
-    own = getattr(found, "benchmark", None) if isinstance(found, type) and issubclass(found, Reader) else None
-    if isinstance(own, Benchmark):
-        return replace(own, reader=f"{found.__module__}:{found.__qualname__}")
-    return instance(found, Benchmark, f"{where} {name!r}: it")
+    of_reader = getattr(row, "benchmark", None) if isinstance(row, type) and issubclass(row, Reader) else None
+    if isinstance(of_reader, Benchmark):
+        return replace(of_reader, reader=f"{row.__module__}:{row.__qualname__}")
+    return instance(row, Benchmark, f"{where} {name!r}: it")
 
 
 def benchmark(data: DataSettings) -> Benchmark:
@@ -43,19 +45,19 @@ def benchmark(data: DataSettings) -> Benchmark:
     Domains come in the (sorted) order of the benchmark, whatever the order of `data.domains`. Raises UserError with the
     nearest name for an unknown data set or domain.
     """
-    found = find_dataset(data.dataset)
+    bench = find_dataset(data.dataset)
     refuse_repeated(data.classes, "data.classes")
-    if found.discover:
-        found = load(found.discover, "data set")(data, found)
-    found = replace(found, **found.variants.get(data.variant, {}))
-    for name in data.domains or found.domains:
+    if bench.discover:
+        bench = load(bench.discover, "data set")(data, bench)
+    bench = replace(bench, **bench.variants.get(data.variant, {}))
+    for name in data.domains or bench.domains:
         if reason := unusable(name):
-            raise UserError(f"{found.title}: a domain cannot be called {name!r}, {reason}; rename it")
+            raise UserError(f"{bench.title}: a domain cannot be called {name!r}, {reason}; rename it")
     if not data.domains:
-        return found
-    chosen = sorted(resolve_domain(found, name) for name in data.domains)
+        return bench
+    chosen = sorted(resolve_domain(bench, name) for name in data.domains)
     refuse_repeated(chosen, "data.domains")
-    return replace(found, domains=tuple(chosen), all_domains=found.domains)
+    return replace(bench, domains=tuple(chosen), all_domains=bench.domains)
 
 
 def unusable(name: str) -> str:
@@ -67,15 +69,15 @@ def unusable(name: str) -> str:
     return "" if name.isprintable() else "which has characters that are not printed"
 
 
-def resolve_domain(found: Benchmark, name: str) -> str:
+def resolve_domain(bench: Benchmark, name: str) -> str:
     """A domain's name as the benchmark spells it; UserError with the nearest one when there is none.
 
     The names of a published benchmark may have other separators and another case; those of a folder are exact.
     """
-    domain = (matching if found.folder else same)(name, found.domains)
+    domain = (matching if bench.folder else same)(name, bench.domains)
     if domain is None:
         raise UserError(
-            f"{found.title} has no domain {name!r}; {nearest(name, found.domains)}known: {', '.join(found.domains)}"
+            f"{bench.title} has no domain {name!r}; {nearest(name, bench.domains)}known: {', '.join(bench.domains)}"
         )
     return domain
 
@@ -94,33 +96,45 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
         hint = "set data.root or $FEDSIM_DATA; a server without images needs data.domains and data.classes"
         raise UserError(f"no folder of images {root}{read_from(root)}; {hint}")
     on_disk = names_in(root)
+    _refuse_missing_domains(root, asked, on_disk)
+    used = [name for name in on_disk if not asked or name in asked]
+    if not used:
+        raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
+    classes = _common_classes(root, used, named)
+    domains = tuple(sorted({*on_disk, *asked}))
+    return replace(row, domains=domains, classes=tuple(classes))
+
+
+def _refuse_missing_domains(root: Path, asked: Sequence[str], on_disk: Sequence[str]) -> None:
+    """UserError for a domain of the settings that is a misspelled folder, or where no folder is a domain of these."""
     for name in set(asked) - set(on_disk):
         hint = nearest(name, set(on_disk) - set(asked))
         if hint or not set(asked) & set(on_disk):
             raise UserError(f"no domain folder {name!r} in {root}; {hint}found: {', '.join(on_disk) or 'no folder'}")
-    domains = tuple(sorted({*on_disk, *asked}))
     refuse_alike([asked] if asked else [[name] for name in on_disk], "domains", root)
-    used = [name for name in on_disk if not asked or name in asked]
-    if not used:
-        raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
+
+
+def _common_classes(root: Path, domains: Sequence[str], named: list[str]) -> list[str]:
+    """The classes of all domains: those that the settings name, or the class folders, which must then be equal."""
     folder_of = {composed(name): root / name for name in subfolders(root)}
-    own = {name: names_in(folder_of[name]) for name in used}
-    classes = named or own[used[0]]
-    for name in used:
-        if named and (unknown := sorted(set(own[name]) - set(classes))):
+    classes_of = {name: names_in(folder_of[name]) for name in domains}
+    classes = named or classes_of[domains[0]]
+    for name in domains:
+        if named and (unknown := sorted(set(classes_of[name]) - set(classes))):
             raise UserError(f"{root / name}: the class folders are not data.classes ({', '.join(unknown[:5])})")
-        if not named and own[name] != classes:
-            difference = sorted(set(own[name]) ^ set(classes))
+        if not named and classes_of[name] != classes:
+            difference = sorted(set(classes_of[name]) ^ set(classes))
             raise UserError(
-                f"{root}: domains {used[0]!r} and {name!r} have different class folders "
+                f"{root}: domains {domains[0]!r} and {name!r} have different class folders "
                 f"({', '.join(difference[:5])}); every domain needs the same classes; set data.domains, "
                 "or name all classes in data.classes"
             )
-    refuse_alike([*own.values(), *([name] for name in classes)], "classes", root)
+    refuse_alike([*classes_of.values(), *([name] for name in classes)], "classes", root)
     if len(classes) < 2:
-        raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
+        where = root / domains[0]
+        raise UserError(f"{where}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
     if {name.casefold() for name in classes} <= PARTS.keys():
         raise UserError(f"{root}: the class folders are called {', '.join(classes)}, which are parts of a split; "
                         "expected domain/class/image: put the images of a class into one folder, or name them in a "
                         "table with the column split (data.dataset = 'table')")  # fmt: skip
-    return replace(row, domains=domains, classes=tuple(classes))
+    return classes

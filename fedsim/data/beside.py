@@ -38,13 +38,13 @@ def kept(entry: Entry, name: str, shape: tuple[int, int], make: Callable[[], np.
     """The uint8 array of a file beside a domain's decoded images, made where it is not there."""
     file = entry.folder / name
     with contextlib.suppress(OSError, ValueError, EOFError):
-        found = np.load(file, allow_pickle=False)
-        if found.shape == shape and found.dtype == np.uint8:
-            return found
-    found = make()
+        values = np.load(file, allow_pickle=False)
+        if values.shape == shape and values.dtype == np.uint8:
+            return values
+    values = make()
     if file.parent.is_dir():  # an entry of an earlier version, perhaps of another user: then they are read again
         with contextlib.suppress(OSError):
             buffer = io.BytesIO()
-            np.save(buffer, found, allow_pickle=False)
+            np.save(buffer, values, allow_pickle=False)
             atomic_write(file, buffer.getvalue())
-    return found
+    return values

@@ -76,16 +76,16 @@ class Entry:
         shape = [len(self.listing.files), self.planes.count, self.side, self.side]
         content = {"format": FORMAT, "dataset": self.dataset, "domain": self.domain, "shape": shape}
         content |= {"planes": self.planes.key} if self.planes.key else {}
-        whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-        whole.update(os.fsencode(self.listing.folder.resolve()))
+        digest_of_all = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+        digest_of_all.update(os.fsencode(self.listing.folder.resolve()))
         for name, path, label in zip(self.listing.files, self.listing.paths, self.listing.labels):
             try:
                 status = path.stat()
             except (OSError, ValueError) as error:
                 raise unreadable(path, error) from None
             facts = f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
-            whole.update(facts.encode(errors="surrogateescape"))
-        return {**content, "hash": whole.hexdigest()[:16]}
+            digest_of_all.update(facts.encode(errors="surrogateescape"))
+        return {**content, "hash": digest_of_all.hexdigest()[:16]}
 
     @property
     def folder(self) -> Path:
@@ -115,8 +115,8 @@ class Entry:
         Entries of earlier versions have no hash without names.
         """
         stored = _stored(self.folder)
-        known = {key: stored[key] for key in ("content", "nameless") if key in stored}
-        return known or hashes_of(self.listing, digests_of(self.listing))
+        hashes = {key: stored[key] for key in ("content", "nameless") if key in stored}
+        return hashes or hashes_of(self.listing, digests_of(self.listing))
 
 
 def rows_of(digests: list[bytes]) -> np.ndarray:
@@ -230,8 +230,8 @@ def _write_images(entry: Entry, path: Path) -> tuple[list[bytes], np.ndarray]:
         return digest(content)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        words = f"decoding {entry.dataset} {entry.domain}"
-        digests = list(_with_bar(pool.map(fill, range(len(files))), len(files), words))
+        title = f"decoding {entry.dataset} {entry.domain}"
+        digests = list(_with_bar(pool.map(fill, range(len(files))), len(files), title))
     images.flush()
     return digests, sizes
 

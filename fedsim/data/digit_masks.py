@@ -55,6 +55,43 @@ def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, n
 
 
 @lru_cache(maxsize=8)
+def _places(rng: np.random.RandomState, count: int, size: int) -> np.ndarray:
+    """The place [N,1,s,s] of each pixel along a random direction of each image."""
+    rows, columns = np.mgrid[:size, :size] / size
+    angle = rng.uniform(0, 2 * np.pi, (count, 1, 1, 1))
+    return np.cos(angle) * rows + np.sin(angle) * columns
+
+
+def _textured(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    """Bright ink on stripes of a random period."""
+    each = (len(ink), 1, 1, 1)
+    waves = rng.uniform(3, 6, each)
+    ground = 0.2 + 0.15 * np.sin(2 * np.pi * waves * along + rng.uniform(0, 2 * np.pi, each))
+    return ground + (0.95 - ground) * ink
+
+
+def _shaded(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    """Bright ink under light that falls off to one side."""
+    light = along - along.min(axis=(2, 3), keepdims=True)
+    light = 0.35 + 0.65 * light / light.max(axis=(2, 3), keepdims=True)
+    return (0.25 + 0.7 * ink) * light
+
+
+def _inverted(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    """Dark ink on a bright ground."""
+    ground = rng.uniform(0.75, 0.95, (len(ink), 1, 1, 1))
+    return ground * (1 - 0.85 * ink)
+
+
+def _noise(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    """Bright ink on a grey ground, with strong pixel noise."""
+    ground = rng.uniform(0.15, 0.4, (len(ink), 1, 1, 1))
+    return ground + (0.9 - ground) * ink + rng.normal(0, 0.15, ink.shape)
+
+
+GROUNDS = {"textured": _textured, "shaded": _shaded, "inverted": _inverted, "noise": _noise}
+
+
 def _pictures(domain: str, image_size: int, split_seed: int, apart: bool) -> np.ndarray:
     """Images uint8 [N,1,s,s] of a domain: ink over a ground.
 
@@ -63,23 +100,7 @@ def _pictures(domain: str, image_size: int, split_seed: int, apart: bool) -> np.
     """
     ink, _ = _drawn(image_size, split_seed, apart)
     rng = np.random.RandomState(seed_hash(split_seed, "digit-masks", domain, int(apart)))
-    count = len(ink)
-    rows, columns = np.mgrid[:image_size, :image_size] / image_size
-    angle = rng.uniform(0, 2 * np.pi, (count, 1, 1, 1))
-    along = np.cos(angle) * rows + np.sin(angle) * columns  # place along a random direction
-    if domain == "textured":
-        waves = rng.uniform(3, 6, (count, 1, 1, 1))
-        ground = 0.2 + 0.15 * np.sin(2 * np.pi * waves * along + rng.uniform(0, 2 * np.pi, (count, 1, 1, 1)))
-        picture = ground + (0.95 - ground) * ink
-    elif domain == "shaded":
-        light = along - along.min(axis=(2, 3), keepdims=True)
-        light = 0.35 + 0.65 * light / light.max(axis=(2, 3), keepdims=True)
-        picture = (0.25 + 0.7 * ink) * light
-    elif domain == "inverted":
-        ground = rng.uniform(0.75, 0.95, (count, 1, 1, 1))
-        picture = ground * (1 - 0.85 * ink)
-    else:
-        ground = rng.uniform(0.15, 0.4, (count, 1, 1, 1))
-        picture = ground + (0.9 - ground) * ink + rng.normal(0, 0.15, ink.shape)
+    along = _places(rng, len(ink), image_size)
+    picture = GROUNDS.get(domain, _noise)(ink, along, rng)
     picture = picture + rng.normal(0, 0.02, ink.shape)
     return np.round(255 * picture.clip(0, 1)).astype(np.uint8)

@@ -24,38 +24,39 @@ def fingerprints(data: DataSettings) -> Fingerprints:
     the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read,
     or when two domains have the same images.
     """
-    found = benchmark(data)
-    prints = {domain: fingerprint(data, domain, found) for domain in found.domains}
-    refuse_equal_domains(found, prints)
+    bench = benchmark(data)
+    prints = {domain: fingerprint(data, domain, bench) for domain in bench.domains}
+    refuse_equal_domains(bench, prints)
     return prints
 
 
-def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> None:
+def refuse_equal_domains(bench: Benchmark, prints: Mapping[str, Mapping]) -> None:
     """UserError when two domains have the same images with the same labels, so that training images would be tested.
 
     `prints`: fingerprints by domain, or by client ("photo/0"). The contents are compared only where they are of files:
     other readers hash what all of their domains are made of.
     """
-    compared = ("content", "nameless") if reader_class(found).own_files else ("nameless",)
+    compared = ("content", "nameless") if reader_class(bench).own_files else ("nameless",)
     owners: dict[int | str, str] = {}
     for name, key in product(prints, compared):
-        own, domain = prints[name], domain_of(name)
-        first = owners.setdefault(own[key], domain) if key in own else domain
+        print_of_client, domain = prints[name], domain_of(name)
+        first = owners.setdefault(print_of_client[key], domain) if key in print_of_client else domain
         if first != domain:
             raise UserError(
-                f"the domains {first!r} and {domain!r} of {found.title} have the same {own['images']:,} images with "
-                "the same labels; remove one of them, or leave it out by data.domains"
+                f"the domains {first!r} and {domain!r} of {bench.title} have the same "
+                f"{print_of_client['images']:,} images with the same labels; remove one of them, or leave it out by "
+                "data.domains"
             )
 
 
-def fingerprint(data: DataSettings, domain: str, found: Benchmark | None = None) -> dict[str, int | str]:
+def fingerprint(data: DataSettings, domain: str, bench: Benchmark | None = None) -> dict[str, int | str]:
     """The fingerprint of one domain, under any spelling of its name that the data set accepts."""
-    found = found or benchmark(data)
-    read, name = reader(data, found), resolve_domain(found, domain)
-    images, seeded = len(read.labels(name)), found.environment(name)
-    known: dict[str, int | str] = {"images": images, "content": read.fingerprint(name), "environment": seeded}
+    bench = bench or benchmark(data)
+    read, name = reader(data, bench), resolve_domain(bench, domain)
+    images, seeded = len(read.labels(name)), bench.environment(name)
+    facts: dict[str, int | str] = {"images": images, "content": read.fingerprint(name), "environment": seeded}
     nameless = read.nameless(name)
-    return known | ({"nameless": nameless} if nameless else {})
+    return facts | ({"nameless": nameless} if nameless else {})
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
@@ -64,20 +65,20 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
     It is empty for equal data.
     Only domains that both sides know are compared.
     """
-    found = []
+    reasons = []
     for domain in sorted(then.keys() & now.keys()):
         counts = [then[domain]["images"], now[domain]["images"]]
         numbers = [side[domain].get("environment") for side in (then, now)]  # older records do not have it
         if counts[0] != counts[1]:
-            found.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
+            reasons.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
         elif then[domain]["content"] != now[domain]["content"]:
-            found.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
+            reasons.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
         elif None not in numbers and numbers[0] != numbers[1]:
-            found.append(
+            reasons.append(
                 f"{domain}: it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came or "
                 "went in data.root, which gives it another split"
             )
-    return "; ".join(found[:3]) + (f" and {len(found) - 3} more domains" if len(found) > 3 else "")
+    return "; ".join(reasons[:3]) + (f" and {len(reasons) - 3} more domains" if len(reasons) > 3 else "")
 
 
 def came_and_went(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:

@@ -34,14 +34,14 @@ class Listing:
         return [self.folder / name for name in self.files]
 
 
-def places(data: DataSettings, found: Benchmark) -> list[Path]:
+def places(data: DataSettings, bench: Benchmark) -> list[Path]:
     """Where a data set may lie: the data root, and the folders below it that are called as the data set."""
     root = data_root(data)
     below = subfolders(root) if root.is_dir() else []
-    return [root, *(root / name for name in below if plain(name) in found.folder)]
+    return [root, *(root / name for name in below if plain(name) in bench.folder)]
 
 
-def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
+def dataset_folder(data: DataSettings, bench: Benchmark) -> Path:
     """Folder that holds the domain folders: the data root itself, or e.g. PACS/ below it.
 
     Raises UserError when neither holds a domain of the benchmark.
@@ -49,60 +49,60 @@ def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
     root = data_root(data)
     if not root.is_dir():
         where = f"{root}{read_from(root)}"
-        raise UserError(f"{found.title}: no folder {where}; set data.root or $FEDSIM_DATA to where the images are")
-    if found.name == "folder":
+        raise UserError(f"{bench.title}: no folder {where}; set data.root or $FEDSIM_DATA to where the images are")
+    if bench.name == "folder":
         return root
-    possible = places(data, found)
+    possible = places(data, bench)
     for folder in possible:
-        if any(matching(domain, subfolders(folder)) for domain in found.all_domains or found.domains):
+        if any(matching(domain, subfolders(folder)) for domain in bench.all_domains or bench.domains):
             return folder
     raise UserError(
-        f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root} or in "
-        f"{(possible[1:] or [root / found.title])[0]}; put the images there as domain/class/image "
+        f"{bench.title}: no domain folder ({', '.join(bench.domains)}) in {root} or in "
+        f"{(possible[1:] or [root / bench.title])[0]}; put the images there as domain/class/image "
         "or set data.root or $FEDSIM_DATA"
     )
 
 
-def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
+def list_domain(data: DataSettings, bench: Benchmark, domain: str) -> Listing:
     """Files and labels of one domain, checked: its folder, its classes, and at least the benchmark's image counts.
 
     Raises UserError for a missing folder, an empty or unknown class, a foreign file or missing images.
     """
-    root = dataset_folder(data, found)
-    name = (matching if found.folder else same)(domain, subfolders(root))
+    root = dataset_folder(data, bench)
+    name = (matching if bench.folder else same)(domain, subfolders(root))
     if name is None:
         raise UserError(
-            f"{found.title}: domain {domain!r} has no folder in {root} (found: {', '.join(subfolders(root))})"
+            f"{bench.title}: domain {domain!r} has no folder in {root} (found: {', '.join(subfolders(root))})"
         )
     folder = root / name
-    lenient = found.name == "folder" and bool(data.classes)  # named classes may be absent from a domain
-    class_folders = _class_folders(found, domain, folder, lenient)
+    lenient = bench.name == "folder" and bool(data.classes)  # named classes may be absent from a domain
+    class_folders = _class_folders(bench, domain, folder, lenient)
     images = [images_of(folder, name) if name else [] for name in class_folders]
     counts = list(map(len, images))
-    _check_counts(found, domain, folder, counts, lenient)
+    _check_counts(bench, domain, folder, counts, lenient)
     labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return Listing(folder, tuple(itertools.chain(*images)), labels)
 
 
-def _class_folders(found: Benchmark, domain: str, folder: Path, lenient: bool) -> list[str]:
+def _class_folders(bench: Benchmark, domain: str, folder: Path, lenient: bool) -> list[str]:
     """Names of the class folders on disk, in the order of the benchmark's classes; empty for one that may be absent."""
     present = subfolders(folder)
-    by_class = {name: (matching if found.folder else same)(name, present) for name in found.classes}
+    by_class = {name: (matching if bench.folder else same)(name, present) for name in bench.classes}
     missing = [name for name, on_disk in by_class.items() if on_disk is None]
     if missing and not lenient:
-        index = found.classes.index(missing[0])
-        expected = f" (0 of {found.class_counts[domain][index]} images)" if found.class_counts else ""
+        index = bench.classes.index(missing[0])
+        expected = f" (0 of {bench.class_counts[domain][index]} images)" if bench.class_counts else ""
         raise UserError(
-            f"{found.title} {domain}: {len(missing)} of {len(found.classes)} class folders are missing in "
+            f"{bench.title} {domain}: {len(missing)} of {len(bench.classes)} class folders are missing in "
             f"{folder}, first {missing[0]!r}{expected}; copy the data set again"
         )
     unknown = sorted(set(present) - set(by_class.values()))
     if unknown:
         raise UserError(
-            f"{found.title} {domain}: {unknown[0]!r} in {folder} is none of the benchmark's classes; "
+            f"{bench.title} {domain}: {unknown[0]!r} in {folder} is none of the benchmark's classes; "
             "remove the folder or use data.dataset = 'folder'"
         )
-    return [by_class[name] or "" for name in found.classes]
+    return [by_class[name] or "" for name in bench.classes]
 
 
 def is_image(name: str) -> bool:
@@ -141,25 +141,25 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
         yield parent, names
 
 
-def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int], lenient: bool) -> None:
+def _check_counts(bench: Benchmark, domain: str, folder: Path, counts: list[int], lenient: bool) -> None:
     """Raises UserError for missing images, then for an empty class. More images than the benchmark has are accepted."""
-    expected = found.class_counts[domain] if found.class_counts else counts
-    short = [row for row in zip(found.classes, counts, expected) if row[1] < row[2]]
+    expected = bench.class_counts[domain] if bench.class_counts else counts
+    short = [row for row in zip(bench.classes, counts, expected) if row[1] < row[2]]
     if short:
         listed = ", ".join(f"{name} has {has} of {of} images" for name, has, of in short[:3])
         more = f" and {len(short) - 3} more classes are short" if len(short) > 3 else ""
         raise UserError(
-            f"{found.title} {domain} is incomplete in {folder}: {listed}{more}; copy the data set again, "
+            f"{bench.title} {domain} is incomplete in {folder}: {listed}{more}; copy the data set again, "
             "or use data.dataset = 'folder' for a part of it"
         )
-    empty = [name for name, has in zip(found.classes, counts) if has == 0]
+    empty = [name for name, has in zip(bench.classes, counts) if has == 0]
     if empty and (not lenient or not any(counts)):
         raise UserError(
-            f"{found.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images, "
+            f"{bench.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images, "
             "unless all classes are named in data.classes"
         )
-    if found.counts and sum(counts) < found.counts[domain]:
+    if bench.counts and sum(counts) < bench.counts[domain]:
         raise UserError(
-            f"{found.title} {domain} is incomplete in {folder}: {sum(counts)} of {found.counts[domain]} "
+            f"{bench.title} {domain} is incomplete in {folder}: {sum(counts)} of {bench.counts[domain]} "
             "images; copy the data set again, or use data.dataset = 'folder' for a part of it"
         )

@@ -44,13 +44,13 @@ def saved_rows(folder: Path) -> Opened:
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(folder))
+        loaded = datasets.load_from_disk(str(folder))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is no data set that `save_to_disk` wrote ({first_line(error)})") from None
-    if not isinstance(found, datasets.DatasetDict):
-        return Opened(found, {})
-    splits = {name: len(part) for name, part in found.items()}
-    return Opened(datasets.concatenate_datasets(list(found.values())), splits)
+    if not isinstance(loaded, datasets.DatasetDict):
+        return Opened(loaded, {})
+    splits = {name: len(part) for name, part in loaded.items()}
+    return Opened(datasets.concatenate_datasets(list(loaded.values())), splits)
 
 
 def join_partitions(reference: str) -> Opened:
@@ -64,12 +64,12 @@ def join_partitions(reference: str) -> Opened:
     pieces, domains, splits = [], [], {}
     try:
         for split, partitioner in federated.partitioners.items():
-            own = [federated.load_partition(number, split) for number in range(partitioner.num_partitions)]
+            partitions = [federated.load_partition(number, split) for number in range(partitioner.num_partitions)]
             names = getattr(partitioner, "partition_id_to_natural_id", {})
-            for number, part in enumerate(own):
+            for number, part in enumerate(partitions):
                 domains += [composed(str(names.get(number, number)))] * len(part)
-            splits[split] = sum(map(len, own))
-            pieces += own
+            splits[split] = sum(map(len, partitions))
+            pieces += partitions
         return Opened(datasets.concatenate_datasets(pieces), splits, tuple(domains))
     except Exception as error:  # the data set's own code and partitioners of any kind
         raise UserError(f"data.dataset {reference!r} cannot be partitioned ({first_line(error, 160)})") from error

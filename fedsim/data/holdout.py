@@ -37,8 +37,8 @@ def _listed_split(read: Reader, domain: str, seed: int) -> Split:
         )
     train, validation = read.required(domain, "train"), read.listed(domain, "validation")
     if validation is None:
-        kept, held = random_split(len(train), data.holdout, seed)
-        return train[kept], train[held]
+        trained, held = random_split(len(train), data.holdout, seed)
+        return train[trained], train[held]
     both = np.intersect1d(train, validation)
     if len(both):
         raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")

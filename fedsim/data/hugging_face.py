@@ -120,8 +120,8 @@ class HuggingFaceReader(Reader):
         if not files:
             return b""
         facts = [f"{file.absolute()}\0{_version(file)}".encode(errors="surrogateescape") for file in files]
-        kept = self._kept_in(f"{content_hash(b'files', *facts)}.digests")
-        return content(kept, DIGEST_BYTES * len(files), lambda: b"".join(digest(read_bytes(file)) for file in files))
+        stored = self._kept_in(f"{content_hash(b'files', *facts)}.digests")
+        return content(stored, DIGEST_BYTES * len(files), lambda: b"".join(digest(read_bytes(file)) for file in files))
 
     def _kept_in(self, name: str) -> Path:
         """A file of the cache."""
@@ -186,11 +186,13 @@ def _open(saved: Saved, wanted: tuple[str, ...]) -> Opened:
     where, _ = saved
     optional("datasets", "a Hugging Face data set needs the package datasets", "hf")
     opened = join_partitions(where) if isinstance(where, str) else saved_rows(where)
-    found = opened.rows.column_names
+    columns = opened.rows.column_names
     for name, theirs in zip(COLUMNS, wanted):
-        if theirs not in found and not (name == "domain" and opened.domains):
-            raise UserError(f"{where} has no column {theirs!r}; {nearest(theirs, found)}it has: {', '.join(found)}; "
-                            f"name it with data.columns.{name}")  # fmt: skip
+        if theirs not in columns and not (name == "domain" and opened.domains):
+            raise UserError(
+                f"{where} has no column {theirs!r}; {nearest(theirs, columns)}it has: {', '.join(columns)}; "
+                f"name it with data.columns.{name}"
+            )
     return opened
 
 

@@ -16,8 +16,8 @@ class ImageTree(Reader):
 
     own_files = True
 
-    def __init__(self, data: DataSettings, found: Benchmark) -> None:
-        super().__init__(data, found)
+    def __init__(self, data: DataSettings, bench: Benchmark) -> None:
+        super().__init__(data, bench)
         self._open: dict[str, Arrays] = {}
         self._known: dict[str, dict[str, str]] = {}
 

@@ -18,7 +18,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import digest
-from fedsim.data.folders import IMAGE_SUFFIXES
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
@@ -65,31 +65,43 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     other duplicates. Raises UserError where there are no domains and classes, and for an override without effect here.
     """
     data = _with(overrides, path, _settings(path))
-    found = benchmark(data)
-    read = reader(data, found)
+    bench = benchmark(data)
+    read = reader(data, bench)
     assert isinstance(read, ImageTree)  # folders and tables have files
     counts, rows, files, problems = [], [], [], []
     examples: dict[tuple[str, str], Path] = {}
-    for domain in found.domains:
+    for domain in bench.domains:
         listing = read.listing(domain)
-        counts.append(np.bincount(listing.labels, minlength=len(found.classes)))
-        chosen = np.unique(np.linspace(0, len(listing.files) - 1, min(MOST, len(listing.files))).astype(int))
-        paths = [listing.folder / listing.files[index] for index in chosen]
-        with ThreadPoolExecutor(4) as pool:
-            checked = list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
+        checked = _check_domain(domain, listing)
         fine = [each for each in checked if not each.problem]
         rows.append(_summary(domain, len(listing.files), checked, fine))
+        counts.append(np.bincount(listing.labels, minlength=len(bench.classes)))
         problems += _listed([each.problem for each in checked if each.problem], f"in {domain}")
-        absent = [name for name, count in zip(found.classes, counts[-1]) if not count]
-        if absent:
-            hint = "" if path.is_file() else "; to train on it, name all classes in data.classes"
-            problems.append(f"{domain} has no image of {', '.join(absent)}{hint}")
+        problems += _absent_classes(path, domain, bench.classes, counts[-1])
         for each in fine:
-            examples.setdefault((domain, found.classes[each.label]), each.file)
+            examples.setdefault((domain, bench.classes[each.label]), each.file)
         files += fine
-    table = pd.DataFrame(counts, index=pd.Index(found.domains, name="domain"), columns=list(found.classes))
-    problems += _listed(_loose(path), "beside class folders") + _doubles(files, found.classes)
+    table = pd.DataFrame(counts, index=pd.Index(bench.domains, name="domain"), columns=list(bench.classes))
+    problems += _listed(_loose(path), "beside class folders") + _doubles(files, bench.classes)
     return Inspection(table, pd.DataFrame(rows), problems, examples)
+
+
+def _absent_classes(path: Path, domain: str, classes: Sequence[str], counts: np.ndarray) -> list[str]:
+    """A line when a domain has no image of some classes; none when it has images of all."""
+    absent = [name for name, count in zip(classes, counts) if not count]
+    if not absent:
+        return []
+    hint = "" if path.is_file() else "; to train on it, name all classes in data.classes"
+    return [f"{domain} has no image of {', '.join(absent)}{hint}"]
+
+
+def _check_domain(domain: str, listing: Listing) -> list[Found]:
+    """What is found in the images of a domain: in all of them, or in MOST evenly spaced ones."""
+    count = len(listing.files)
+    chosen = np.unique(np.linspace(0, count - 1, min(MOST, count)).astype(int))
+    paths = [listing.folder / listing.files[index] for index in chosen]
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
 
 
 def _settings(path: Path) -> DataSettings:
@@ -138,16 +150,16 @@ def _check(file: Path, domain: str, label: int) -> Found:
 
 def treatment(image: Image.Image) -> tuple[str, ...]:
     """What decoding does with an opened image, in the words of the inspection; nothing for upright RGB or grey."""
-    found = ["turned (EXIF)"] if image.getexif().get(ORIENTATION, 1) in range(2, 9) else []
+    treated = ["turned (EXIF)"] if image.getexif().get(ORIENTATION, 1) in range(2, 9) else []
     if image.has_transparency_data:
-        found.append("transparent on white")
+        treated.append("transparent on white")
     elif image.mode.startswith(("I", "F")):
-        found.append("scaled to 8 bits")
+        treated.append("scaled to 8 bits")
     elif image.mode not in ("RGB", "L", "1"):
-        found.append("palette to RGB" if image.mode == "P" else f"{image.mode} to RGB")
+        treated.append("palette to RGB" if image.mode == "P" else f"{image.mode} to RGB")
     if getattr(image, "n_frames", 1) > 1:
-        found.append("first frame only")
-    return tuple(found)
+        treated.append("first frame only")
+    return tuple(treated)
 
 
 def _summary(domain: str, images: int, checked: list[Found], fine: list[Found]) -> dict[str, str | int]:
@@ -190,11 +202,11 @@ def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:
     two_domains = [group for group in doubled if group not in two_classes and len({each.domain for each in group}) > 1]
     rest = sum(len(group) - 1 for group in doubled if group not in two_classes and group not in two_domains)
     pairs = [sorted(group, key=lambda each: each.label) for group in two_classes]
-    said = _listed([f"{pair[0].file} and {pair[-1].file} are the same image in two classes, {classes[pair[0].label]} "
+    texts = _listed([f"{pair[0].file} and {pair[-1].file} are the same image in two classes, {classes[pair[0].label]} "
                     f"and {classes[pair[-1].label]}" for pair in pairs], "in two classes")  # fmt: skip
-    said += _listed([f"{group[0].file} and {group[-1].file} are the same image in two domains"
+    texts += _listed([f"{group[0].file} and {group[-1].file} are the same image in two domains"
                      for group in two_domains], "in two domains")  # fmt: skip
-    return said + ([f"{rest} images occur more than once in their domain and class"] if rest else [])
+    return texts + ([f"{rest} images occur more than once in their domain and class"] if rest else [])
 
 
 def draw_grid(found: Inspection, file: Path, columns: int = 10) -> Path:

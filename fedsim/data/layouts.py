@@ -26,25 +26,25 @@ class ImageRow(NamedTuple):
     part: str = ""
 
 
-def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
+def classes_on_disk(data: DataSettings, bench: Benchmark) -> Benchmark:
     """The row with its classes read from the class folders of its domains; UserError for another number of them.
 
     DomainNet and its parts have many names, which are equal in every copy.
     """
-    for folder in places(data, found):
-        present = [name for domain in found.domains if (name := matching(domain, subfolders(folder)))]
+    for folder in places(data, bench):
+        present = [name for domain in bench.domains if (name := matching(domain, subfolders(folder)))]
         if present:
             break
     else:
         root = data_root(data)
-        raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root}{read_from(root)}; "
+        raise UserError(f"{bench.title}: no domain folder ({', '.join(bench.domains)}) in {root}{read_from(root)}; "
                         "set data.root or $FEDSIM_DATA")  # fmt: skip
     classes = sorted({name for domain in present for name in names_in(folder / domain)})
-    wanted = len(found.classes)
-    if len(classes) != wanted:
-        raise UserError(f"{found.title}: {len(classes)} class folders in {folder}, and the data set has {wanted}; "
+    expected = len(bench.classes)
+    if len(classes) != expected:
+        raise UserError(f"{bench.title}: {len(classes)} class folders in {folder}, and the data set has {expected}; "
                         "use data.dataset = 'folder' for a part of it")  # fmt: skip
-    return replace(found, classes=tuple(classes))
+    return replace(bench, classes=tuple(classes))
 
 
 class PublishedRows(ImageTree):
@@ -57,8 +57,8 @@ class PublishedRows(ImageTree):
         for folder in places(self.data, self.found):
             if (folder / self.root).exists():
                 return folder
-        root, found = data_root(self.data), self.found
-        raise UserError(f"{found.title}: no {self.root!r} in {root} or in a folder {found.folder[0]!r} below it"
+        root, bench = data_root(self.data), self.found
+        raise UserError(f"{bench.title}: no {self.root!r} in {root} or in a folder {bench.folder[0]!r} below it"
                         f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
 
     def find(self) -> None:
@@ -116,9 +116,9 @@ class DigitsDG(PublishedRows):
             if not folder.is_dir():
                 raise UserError(f"{self.found.title}: no folder {folder}; unpack the archive again")
             for sub in subfolders(folder):
-                known = matching(sub, self.found.classes)
-                if known is not None:
-                    yield from self.below(folder / sub, self.found.classes.index(known), part)
+                name_of_class = matching(sub, self.found.classes)
+                if name_of_class is not None:
+                    yield from self.below(folder / sub, self.found.classes.index(name_of_class), part)
 
 
 class OfficeCaltechHome(PublishedRows):
@@ -134,12 +134,12 @@ class OfficeCaltechHome(PublishedRows):
             raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {self.folder()}")
         missing, unknown = set(self.found.classes), []
         for sub in subfolders(self.folder() / name):
-            known = matching(self.names.get(plain(sub), sub), self.found.classes)
-            if known is None:
+            name_of_class = matching(self.names.get(plain(sub), sub), self.found.classes)
+            if name_of_class is None:
                 unknown.append(sub)
                 continue
-            missing.discard(known)
-            yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
+            missing.discard(name_of_class)
+            yield from self.below(self.folder() / name / sub, self.found.classes.index(name_of_class))
         if missing:
             raise UserError(
                 f"{self.found.title}: {self.folder() / name} has no folder of class {min(missing)!r}; folders of other "
@@ -168,12 +168,12 @@ def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
         table = pd.read_csv(file, usecols=list(types), dtype=types)
     except ValueError as error:
         raise UserError(f"{file} is not WILDS's metadata of Camelyon17 ({str(error)[:100]})") from None
-    found: dict[str, list[ImageRow]] = {}
+    rows: dict[str, list[ImageRow]] = {}
     for row in table.itertuples(index=False):
         slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
         path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
-        found.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor))
-    return found
+        rows.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor))
+    return rows
 
 
 class FedISIC(PublishedRows):

@@ -3,7 +3,7 @@
 art_painting_train_kfold.txt     art_painting/dog/pic_001.jpg 1
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +35,11 @@ def list_file(data: DataSettings, domain: str, part: str) -> Path | None:
     """The file DOMAIN_train*.txt (DOMAIN_crossval*.txt or DOMAIN_val*.txt, DOMAIN_test*.txt); None without one."""
     files = sorted(list_folder(data).glob("*.txt"))
     for word in WORDS[part]:
-        found = [file for file in files if composed(file.name).casefold().startswith(f"{domain}_{word}".casefold())]
-        if len(found) > 1:
-            raise UserError(f"{found[0].parent}: several lists {domain}_{word}*.txt; keep one")
-        if found:
-            return found[0]
+        matches = [file for file in files if composed(file.name).casefold().startswith(f"{domain}_{word}".casefold())]
+        if len(matches) > 1:
+            raise UserError(f"{matches[0].parent}: several lists {domain}_{word}*.txt; keep one")
+        if matches:
+            return matches[0]
     return None
 
 
@@ -66,24 +66,35 @@ def listed(
     if file is None:
         return None
     index = {composed(name): position for position, name in enumerate(listing.files)}
-    own = {plain(domain), plain(listing.folder.name)}
-    found: dict[int, int] = {}
+    of_domain = {plain(domain), plain(listing.folder.name)}
+    all_folders = {plain(other) for other in domains}
+    lines: dict[int, int] = {}
     for number, line in enumerate(text_of(file).splitlines(), start=1):
         if not line.strip():
             continue
-        path = line.strip()
-        head, _, label = path.rpartition(" ")
-        path = composed(head.strip() if head and label.isdecimal() else path)
-        parts = path.replace("\\", "/").split("/")
-        endings = ["/".join(parts[start:]) for start in range(len(parts))]
-        start = next((start for start, ending in enumerate(endings) if ending in index), None)
-        if start is None:
+        path = _path_of(line.strip())
+        folders, position = _position_of(path, index)
+        if position is None:
             raise UserError(f"{file}, line {number}: {path!r} is none of the images of {domain} in {listing.folder}")
-        position = index[endings[start]]
-        folders = {plain(folder) for folder in parts[:start]}
-        if folders & {plain(other) for other in domains} and not folders & own:
+        if folders & all_folders and not folders & of_domain:
             raise UserError(f"{file}, line {number}: {path!r} is an image of another domain than {domain}; correct it")
-        if position in found:
-            raise UserError(f"{file}, line {number}: {path!r} was named in line {found[position]} already")
-        found[position] = number
-    return np.array(sorted(found), dtype=np.int64)
+        if position in lines:
+            raise UserError(f"{file}, line {number}: {path!r} was named in line {lines[position]} already")
+        lines[position] = number
+    return np.array(sorted(lines), dtype=np.int64)
+
+
+def _path_of(line: str) -> str:
+    """The path in a line of a list, without the label that may follow it."""
+    head, _, label = line.rpartition(" ")
+    return composed(head.strip() if head and label.isdecimal() else line)
+
+
+def _position_of(path: str, index: Mapping[str, int]) -> tuple[set[str], int | None]:
+    """(the folders of a path above the part that names an image, the image's position); None when no part does."""
+    parts = path.replace("\\", "/").split("/")
+    for start in range(len(parts)):
+        position = index.get("/".join(parts[start:]))
+        if position is not None:
+            return {plain(folder) for folder in parts[:start]}, position
+    return set(), None

@@ -15,64 +15,64 @@ from fedsim.data.splits import dirichlet_partition, fraction_subset, iid_partiti
 from fedsim.settings import DataSettings
 
 
-def client_names(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
+def client_names(data: DataSettings, target: str, bench: Benchmark | None = None) -> list[str]:
     """Source clients in sorted-domain order: "photo", or "photo/0", "photo/1", ...; see `source_domains`."""
-    sources = source_domains(data, target, found)
+    sources = source_domains(data, target, bench)
     return [client for domain in sources for client in clients_of(domain, data.clients_per_domain)]
 
 
 def unseen_domains(data: DataSettings) -> list[str]:
     """Every domain that can be the unseen one: all but `run.validation_domain`, which selects the round."""
-    found = benchmark(data)
-    selecting = held_out(data, found)
-    return [domain for domain in found.domains if domain != selecting]
+    bench = benchmark(data)
+    selecting = held_out(data, bench)
+    return [domain for domain in bench.domains if domain != selecting]
 
 
-def held_out(data: DataSettings, found: Benchmark) -> str:
+def held_out(data: DataSettings, bench: Benchmark) -> str:
     """The domain of `run.validation_domain`, which selects the round; empty without one."""
-    return resolve_domain(found, data.validation_domain) if data.validation_domain else ""
+    return resolve_domain(bench, data.validation_domain) if data.validation_domain else ""
 
 
-def source_domains(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
+def source_domains(data: DataSettings, target: str, bench: Benchmark | None = None) -> list[str]:
     """The domains that are trained on, sorted: all except `target` and the one that `run.validation_domain` holds out.
 
-    Reads no images. `found`: the facts of the data set, where they are known already. Raises UserError when `target` is
+    Reads no images. `bench`: the facts of the data set, where they are known already. Raises UserError when `target` is
     not a domain, or when no domain is left.
     """
-    found = found or benchmark(data)
-    unseen, selecting = resolve_domain(found, target), held_out(data, found)
-    sources = [domain for domain in found.domains if domain not in (unseen, selecting)]
+    bench = bench or benchmark(data)
+    unseen, selecting = resolve_domain(bench, target), held_out(data, bench)
+    sources = [domain for domain in bench.domains if domain not in (unseen, selecting)]
     if not sources:
         without = f"without {selecting!r}, {unseen!r}" if selecting else repr(unseen)
-        raise UserError(f"{without} is the only domain of {found.title}: nothing is left to train on")
+        raise UserError(f"{without} is the only domain of {bench.title}: nothing is left to train on")
     return sources
 
 
-def find_data(data: DataSettings, found: Benchmark | None = None) -> None:
+def find_data(data: DataSettings, bench: Benchmark | None = None) -> None:
     """Raise UserError when the data set's files are not on this machine; opens no image."""
-    reader(data, found or benchmark(data)).find()
+    reader(data, bench or benchmark(data)).find()
 
 
-def load_client(data: DataSettings, client: str, target: str = "", found: Benchmark | None = None) -> ClientData:
+def load_client(data: DataSettings, client: str, target: str = "", bench: Benchmark | None = None) -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
     It loads the client's own domain only. With data.mix above 0 it loads all source domains, and needs the unseen
     `target`. Raises UserError for an unknown client or data that cannot be read or split.
     """
-    found = found or benchmark(data)
-    domain = resolve_domain(found, domain_of(client))
+    bench = bench or benchmark(data)
+    domain = resolve_domain(bench, domain_of(client))
     if data.clients_per_domain == 1 and client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     index = _client_index(data, client) if data.clients_per_domain > 1 else 0
-    read = reader(data, found)
+    read = reader(data, bench)
     if data.mix:
-        sources = source_domains(data, target, found)
+        sources = source_domains(data, target, bench)
         return load_mixed(read, client, sources.index(domain) * data.clients_per_domain + index, sources)
     images, labels = read.images(domain)
     train, validation = _own_split(read, client, domain, index, labels)
     place = np.broadcast_to(np.int64(0), len(labels))  # without memory for all images of the domain in each client
     sizes, masks = unless_square(read.sizes(domain)), read.masks(domain)
-    return ClientData(client, images, labels, train, validation, found.classes, (domain,), place, sizes, masks)
+    return ClientData(client, images, labels, train, validation, bench.classes, (domain,), place, sizes, masks)
 
 
 def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
@@ -102,7 +102,7 @@ def split_of_domain(read: Reader, domain: str, labels: np.ndarray) -> Split:
 
 
 def load_target(
-    data: DataSettings, domain: str, found: Benchmark | None = None
+    data: DataSettings, domain: str, bench: Benchmark | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
@@ -110,31 +110,31 @@ def load_target(
     set has images that no client holds, its domain consists of these. Images of `data.adapt_share` are not tested. The
     domain of `run.validation_domain` is loaded in the same way, but nothing adapts to it: all of its images are used.
     """
-    found = found or benchmark(data)
-    domain = resolve_domain(found, domain)
-    read = reader(data, found)
-    images, labels = read.images(domain, found.test_apart)
-    environment, split_seed = found.environment(domain), data.seed_of_splits
+    bench = bench or benchmark(data)
+    domain = resolve_domain(bench, domain)
+    read = reader(data, bench)
+    images, labels = read.images(domain, bench.test_apart)
+    environment, split_seed = bench.environment(domain), data.seed_of_splits
     indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     if data.test_split == "list":
         indices = read.required(domain, "test")
-    if domain != held_out(data, found):
-        indices = indices[~np.isin(indices, adaptation_indices(data, found, domain, len(images)))]
+    if domain != held_out(data, bench):
+        indices = indices[~np.isin(indices, adaptation_indices(data, bench, domain, len(images)))]
     if not len(indices):
         hint = " or name images in its test list" if data.test_split == "list" else ""
         raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share{hint}")
     return images, labels, indices
 
 
-def adaptation_indices(data: DataSettings, found: Benchmark, domain: str, count: int) -> np.ndarray:
+def adaptation_indices(data: DataSettings, bench: Benchmark, domain: str, count: int) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
     They are drawn by the seed of splits from all positions, without a look at labels. A folder and a table list their
     images by class, so that other labels give an image another position.
     """
-    order = shuffled(count, seed_hash(data.seed_of_splits, found.environment(domain), "adaptation"))
+    order = shuffled(count, seed_hash(data.seed_of_splits, bench.environment(domain), "adaptation"))
     return order[: round(data.adapt_share * count)]
 
 
@@ -143,30 +143,30 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
 
     With `data.fraction` below 1 it is that share of them, drawn without using labels. UserError for fewer than two.
     """
-    found = benchmark(data)
-    domain = resolve_domain(found, target)
-    read = reader(data, found)
-    images, _ = read.images(domain, found.test_apart)
-    sizes = None if found.test_apart else unless_square(read.sizes(domain))
-    chosen = adaptation_indices(data, found, domain, len(images))
+    bench = benchmark(data)
+    domain = resolve_domain(bench, target)
+    read = reader(data, bench)
+    images, _ = read.images(domain, bench.test_apart)
+    sizes = None if bench.test_apart else unless_square(read.sizes(domain))
+    chosen = adaptation_indices(data, bench, domain, len(images))
     chosen = chosen[: max(1, round(data.fraction * len(chosen)))]
     if len(chosen) < 2:
         raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
     hidden, nothing = np.full(len(images), -1, np.int64), np.zeros(0, np.int64)
     place = np.zeros(len(images), np.int64)
-    return ClientData(target, images, hidden, chosen, nothing, found.classes, (domain,), place, sizes)
+    return ClientData(target, images, hidden, chosen, nothing, bench.classes, (domain,), place, sizes)
 
 
-def load_target_masks(data: DataSettings, domain: str, found: Benchmark | None = None) -> np.ndarray | None:
+def load_target_masks(data: DataSettings, domain: str, bench: Benchmark | None = None) -> np.ndarray | None:
     """Masks uint8 [N,Q,H,W] of the images of `load_target`; None where the data set has none."""
-    found = found or benchmark(data)
-    return reader(data, found).masks(resolve_domain(found, domain), found.test_apart)
+    bench = bench or benchmark(data)
+    return reader(data, bench).masks(resolve_domain(bench, domain), bench.test_apart)
 
 
-def check_partitions(data: DataSettings, target: str, found: Benchmark | None = None) -> None:
+def check_partitions(data: DataSettings, target: str, bench: Benchmark | None = None) -> None:
     """Raises UserError when a client would have too few images to train or to validate; opens no images."""
-    found = found or benchmark(data)
-    read, sources = reader(data, found), source_domains(data, target, found)
+    bench = bench or benchmark(data)
+    read, sources = reader(data, bench), source_domains(data, target, bench)
     if data.mix:
         check_mix(read, sources)
     else:
@@ -176,10 +176,10 @@ def check_partitions(data: DataSettings, target: str, found: Benchmark | None = 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The classes, and the number of images of each, in the client's whole domain; image trees are only listed."""
-    found = benchmark(data)
-    domain = resolve_domain(found, domain_of(client))
-    counts = np.bincount(reader(data, found).labels(domain), minlength=len(found.classes))
-    return found.classes, tuple(int(count) for count in counts)
+    bench = benchmark(data)
+    domain = resolve_domain(bench, domain_of(client))
+    counts = np.bincount(reader(data, bench).labels(domain), minlength=len(bench.classes))
+    return bench.classes, tuple(int(count) for count in counts)
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
@@ -188,12 +188,12 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
     every value of data.mix the same images train and validate.
     """
-    found, given = benchmark(data), data
+    bench, given = benchmark(data), data
     if data.mix:  # the domains' images are held out before they are mixed
         data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1})
-    clients = [load_client(data, client, found=found) for client in client_names(data, target, found)]
-    names = client_names(given, target, found) if given.mix else ()
-    whose = [load_client(given, name, target, found) for name in names] or clients
+    clients = [load_client(data, client, bench=bench) for client in client_names(data, target, bench)]
+    names = client_names(given, target, bench) if given.mix else ()
+    whose = [load_client(given, name, target, bench) for name in names] or clients
     parts = {client.domains[0]: client for client in clients}  # all clients of a domain have its images
     return joined("pooled", list(parts.values()), clients, held=tuple(client.examples for client in whose))
 
@@ -237,7 +237,7 @@ def _pools(
 @lru_cache(maxsize=32)
 def _drawn(labels: bytes, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
     """A partition, kept for the other clients of the domain in this process."""
-    found = np.frombuffer(labels, dtype=np.int64)
+    decoded = np.frombuffer(labels, dtype=np.int64)
     if kind == "iid":
-        return iid_partition(len(found), clients, seed)
-    return dirichlet_partition(found, clients, alpha, seed)
+        return iid_partition(len(decoded), clients, seed)
+    return dirichlet_partition(decoded, clients, alpha, seed)

@@ -19,12 +19,12 @@ def decoded(file: Path, shape: tuple[int, ...], cells: Callable[[], Cells]) -> t
 
     They are decoded from `cells` when a file is not there or is damaged. Raises UserError when they cannot be written.
     """
-    if (found := _stored(file, shape)) is None:
+    if (array := _stored(file, shape)) is None:
         _decode(file, shape, cells())
-        found = _stored(file, shape)
-    if found is None:
+        array = _stored(file, shape)
+    if array is None:
         raise UserError(f"the image cache {file} cannot be read back; delete it or set data.cache")
-    return found
+    return array
 
 
 def content(file: Path, size: int, make: Callable[[], bytes]) -> bytes:
@@ -60,8 +60,8 @@ def _decode(file: Path, shape: tuple[int, ...], cells: Cells) -> None:
         remove_leftovers(file.parent)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".tmp-") as folder:
             images, sizes = reserved(Path(folder, file.name), shape), np.empty((shape[0], 2), np.int32)
-            for index, (name, whole) in enumerate(cells):
-                images[index], sizes[index] = decode_sized(name, shape[-1], whole)
+            for index, (name, complete) in enumerate(cells):
+                images[index], sizes[index] = decode_sized(name, shape[-1], complete)
             images.flush()
             np.save(Path(folder, _sizes(file).name), sizes, allow_pickle=False)
             for path in (_sizes(file), file):

@@ -55,8 +55,8 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 class MaskFolders(ImageTree):
     """Reads images and their masks through the cache."""
 
-    def __init__(self, data: DataSettings, found: Benchmark) -> None:
-        super().__init__(data, found)
+    def __init__(self, data: DataSettings, bench: Benchmark) -> None:
+        super().__init__(data, bench)
         self._masks: dict[str, list[bytes]] = {}  # hashes of the mask files by domain
 
     def find(self) -> None:
@@ -110,10 +110,10 @@ class MaskFolders(ImageTree):
 
     def _folder(self, domain: str) -> Path:
         root = data_root(self.data)
-        found = subfolders(root) if root.is_dir() else []
-        name = same(domain, found)
+        folders = subfolders(root) if root.is_dir() else []
+        name = same(domain, folders)
         if name is None:
-            raise UserError(f"domain {domain!r} has no folder in {root} (found: {', '.join(found) or 'none'})")
+            raise UserError(f"domain {domain!r} has no folder in {root} (found: {', '.join(folders) or 'none'})")
         return root / name
 
     def _pairs(self, domain: str) -> list[tuple[str, str]]:
@@ -125,10 +125,10 @@ class MaskFolders(ImageTree):
 
     def _of_table(self, file: Path) -> list[tuple[str, str]]:
         """The pairs of a table, none of which may lie in the folder of another domain."""
-        pairs, own = _of_table(file), Path(os.path.normpath(file.parent.absolute()))
-        others = {own.with_name(name) for name in (self.found.all_domains or self.found.domains)} - {own}
+        pairs, folder = _of_table(file), Path(os.path.normpath(file.parent.absolute()))
+        others = {folder.with_name(name) for name in (self.found.all_domains or self.found.domains)} - {folder}
         for path in (path for pair in pairs for path in pair if ".." in path or path.startswith("/")):
-            if others & set(Path(os.path.normpath(own / path)).parents):
+            if others & set(Path(os.path.normpath(folder / path)).parents):
                 raise UserError(f"{file}: {path!r} lies in the folder of another domain, whose image it is; remove it")
         return pairs
 
@@ -144,17 +144,17 @@ def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarr
 
 def _check_structures(listing: Listing, domain: str, masks: np.ndarray, structures: dict[str, list[int]]) -> None:
     """UserError for a structure without a pixel in a whole domain, whose masks then probably have other values."""
-    for number, (name, wanted) in enumerate(structures.items()):
+    for number, (name, named) in enumerate(structures.items()):
         if any(mask[number].any() for mask in masks):
             continue
         values = sorted({int(value) for file in listing.paths for value in np.unique(_values(file, read_bytes(file)))})
-        found = ", ".join(map(str, values[:SHOWN_VALUES])) + (", ..." if len(values) > SHOWN_VALUES else "")
-        if set(wanted) & set(values):
+        shown = ", ".join(map(str, values[:SHOWN_VALUES])) + (", ..." if len(values) > SHOWN_VALUES else "")
+        if set(named) & set(values):
             raise UserError(f"{domain}: no pixel of the structure {name!r} is left at data.image_size = "
                             f"{masks.shape[-1]}; raise it")  # fmt: skip
         raise UserError(
-            f"{domain}: no mask has a pixel of the structure {name!r}, whose values are {wanted}; the masks have the "
-            f"values {found}; correct data.structures or the masks, or leave the domain out by data.domains"
+            f"{domain}: no mask has a pixel of the structure {name!r}, whose values are {named}; the masks have the "
+            f"values {shown}; correct data.structures or the masks, or leave the domain out by data.domains"
         )
 
 
@@ -172,13 +172,13 @@ def _by_name(folder: Path, part: str) -> dict[str, str]:
     """{name below the part, without ending: path seen from `folder`} of the image files in and below a folder."""
     if not (folder / part).is_dir():
         raise UserError(f"{folder}: no folder {part!r}; expected image/NAME and mask/NAME, or {TABLE}")
-    found: dict[str, str] = {}
+    masks_by_name: dict[str, str] = {}
     for file in images_of(folder, part):
         name = str(Path(file).relative_to(part).with_suffix(""))
-        if name in found:
+        if name in masks_by_name:
             raise UserError(f"{folder / part}: two files are called {name!r}; rename one of them")
-        found[name] = file
-    return found
+        masks_by_name[name] = file
+    return masks_by_name
 
 
 def _of_table(file: Path) -> list[tuple[str, str]]:
@@ -212,7 +212,7 @@ def decode_mask(
     Turned as its EXIF says, like its image. UserError for a file of colours or in a format that changes values.
     """
     values = _values(path, content)
-    planes = [np.isin(values, wanted).astype(np.uint8) for wanted in structures.values()]
+    planes = [np.isin(values, named).astype(np.uint8) for named in structures.values()]
     resized = [Image.fromarray(plane).resize((side, side), Image.Resampling.NEAREST) for plane in planes]
     return np.stack([np.asarray(plane) for plane in resized]), values.shape
 

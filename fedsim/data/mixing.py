@@ -35,37 +35,47 @@ def load_mixed(read: Reader, client: str, place: int, domains: Sequence[str]) ->
     for domain in domains:
         images, labels = read.images(domain)
         train, validation = _shares(read, domains, domain, labels)[place]
-        own = np.concatenate([train, validation])
-        train, validation = np.split(np.arange(len(own), dtype=np.int64), [len(train)])
-        zeros = np.zeros(len(own), np.int64)
-        sizes, masks = (None if each is None else each[own] for each in (read.sizes(domain), read.masks(domain)))
-        part = images[own], labels[own], train, validation, classes, (domain,), zeros, unless_square(sizes), masks
+        positions = np.concatenate([train, validation])
+        train, validation = np.split(np.arange(len(positions), dtype=np.int64), [len(train)])
+        zeros = np.zeros(len(positions), np.int64)
+        sizes, masks = (None if each is None else each[positions] for each in (read.sizes(domain), read.masks(domain)))
+        part = (
+            images[positions],
+            labels[positions],
+            train,
+            validation,
+            classes,
+            (domain,),
+            zeros,
+            unless_square(sizes),
+            masks,
+        )
         parts.append(ClientData(client, *part))
-    whole = joined(client, parts, parts)
-    refuse_few(client, len(whole.train), len(whole.validation), CHANGE)
-    return whole
+    mixture = joined(client, parts, parts)
+    refuse_few(client, len(mixture.train), len(mixture.validation), CHANGE)
+    return mixture
 
 
 def check_mix(read: Reader, domains: Sequence[str]) -> None:
     """UserError when the mixture leaves a client with too few images; opens none."""
     shares = [_shares(read, domains, domain, read.labels(domain)) for domain in domains]
     clients = [client for domain in domains for client in clients_of(domain, read.data.clients_per_domain)]
-    for client, own in zip(clients, zip(*shares), strict=True):
-        train, validation = (sum(map(len, part)) for part in zip(*own))
+    for client, share in zip(clients, zip(*shares), strict=True):
+        train, validation = (sum(map(len, part)) for part in zip(*share))
         refuse_few(client, train, validation, CHANGE)
 
 
 def _shares(read: Reader, domains: Sequence[str], domain: str, labels: np.ndarray) -> list[Split]:
     """Indices of every client in one of the source `domains`."""
     data, environment, split_seed = read.data, read.found.environment(domain), read.data.seed_of_splits
-    own, classes = data.clients_per_domain, len(read.found.classes)
+    per_domain, classes = data.clients_per_domain, len(read.found.classes)
     dealt = []
     for name, indices in zip(("train", "validation"), whole_split(read, domain, labels)):
         order = indices[shuffled(len(indices), seed_hash(split_seed, environment, "mix", name))]
         common = round(data.mix * len(order))
-        shares = _dealt(data, labels, order[:common], classes, own * len(domains), seed_hash(split_seed, "mix"))
-        rest = _dealt(data, labels, order[common:], classes, own, seed_hash(split_seed, environment, "own"))
-        for index, more in enumerate(rest, start=own * domains.index(domain)):
+        shares = _dealt(data, labels, order[:common], classes, per_domain * len(domains), seed_hash(split_seed, "mix"))
+        rest = _dealt(data, labels, order[common:], classes, per_domain, seed_hash(split_seed, environment, "own"))
+        for index, more in enumerate(rest, start=per_domain * domains.index(domain)):
             shares[index] = np.concatenate([shares[index], more])
         dealt.append([np.sort(share) for share in shares])
     return list(zip(*dealt))

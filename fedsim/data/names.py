@@ -25,21 +25,21 @@ def plain(name: str) -> str:
     return re.sub(r"[\s_\-]+", "", composed(name).casefold()) or name
 
 
-def same(name: str, known: Iterable[str]) -> str | None:
+def same(name: str, candidates: Iterable[str]) -> str | None:
     """The one of `known` that is the same name in any Unicode form; None when there is none."""
-    known = list(known)
-    if name in known:
+    candidates = list(candidates)
+    if name in candidates:
         return name
-    return next((candidate for candidate in known if composed(candidate) == composed(name)), None)
+    return next((candidate for candidate in candidates if composed(candidate) == composed(name)), None)
 
 
-def matching(name: str, known: Iterable[str]) -> str | None:
+def matching(name: str, candidates: Iterable[str]) -> str | None:
     """The one of `known` that equals `name`, exactly or else except for spelling; None for none or several."""
-    known = list(known)
-    exact = same(name, known)
+    candidates = list(candidates)
+    exact = same(name, candidates)
     if exact is not None:
         return exact
-    alike = [candidate for candidate in known if plain(candidate) == plain(name)]
+    alike = [candidate for candidate in candidates if plain(candidate) == plain(name)]
     return alike[0] if len(alike) == 1 else None
 
 
@@ -52,10 +52,10 @@ def refuse_repeated(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
-def used_of(known: Iterable[str], asked: Iterable[str]) -> list[str]:
+def used_of(domains: Iterable[str], asked: Iterable[str]) -> list[str]:
     """The known domains that are asked for; all of them when none is, or when one is not known, which is said later."""
-    known, wanted = list(known), set(map(composed, asked))
-    return [name for name in known if name in wanted] if wanted and wanted <= set(known) else known
+    domains, named = list(domains), set(map(composed, asked))
+    return [name for name in domains if name in named] if named and named <= set(domains) else domains
 
 
 def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) -> None:
@@ -81,8 +81,8 @@ def read_from(path: Path) -> str:
 def subfolders(folder: Path) -> list[str]:
     """Sorted names of the visible folders in a folder."""
     try:
-        found = [path.name for path in folder.iterdir() if path.is_dir()]
-        return sorted(name for name in found if not name.startswith(HIDDEN))
+        names = [path.name for path in folder.iterdir() if path.is_dir()]
+        return sorted(name for name in names if not name.startswith(HIDDEN))
     except OSError as error:
         where = f"{folder}{read_from(folder)}"
         raise UserError(f"cannot read the folder {where}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
@@ -90,8 +90,8 @@ def subfolders(folder: Path) -> list[str]:
 
 def names_in(folder: Path) -> list[str]:
     """Sorted names of the visible folders in a folder, in Unicode's composed form."""
-    found = subfolders(folder)
-    names = sorted(map(composed, found))
+    folders = subfolders(folder)
+    names = sorted(map(composed, folders))
     for name, following in zip(names, [*names[1:], ""]):
         if name == following:
             raise UserError(f"{folder}: two folders have the name {name!r}, in two Unicode forms; rename one of them")

@@ -53,9 +53,9 @@ def refusals(name: Path | str) -> Iterator[None]:
 
 
 def _resized(image: Image.Image, image_size: int) -> tuple[np.ndarray, tuple[int, int]]:
-    whole = _rgb(image)
-    small = whole.resize((image_size, image_size), Image.Resampling.BILINEAR)
-    return np.asarray(small).transpose(2, 0, 1), (whole.height, whole.width)
+    picture = _rgb(image)
+    small = picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return np.asarray(small).transpose(2, 0, 1), (picture.height, picture.width)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -19,8 +19,8 @@ class Reader:
 
     own_files: ClassVar[bool] = False  # every domain has image files of its own, so that no two fingerprints are equal
 
-    def __init__(self, data: DataSettings, found: Benchmark) -> None:
-        self.data, self.found = data, found
+    def __init__(self, data: DataSettings, bench: Benchmark) -> None:
+        self.data, self.found = data, bench
 
     def find(self) -> None:
         """Raise UserError when the data set's files are not there; opens no image."""
@@ -83,16 +83,16 @@ class Reader:
         return ""
 
 
-def reader(data: DataSettings, found: Benchmark) -> Reader:
+def reader(data: DataSettings, bench: Benchmark) -> Reader:
     """The reader of a data set, imported when needed (torch, PIL)."""
-    return reader_class(found)(data, found)
+    return reader_class(bench)(data, bench)
 
 
-def reader_class(found: Benchmark) -> type[Reader]:
+def reader_class(bench: Benchmark) -> type[Reader]:
     """The class that a row names as its reader; UserError when it does not derive from Reader."""
-    kind = load(found.reader, "reader")
+    kind = load(bench.reader, "reader")
     if not (isinstance(kind, type) and issubclass(kind, Reader)):
-        raise UserError(f"reader {found.reader!r} of {found.title} is no class that derives from {__name__}.Reader")
+        raise UserError(f"reader {bench.reader!r} of {bench.title} is no class that derives from {__name__}.Reader")
     return kind
 
 

@@ -44,8 +44,8 @@ class SharedImages:
     def record(self) -> dict[str, Any]:
         """What environment.json holds; empty when nothing is shared."""
         copies = ("classes", "between", "validation")
-        own = asdict(self) if self.shared else {name: getattr(self, name) for name in copies}
-        return {name: value for name, value in own.items() if value != {}}
+        values = asdict(self) if self.shared else {name: getattr(self, name) for name in copies}
+        return {name: value for name, value in values.items() if value != {}}
 
     def notes(self) -> list[str]:
         """What a run says of copies."""
@@ -74,45 +74,50 @@ class SharedImages:
 
 def copy_texts(record: Mapping[str, Any]) -> list[str]:
     """A sentence for each domain with copies in two classes, each two with copies, and each that validates on them."""
-    said = [
+    texts = [
         f"{copies:,} of the {images:,} images of {domain} are also in another class, byte for byte"
         for domain, (copies, images) in record.get("classes", {}).items()
     ]
-    said += [
+    texts += [
         f"{domains} share {shared:,} images, {shared / images:.1%} of the smaller domain, byte for byte"
         for domains, (shared, images) in record.get("between", {}).items()
     ]
-    return said + [
+    return texts + [
         f"{copies:,} of the {images:,} validation images of {domain} look like a training image of their class"
         for domain, (copies, images) in record.get("validation", {}).items()
     ]
 
 
-def shared_images(data: DataSettings, target: str, found: Benchmark | None = None) -> SharedImages:
+def shared_images(data: DataSettings, target: str, bench: Benchmark | None = None) -> SharedImages:
     """Counts the unseen domain's images whose bytes another domain of the run has, whatever their names and labels are.
 
     Nothing is counted where domains have no image files of their own, as with rotations that show the same images.
     """
-    found = found or benchmark(data)
-    unseen, read = resolve_domain(found, target), reader(data, found)
-    own = None if found.same_images or found.test_apart else read.digests(unseen)
-    if own is None:
+    bench = bench or benchmark(data)
+    unseen, read = resolve_domain(bench, target), reader(data, bench)
+    digests = None if bench.same_images or bench.test_apart else read.digests(unseen)
+    if digests is None:
         return SharedImages(unseen, 0, 0, {})
-    wanted = [row.tobytes() for row in own]
-    torn = {unseen: _in_two_classes(wanted, read.labels(unseen))}
+    tested = [row.tobytes() for row in digests]
+    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
     files: dict[str, set[bytes]] = {}
-    sources, selecting = source_domains(data, unseen, found), held_out(data, found)
+    sources, selecting = source_domains(data, unseen, bench), held_out(data, bench)
     for domain in [*sources, *([selecting] if selecting else [])]:
-        own = read.digests(domain)
-        rows = [row.tobytes() for row in own] if own is not None else []
+        digests = read.digests(domain)
+        rows = [] if digests is None else [row.tobytes() for row in digests]
         files[domain], torn[domain] = set(rows), _in_two_classes(rows, read.labels(domain))
-    copies = {domain: seen for domain, all_files in files.items() if (seen := all_files.intersection(wanted))}
-    anywhere = set().union(*copies.values())
-    where = {domain: sum(one in seen for one in wanted) for domain, seen in copies.items()}
-    shared = sum(one in anywhere for one in wanted)
+    where, shared = _copies_of(tested, files)
     alike = {domain: pair for domain in sources if (pair := _alike(read, domain))[0]}
     classes = {domain: pair for domain, pair in torn.items() if pair[0]}
-    return SharedImages(unseen, len(wanted), shared, where, classes, _between(files), alike)
+    return SharedImages(unseen, len(tested), shared, where, classes, _between(files), alike)
+
+
+def _copies_of(tested: Sequence[bytes], files: Mapping[str, set[bytes]]) -> tuple[dict[str, int], int]:
+    """(how many tested images each domain has too, how many any of them has)."""
+    copies = {domain: seen for domain, present in files.items() if (seen := present.intersection(tested))}
+    anywhere = set().union(*copies.values())
+    where = {domain: sum(one in seen for one in tested) for domain, seen in copies.items()}
+    return where, sum(one in anywhere for one in tested)
 
 
 def _in_two_classes(files: Sequence[bytes], labels: np.ndarray) -> tuple[int, int]:
@@ -137,8 +142,8 @@ def _alike(read: Reader, domain: str) -> tuple[int, int]:
     labels = read.labels(domain)
     train, validation = split_of_domain(read, domain, labels)
     classes = np.unique(labels)
-    own = ((looks[validation[labels[validation] == k]], looks[train[labels[train] == k]]) for k in classes)
-    return sum(near_copies(*pair) for pair in own), len(validation)
+    by_class = ((looks[validation[labels[validation] == k]], looks[train[labels[train] == k]]) for k in classes)
+    return sum(near_copies(*pair) for pair in by_class), len(validation)
 
 
 def near_copies(own: np.ndarray, others: np.ndarray) -> int:

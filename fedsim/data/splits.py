@@ -96,7 +96,7 @@ def dirichlet_deal(
     for label in range(classes):
         members = order[labels == label]
         parts.append(np.split(members, np.round(np.cumsum(shares[label])[:-1] * len(members)).astype(np.int64)))
-    return [np.concatenate(own) for own in zip(*parts)]
+    return [np.concatenate(pieces) for pieces in zip(*parts)]
 
 
 def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
@@ -115,7 +115,9 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
         ends = np.concatenate([np.zeros((len(classes), 1), np.int64), cuts, sizes[:, None]], axis=1)
         if np.diff(ends, axis=1).sum(axis=0).min() < MIN_IMAGES:
             continue
-        chunks = [np.split(rng.permutation(np.flatnonzero(labels == label)), own) for label, own in zip(classes, cuts)]
+        chunks = [
+            np.split(rng.permutation(np.flatnonzero(labels == label)), places) for label, places in zip(classes, cuts)
+        ]
         return [np.sort(np.concatenate(parts)) for parts in zip(*chunks)]
     raise UserError(
         f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "

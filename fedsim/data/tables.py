@@ -43,8 +43,8 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 
     Raises UserError for a missing or unreadable file, a missing column, an empty cell and fewer than two classes.
     """
-    found = facts(data)
-    return named(row, data, found.counts, (), found.splits or {}, table_file(data))
+    facts_of_table = facts(data)
+    return named(row, data, facts_of_table.counts, (), facts_of_table.splits or {}, table_file(data))
 
 
 def named(
@@ -63,16 +63,16 @@ def named(
     for domain, label in pairs:
         labels_of.setdefault(domain, set()).add(label)
     domains = tuple(sorted(labels_of))
-    own = [labels_of[name] for name in used_of(domains, data.domains)]
-    known = tuple(sorted(set(map(composed, [*classes, *data.classes])).union(*own)))
-    refuse_alike([*own, *([name] for name in known)], "labels", where)
+    labels = [labels_of[name] for name in used_of(domains, data.domains)]
+    names = tuple(sorted(set(map(composed, [*classes, *data.classes])).union(*labels)))
+    refuse_alike([*labels, *([name] for name in names)], "labels", where)
     if not data.domains:
         refuse_alike([[name] for name in domains], "domains", where)
-    if len(known) < 2:
-        raise UserError(f"{where}: {len(known)} class(es) in the column of labels; at least 2 are needed")
+    if len(names) < 2:
+        raise UserError(f"{where}: {len(names)} class(es) in the column of labels; at least 2 are needed")
     splits = {} if reads_lists(data) else splits
     joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
-    return replace(row, domains=domains, classes=known, joined=joined)
+    return replace(row, domains=domains, classes=names, joined=joined)
 
 
 class TableReader(ImageTree):
@@ -111,13 +111,13 @@ class TableReader(ImageTree):
         if facts(self.data).splits is None:
             raise UserError(f"{file} has no column {column!r}, which data.split = 'lists' and data.test_split = 'list' "
                             "read")  # fmt: skip
-        words = self._rows(domain)["split"]
-        unknown = sorted(set(words) - {"", *PARTS})
+        texts = self._rows(domain)["split"]
+        unknown = sorted(set(texts) - {"", *PARTS})
         if unknown:
             raise UserError(f"{file}: {unknown[0]!r} in the column {column!r} of domain {domain!r} is none of "
                             f"{', '.join(PARTS)}; {nearest(unknown[0], PARTS)}leave the cell empty for an unused "
                             "image")  # fmt: skip
-        return words.map(PARTS).fillna("")
+        return texts.map(PARTS).fillna("")
 
     def _rows(self, domain: str) -> pd.DataFrame:
         """Path, label (index of the class) and split of a domain's rows, sorted by label and path."""
@@ -157,15 +157,15 @@ def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str],
         counts.update(piece.groupby(["domain", "label"], sort=False, observed=True).size().to_dict())
     if not counts:
         raise UserError(f"{file} has no rows")
-    known = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
-    return Facts(dict(counts), known)
+    counts_of_parts = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
+    return Facts(dict(counts), counts_of_parts)
 
 
 @functools.lru_cache(maxsize=16)
 def _rows_of(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...], domain: str) -> pd.DataFrame:
     _refuse_doubles(file, version, columns)
-    kept = [piece[piece["domain"] == domain] for piece in pieces(file, dict(columns), COLUMNS)]
-    return pd.concat(kept, ignore_index=True).sort_values(["label", "path"], ignore_index=True)
+    of_domain = [piece[piece["domain"] == domain] for piece in pieces(file, dict(columns), COLUMNS)]
+    return pd.concat(of_domain, ignore_index=True).sort_values(["label", "path"], ignore_index=True)
 
 
 @functools.lru_cache(maxsize=8)
@@ -201,6 +201,22 @@ def _files(file: Path, columns: tuple[tuple[str, str], ...]) -> Iterator[np.ndar
 
 def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> Iterator[pd.DataFrame]:
     """The wanted columns of a table under our names, as text, some rows at a time; a missing `split` is left out."""
+    names = _names_in_file(file, columns, wanted)
+    row = 2  # as an editor counts: the header is line 1
+    for raw in _read(file, list(dict.fromkeys(names.values()))):
+        piece = pd.DataFrame({name: raw[theirs].astype(str).str.strip() for name, theirs in names.items()})
+        _refuse_empty(file, piece, raw, names, row)
+        for name in ("label", "domain"):
+            if name in piece:
+                piece[name] = piece[name].map({text: composed(text) for text in piece[name].unique()})
+        if "split" in piece:
+            piece["split"] = piece["split"].str.lower().mask(raw[names["split"]].isna(), "")
+        yield piece
+        row += len(piece)
+
+
+def _names_in_file(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> dict[str, str]:
+    """{our name: the file's} of the wanted columns that the file has; UserError for a missing or repeated one."""
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise UserError(f"data.columns: no column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}known: "
@@ -213,21 +229,15 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
                             f"name it with data.columns.{name}")  # fmt: skip
         if present.count(theirs) > 1:
             raise UserError(f"{file} has {present.count(theirs)} columns {theirs!r}; remove or rename all but one")
-    names = {name: theirs for name, theirs in names.items() if theirs in present}
-    row = 2  # as an editor counts: the header is line 1
-    for raw in _read(file, list(dict.fromkeys(names.values()))):
-        piece = pd.DataFrame({name: raw[theirs].astype(str).str.strip() for name, theirs in names.items()})
-        for name in piece.columns.difference(["split"]):
-            empty = np.flatnonzero(raw[names[name]].isna() | (piece[name] == ""))
-            if len(empty):
-                raise UserError(f"{file}, row {row + empty[0]}: the column {names[name]!r} is empty")
-        for name in ("label", "domain"):
-            if name in piece:
-                piece[name] = piece[name].map({text: composed(text) for text in piece[name].unique()})
-        if "split" in piece:
-            piece["split"] = piece["split"].str.lower().mask(raw[names["split"]].isna(), "")
-        yield piece
-        row += len(piece)
+    return {name: theirs for name, theirs in names.items() if theirs in present}
+
+
+def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Mapping[str, str], row: int) -> None:
+    """UserError for an empty cell in a column that needs a value. row: the number of the piece's first row."""
+    for name in piece.columns.difference(["split"]):
+        empty = np.flatnonzero(raw[names[name]].isna() | (piece[name] == ""))
+        if len(empty):
+            raise UserError(f"{file}, row {row + empty[0]}: the column {names[name]!r} is empty")
 
 
 def _header(file: Path) -> list[str]:

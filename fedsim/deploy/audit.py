@@ -35,8 +35,10 @@ class Audit:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one line."""
-        kept = {name: value[:LONGEST_VALUE] if isinstance(value, str) else value for name, value in fields.items()}
-        line = json.dumps({"time": datetime.now(UTC).isoformat(), "event": event, **kept})
+        fields_shown = {
+            name: value[:LONGEST_VALUE] if isinstance(value, str) else value for name, value in fields.items()
+        }
+        line = json.dumps({"time": datetime.now(UTC).isoformat(), "event": event, **fields_shown})
         try:
             descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab", buffering=0) as file:  # one call, one write

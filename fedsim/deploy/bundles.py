@@ -42,10 +42,10 @@ class Pins:
 
     def allows(self, fab: Any, trusted_entities: object = None) -> bool:
         """Whether a bundle with this content is allowed. This replaces Flower's own check of a bundle."""
-        found = hashlib.sha256(fab.content).hexdigest()
-        if found in self.hashes() or self.signed(found):
+        digest = hashlib.sha256(fab.content).hexdigest()
+        if digest in self.hashes() or self.signed(digest):
             return True
-        print(f"refused: the app bundle {found} is not allowed here; see apps/ in the kit", flush=True)
+        print(f"refused: the app bundle {digest} is not allowed here; see apps/ in the kit", flush=True)
         return False
 
     def hashes(self) -> set[str]:
@@ -79,8 +79,8 @@ def sign(app: Path, private: Path) -> tuple[str, str]:
         assert isinstance(key, Ed25519PrivateKey)
     except (OSError, ValueError, TypeError, AssertionError):
         raise UserError(f"{private} is not the operator's signing key (operator/apps.key in the kits)") from None
-    found = bundle_hash(app)
-    return found, key.sign(text(found)).hex()
+    digest = bundle_hash(app)
+    return digest, key.sign(text(digest)).hex()
 
 
 def bundle_hash(app: Path) -> str:

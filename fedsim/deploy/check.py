@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.common.console import console
 from fedsim.common.errors import UserError, printable
 from fedsim.common.lists import first_few
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
@@ -24,6 +25,7 @@ from fedsim.deploy.check_app import installed_versions
 from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
+from fedsim.deploy.renewal import warnings
 from fedsim.deploy.status import clock_problem
 from fedsim.methods.registry import packages_of
 from fedsim.run.admission import place_on_sites
@@ -94,9 +96,9 @@ def refusal(experiment: Experiment, federation: Federation) -> str:
     """Why `fedsim run` would not run this experiment on the federation as it is checked here; "" if it would."""
     deployed = experiment.replace(run={"runtime": "deployment", "federation": federation.name})
     try:
-        plan, wanted = resolve(deployed), with_names(experiment, federation).run.target
-        if (taken := plan.experiment.run.target) != wanted:
-            return f"the run would take {taken!r}, the last domain, as the unseen one; set run.target to {wanted!r}"
+        plan, target = resolve(deployed), with_names(experiment, federation).run.target
+        if (taken := plan.experiment.run.target) != target:
+            return f"the run would take {taken!r}, the last domain, as the unseen one; set run.target to {target!r}"
         place_on_sites(plan, federation.clients)
     except UserError as error:
         return f"the run would be refused: {error}"
@@ -136,8 +138,8 @@ def with_names(experiment: Experiment, federation: Federation) -> Experiment:
         experiment = experiment.replace(data={"domains": domains})
     target = experiment.run.target or (targets[0] if len(targets) == 1 else "")
     if experiment.data.dataset != "folder":
-        found = benchmark(experiment.data)
-        target = resolve_domain(found, target) if target else found.domains[-1]
+        bench = benchmark(experiment.data)
+        target = resolve_domain(bench, target) if target else bench.domains[-1]
     return experiment.replace(run={"target": target or sorted(experiment.data.domains)[-1]})
 
 
@@ -182,7 +184,7 @@ def judge(
     answers: list[dict[str, Any]],
 ) -> tuple[list[Finding], list[str]]:
     """(a finding per site, problems of no site): the nodes' answers beside the federation and the experiment."""
-    said = {answer["node"]: answer for answer in answers}
+    by_node = {answer["node"]: answer for answer in answers}
     findings = []
     for site in federation.sites:
         node = nodes.get(site.name, -1)
@@ -192,10 +194,10 @@ def judge(
             finding.problems.append("its key is not registered: call the server's start.sh")
         elif not finding.online:
             finding.problems.append("offline: call its start.sh")
-        elif node not in said:
+        elif node not in by_node:
             finding.problems.append("it came online during the check: check again")
         else:
-            _read_answer(finding, said[node])
+            _read_answer(finding, by_node[node])
     if not experiment:
         return findings, []
     return findings, _compare_with(experiment, findings)
@@ -218,7 +220,9 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
             f"its site.env says SITE={answer.site!r}, and its key is that of {finding.site.name!r}: each site has its "
             "own kit"
         )
-    finding.problems += [f"{words}: the experiment's method comes from outside, install it" for words in answer.lacking]
+    finding.problems += [
+        f"{package}: the experiment's method comes from outside, install it" for package in answer.lacking
+    ]
     for key in ("domain", "role"):
         there, here = getattr(answer, key), getattr(finding.site, key)
         if there != here:
@@ -238,20 +242,20 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
     expected = client_names(experiment.data, target) if named else _folder_clients(experiment)
     classes = benchmark(experiment.data).classes if named else ()
     for finding in findings:
-        wanted = [target] if finding.site.role == "target" else expected
-        takes_part = matching(finding.site.domain, wanted) is not None
+        domains = [target] if finding.site.role == "target" else expected
+        takes_part = matching(finding.site.domain, domains) is not None
         if not takes_part:
             finding.notes.append(f"takes no part: the unseen domain is {target!r}")
             finding.notes += finding.problems  # they do not keep this experiment from running
             finding.problems.clear()
             continue
         answer = finding.answer or Answer(node=0)
-        found = answer.classes
-        classes = classes or found
-        if found and found != classes:
-            different = sorted(set(found) ^ set(classes))
+        present = answer.classes
+        classes = classes or present
+        if present and present != classes:
+            different = sorted(set(present) ^ set(classes))
             finding.problems.append(f"its classes differ: {first_few(different, 5) or 'another order'}")
-        absent = [name for name, count in zip(found, answer.counts) if not count]
+        absent = [name for name, count in zip(present, answer.counts) if not count]
         if absent:
             finding.notes.append(f"holds no image of {first_few(absent, 5)}")
     provided = [finding.site.domain for finding in findings if finding.site.role == "source"]
@@ -263,6 +267,16 @@ def _folder_clients(experiment: Experiment) -> list[str]:
     held_out = (experiment.run.target, experiment.run.validation_domain)
     domains = [domain for domain in sorted(experiment.data.domains) if domain not in held_out]
     return [client for domain in domains for client in clients_of(domain, experiment.data.clients_per_domain)]
+
+
+def show(federation: Federation, findings: list[Finding], missing: Sequence[str], title: str) -> bool:
+    """Prints the findings, certificates that end soon, and what is wrong; returns whether nothing is."""
+    console.print(table(federation, findings, title))
+    bad = [f"{finding.site.name}: {finding.problems[0]}" for finding in findings if finding.problems]
+    for lines, style in ((warnings(federation), "yellow"), ([*bad, *missing], "red")):
+        for line in lines:
+            console.print(line, style=style, soft_wrap=True, markup=False, highlight=False)
+    return not bad and not missing
 
 
 def table(federation: Federation, findings: list[Finding], title: str) -> Table:

@@ -38,15 +38,15 @@ def ask(grid: Grid, context: Context) -> None:
     messages = [Message(content, node, "query.check") for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=float(config["wait"])))
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-    said: dict[int, dict[str, Any]] = {}
+    answers_by_node: dict[int, dict[str, Any]] = {}
     for reply in replies:  # a lost node's error comes from the server's own node id
         node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
         if reply.has_error():
-            said[node] = {"problem": str(reply.error.reason)[-LONGEST_REASON:]}
+            answers_by_node[node] = {"problem": str(reply.error.reason)[-LONGEST_REASON:]}
         else:
-            said[node] = dict(configs_of(reply.content).get("site", {}))
+            answers_by_node[node] = dict(configs_of(reply.content).get("site", {}))
     silent = {"problem": f"no answer within {float(config['wait']):g} s"}
-    answers = [{**said.get(node, silent), "node": node} for node in nodes]
+    answers = [{**answers_by_node.get(node, silent), "node": node} for node in nodes]
     atomic_write(str(config["report"]), json.dumps(answers, default=str))
 
 
@@ -54,22 +54,22 @@ def ask(grid: Grid, context: Context) -> None:
 def answer(message: Message, context: Context) -> Message:
     """This site's name, versions, device and, for an experiment, its data: classes and images of each."""
     node = context.node_config
-    said: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
-    said |= {"python": platform.python_version(), **installed_versions(), "problem": ""}
-    said |= {"classes": [], "counts": [], "lacking": []}
+    description: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
+    description |= {"python": platform.python_version(), **installed_versions(), "problem": ""}
+    description |= {"classes": [], "counts": [], "lacking": []}
     try:
         asked = check_message(message.content, SiteCheck)
         settings = asked.experiment
-        said["lacking"] = lacking(asked.packages.split())
-        said["device"] = device()
+        description["lacking"] = lacking(asked.packages.split())
+        description["device"] = device()
         if settings:
-            classes, counts = site_data(settings, said["domain"], str(node.get("data-dir", "")))
-            said |= {"classes": list(classes), "counts": list(counts)}
+            classes, counts = site_data(settings, description["domain"], str(node.get("data-dir", "")))
+            description |= {"classes": list(classes), "counts": list(counts)}
     except UserError as error:
-        said["problem"] = str(error)[:LONGEST_REASON]
+        description["problem"] = str(error)[:LONGEST_REASON]
     except Exception as error:  # the operator wants to read any error of a site
-        said["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
-    return Message(RecordDict({"site": ConfigRecord(said)}), reply_to=message)
+        description["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+    return Message(RecordDict({"site": ConfigRecord(description)}), reply_to=message)
 
 
 def installed_versions() -> dict[str, str]:
@@ -79,16 +79,16 @@ def installed_versions() -> dict[str, str]:
 
 def lacking(requirements: list[str]) -> list[str]:
     """Which of these packages (`name==version`, or the name of a module) are missing here or have another version."""
-    found = []
+    missing = []
     for requirement in requirements:
-        name, _, wanted = requirement.partition("==")
-        present = installed_version(name) if wanted else find_spec(name.partition(".")[0])  # which imports nothing
-        here = (present if wanted else "") if present else "missing"
+        name, _, version = requirement.partition("==")
+        present = installed_version(name) if version else find_spec(name.partition(".")[0])  # which imports nothing
+        here = (present if version else "") if present else "missing"
         if here == "missing":
-            found.append(f"{requirement} is missing")
-        elif here != wanted:
-            found.append(f"{name} is {here} there, {wanted} here")
-    return found
+            missing.append(f"{requirement} is missing")
+        elif here != version:
+            missing.append(f"{name} is {here} there, {version} here")
+    return missing
 
 
 def device() -> str:

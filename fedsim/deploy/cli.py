@@ -66,8 +66,8 @@ def renew(
 
     description = read_federation(federation)
     until = renew_certificate(description, days)
-    wanted = datetime.now(UTC) + timedelta(days=(days or description.days) - 1)
-    cut = " and no longer, because the CA's certificate ends then" if until < wanted else ""
+    end = datetime.now(UTC) + timedelta(days=(days or description.days) - 1)
+    cut = " and no longer, because the CA's certificate ends then" if until < end else ""
     say(f"the server's certificate is valid until {until:%Y-%m-%d}{cut}")
 
 
@@ -81,8 +81,8 @@ def sign(
     from fedsim.deploy.bundles import sign as sign_bundle
     from fedsim.deploy.federation import read_federation
 
-    found, signature = sign_bundle(bundle, read_federation(federation).kit("operator") / "apps.key")
-    file = Path(f"{found}.sig")
+    digest, signature = sign_bundle(bundle, read_federation(federation).kit("operator") / "apps.key")
+    file = Path(f"{digest}.sig")
     file.write_text(f"{signature}\n")
     say(f"{file}: give it to the sites, which copy it to apps/ in their kits")
 
@@ -129,9 +129,8 @@ def check(
     not."""
     from fedsim.common.console import console
     from fedsim.deploy.check import check as check_sites
-    from fedsim.deploy.check import table
+    from fedsim.deploy.check import show
     from fedsim.deploy.federation import is_federation, read_federation
-    from fedsim.deploy.renewal import warnings
     from fedsim.methods.registry import refuse_outside
     from fedsim.settings.experiment import read_experiment
 
@@ -147,13 +146,8 @@ def check(
     except KeyboardInterrupt:
         console.print("interrupted; the check has ended, call it again", style="red")
         raise typer.Exit(130) from None
-    console.print(table(description, findings, experiment.name if experiment else "sites"))
-    for line in warnings(description):
-        console.print(line, style="yellow", soft_wrap=True, markup=False, highlight=False)
-    bad = [f"{finding.site.name}: {finding.problems[0]}" for finding in findings if finding.problems]
-    for line in [*bad, *missing]:
-        console.print(line, style="red", soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(2 if bad or missing else 0)
+    fits = show(description, findings, missing, experiment.name if experiment else "sites")
+    raise typer.Exit(0 if fits else 2)
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -75,9 +75,9 @@ class Contacts:
         if path.endswith("/send-node-heartbeat"):
             recent.heartbeats.append(now)
         contact.address, contact.last, contact.offset, contact.version = address, now, round(offset, 2), version
-        said = self._doubled(contact, recent, now)
+        reason = self._doubled(contact, recent, now)
         self.write()
-        return said
+        return reason
 
     def activated(self, site: str, address: str = "") -> None:
         """A SuperNode started with the site's key. It may have been turned away until its dead predecessor was gone."""

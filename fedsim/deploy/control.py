@@ -66,8 +66,8 @@ class Control:
         while True:
             answer = self.flwr("supernode", "list", CONNECTION)
             if "nodes" in answer:
-                known = [node for node in answer["nodes"] if node["status"] not in ("unregistered", "deleted")]
-                return {int(node["node-id"]): node["status"] == "online" for node in known}
+                nodes = [node for node in answer["nodes"] if node["status"] not in ("unregistered", "deleted")]
+                return {int(node["node-id"]): node["status"] == "online" for node in nodes}
             if time.monotonic() > deadline:
                 raise UserError(
                     f"the SuperLink at {self.federation.control_address} does not answer "
@@ -95,15 +95,15 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
 def _register_all(control: Control, records: Path, wait: float) -> None:
     federation = control.federation
     registered = control.online(wait)
-    wanted = {file.stem: file.read_text() for file in sorted((federation.kit("server") / "sites").glob("*.pub"))}
+    keys = {file.stem: file.read_text() for file in sorted((federation.kit("server") / "sites").glob("*.pub"))}
     for file in sorted(records.glob("*.json")):
         record = json.loads(file.read_text())
         if record["node"] not in registered:
             file.unlink()
-        elif wanted.get(file.stem) != record["key"]:
+        elif keys.get(file.stem) != record["key"]:
             _checked(control.flwr("supernode", "unregister", str(record["node"]), CONNECTION), file.stem)
             file.unlink()
-    for site, key in wanted.items():
+    for site, key in keys.items():
         if not (records / f"{site}.json").is_file():
             _register_one(control, records, site, key)
 

@@ -132,8 +132,8 @@ class Federation(Settings):
     @classmethod
     def _host_and_port(cls, value: str) -> str:
         host, _, port = value.rpartition(":")
-        known = is_ip(host[1:-1]) if host.startswith("[") else is_ip(host) or HOST.fullmatch(host)
-        if value and not (known and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        valid = is_ip(host[1:-1]) if host.startswith("[") else is_ip(host) or HOST.fullmatch(host)
+        if value and not (valid and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
             raise ValueError("host:port is needed, with a port from 1 to 65535, e.g. 127.0.0.1:9093")
         return value
 
@@ -161,10 +161,10 @@ class Federation(Settings):
 
     def site(self, name: str) -> Site:
         """The site of that name; UserError with the nearest one."""
-        known = {site.name: site for site in self.sites}
-        if name not in known:
-            raise UserError(f"no site {name!r} in the federation; {nearest(name, known)}known: {', '.join(known)}")
-        return known[name]
+        by_name = {site.name: site for site in self.sites}
+        if name not in by_name:
+            raise UserError(f"no site {name!r} in the federation; {nearest(name, by_name)}known: {', '.join(by_name)}")
+        return by_name[name]
 
     @property
     def control_address(self) -> str:
@@ -254,7 +254,7 @@ def read_federation(path: str | Path) -> Federation:
 def _explain(error: ValidationError, table: dict[str, Any]) -> str:
     """First problem of a validation error in one line, with the site's name where it is in a site."""
     problems = error.errors()
-    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])  # often the typo
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])  # often the typo
     place = list(problem["loc"])
     section: type[BaseModel] = Federation
     where = ""
@@ -263,9 +263,9 @@ def _explain(error: ValidationError, table: dict[str, Any]) -> str:
         where = f"site {entry.get('name', place[1] + 1)!r}: " if isinstance(entry, dict) else f"sites[{place[1]}]: "
         section, place = Site, place[2:]
     key = ".".join(str(part) for part in place)
-    known = list(section.model_fields)
+    fields = list(section.model_fields)
     if problem["type"] == "extra_forbidden":
-        return f"{where}unknown setting {key!r}; {nearest(key, known)}known here: {', '.join(known)}"
+        return f"{where}unknown setting {key!r}; {nearest(key, fields)}known here: {', '.join(fields)}"
     if problem["type"] == "missing":
         return f"{where}{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")

@@ -163,8 +163,14 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
         shutil.copy(_wheel(federation), kit)
     if federation.pin:
         (kit / "apps").mkdir()
-        (kit / "apps" / "allowed").write_text("".join(f"{found} {name}\n" for name, found in own_bundles().items()))
+        (kit / "apps" / "allowed").write_text("".join(f"{digest} {name}\n" for name, digest in own_bundles().items()))
         shutil.copyfile(ca_certificate.with_name("operator.pub"), kit / "operator.pub")
+    _write_site_env(federation, site, kit)
+    _write_site_texts(federation, site, kit)
+
+
+def _write_site_env(federation: Federation, site: Site, kit: Path) -> None:
+    """Writes what the scripts of a site read."""
     _write_env(
         kit / "site.env",
         SITE=site.name,
@@ -181,6 +187,10 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
         TRIES=federation.tries,
         TORCH_INDEX=federation.torch_index,
     )
+
+
+def _write_site_texts(federation: Federation, site: Site, kit: Path) -> None:
+    """Writes the scripts and the instructions of a site."""
     folders = [f"{folder}:{folder}{mode}" for folder, mode in ((site.data_dir, ":ro"), (site.state_dir, "")) if folder]
     needed = f" Runs also need `pip install {' '.join(federation.packages)}`."
     _copy(

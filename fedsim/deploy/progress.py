@@ -27,8 +27,8 @@ class Progress:
     """
 
     def __init__(self, federation: str, run_id: str) -> None:
-        found = read_federation(federation)
-        self.kit, self.federation, self.run_id = found.kit("server"), found.name, run_id
+        described = read_federation(federation)
+        self.kit, self.federation, self.run_id = described.kit("server"), described.name, run_id
         self.audit = Audit(self.kit / AUDIT)
         self.known: dict[str, Any] = {}
 

@@ -23,19 +23,19 @@ logger = logging.getLogger("fedsim")
 
 def members(federation: Federation) -> list[Member]:
     """Registered sites that the federation still lists."""
-    known = {site.name: site for site in federation.sites}
-    found = []
+    sites = {site.name: site for site in federation.sites}
+    listed = []
     for file in sorted((federation.kit("server") / "state" / "nodes").glob("*.json")):
-        site = known.get(file.stem)
+        site = sites.get(file.stem)
         try:
             record = json.loads(file.read_text())
             if site is not None:
                 key = load_ssh_public_key(str(record["key"]).encode())
                 pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-                found.append(Member(site.name, int(record["node"]), site.domain, site.role, pem))
+                listed.append(Member(site.name, int(record["node"]), site.domain, site.role, pem))
         except (ValueError, KeyError, OSError):  # the file is being replaced, or is damaged: that site is left out
             continue
-    return found
+    return listed
 
 
 class Registry:
@@ -69,9 +69,9 @@ class Registry:
             return
         self._state = state  # type: ignore[assignment]
         try:
-            found = members(read_federation(file))
+            registered = members(read_federation(file))
         except UserError as error:  # while the operator edits the file, the sites that were known stay known
             logger.warning("%s; the sites that were registered before stay so until it is right again", error)
             return
-        self._by_key = {b64encode(each.key).decode(): each for each in found}
-        self._by_node = {each.node: each for each in found}
+        self._by_key = {b64encode(each.key).decode(): each for each in registered}
+        self._by_node = {each.node: each for each in registered}

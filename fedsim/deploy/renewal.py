@@ -26,7 +26,7 @@ def valid_until(certificate: Path) -> datetime:
 
 def warnings(federation: Federation, now: datetime | None = None) -> list[str]:
     """Which certificates have expired, or will within WARN_DAYS, and what to do; empty when none."""
-    now, said = now or datetime.now(UTC), []
+    now, lines = now or datetime.now(UTC), []
     server = federation.kit("server")
     for file, what, remedy in (
         (server / "server.pem", "the server's certificate", "call `fedsim deploy renew`"),
@@ -34,10 +34,10 @@ def warnings(federation: Federation, now: datetime | None = None) -> list[str]:
     ):
         left = (valid_until(file) - now).total_seconds() / 86_400
         if left < 0:
-            said.append(f"{what} has expired ({valid_until(file):%Y-%m-%d}): {remedy}")
+            lines.append(f"{what} has expired ({valid_until(file):%Y-%m-%d}): {remedy}")
         elif left < WARN_DAYS:
-            said.append(f"{what} expires in {left:.0f} days: {remedy}")
-    return said
+            lines.append(f"{what} expires in {left:.0f} days: {remedy}")
+    return lines
 
 
 def renew(federation: Federation, days: int = 0) -> datetime:

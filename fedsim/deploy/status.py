@@ -41,17 +41,22 @@ def status_table(federation: Federation, now: float | None = None) -> Group:
     below: list[str] = []
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
-        client: JsonTable = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
         state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
-        if client:
-            fine = client["status"] == "ok"
-            state += f"\n{progress['round']}: {'ok' if fine else 'failed'}"
-            below += [] if fine else [f"{site.name}: round {progress['round']}: {client['status']}"]
+        status = _status_in_run(progress, site.domain)
+        if status:
+            state += f"\n{progress['round']}: {'ok' if status == 'ok' else 'failed'}"
+        if status not in ("", "ok"):
+            below.append(f"{site.name}: round {progress['round']}: {status}")
         domain = escape(site.domain + (" (target)" if site.role == "target" else ""))
         table.add_row(f"{site.name}\n{domain}", state, *_contact_cells(contact, now))
         below += [f"{site.name}: {text}" for text in _said(contact, now)]
     lines = [Text(printable(text)) for text in [*below, *warnings(federation)]]
     return Group(table, *lines)
+
+
+def _status_in_run(progress: JsonTable, domain: str) -> str:
+    """What the last round of the run says of a client; empty where it did not take part."""
+    return next((row["status"] for row in progress.get("clients", []) if row["client"] == domain), "")
 
 
 def _here(contact: Contact, now: float) -> bool:
@@ -71,26 +76,26 @@ def _contact_cells(contact: Contact, now: float) -> tuple[str, str, str]:
 
 def _said(contact: Contact, now: float) -> list[str]:
     """Who else uses the site's key, when its SuperNode was started again, and why it was refused last."""
-    said = [f"{contact.double} ({ago(contact.double_at, now)})"] if contact.double else []
+    notes = [f"{contact.double} ({ago(contact.double_at, now)})"] if contact.double else []
     if contact.restarted:
         times = (time.strftime("%b %d %H:%M:%S", time.localtime(at)) for at in (contact.restarted, contact.since))
-        said.append("its SuperNode was started again at {}; admitted at {}".format(*times))
-    return said + ([f"last refusal: {contact.refused} ({ago(contact.refused_at, now)})"] if contact.refused else [])
+        notes.append("its SuperNode was started again at {}; admitted at {}".format(*times))
+    return notes + ([f"last refusal: {contact.refused} ({ago(contact.refused_at, now)})"] if contact.refused else [])
 
 
 def read_progress(kit: Path) -> dict[str, Any]:
     """What the run that was last seen has done so far; empty without one. UserError for a damaged file."""
     file = kit / PROGRESS
     try:
-        found = json.loads(file.read_text())
-        describe(found, 0.0)
-        for row in found.get("clients", []):
+        content = json.loads(file.read_text())
+        describe(content, 0.0)
+        for row in content.get("clients", []):
             row["client"], row["status"]
     except OSError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file} is damaged; remove it: the next round of a run writes it anew") from None
-    return found
+    return content
 
 
 def describe(progress: dict[str, Any], now: float) -> str:

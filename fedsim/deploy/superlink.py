@@ -104,13 +104,13 @@ def giving_up(activate: Callable[..., bool]) -> Callable[..., bool]:
 
 def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Use a renewed certificate for new connections, without a restart (`fedsim deploy renew`)."""
-    known: tuple[int, ...] = ()  # loaded once at the first look: it may have been renewed before this thread began
+    loaded: tuple[int, ...] = ()  # loaded once at the first look: it may have been renewed before this thread began
     while True:
         time.sleep(LOOK_SECONDS)
         now = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in (certificate, key))
-        if now != known:
+        if now != loaded:
             try:
                 context.load_cert_chain(certificate, key)
-                known = now
+                loaded = now
             except (OSError, ssl.SSLError):  # between the two files: looked at again
                 continue

@@ -96,13 +96,13 @@ def check_node_config(words: Sequence[str]) -> None:
             "no folder in it has an apostrophe"
         )
     try:
-        found = private("flwr.common.config:parse_config_args")([text])
+        parsed = private("flwr.common.config:parse_config_args")([text])
     except ClickException:
         raise UserError(
             f"Flower cannot read this site's settings: {text}; NODE_CONFIG in site.env is key=value, each key once, "
             "numbers with a point (0.5), texts in apostrophes"
         ) from None
-    own_privacy(found)
+    own_privacy(parsed)
 
 
 def enforce(pins: Pins) -> None:

@@ -142,9 +142,9 @@ def write_program(kit: Path, folder: Path) -> None:
     """Write the program that Flower starts; `folder` is the client process's own, or the kit when it has none."""
     from fedsim.common.files import atomic_write
 
-    own = (kit / PROGRAM).parent if folder == kit else ""
-    words = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(folder), str(own)]
-    text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    program_folder = (kit / PROGRAM).parent if folder == kit else ""
+    command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(folder), str(program_folder)]
+    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
     atomic_write(kit / PROGRAM, text, mode=0o700, durable=True)
 
 
@@ -223,7 +223,7 @@ def watch(line: socket.socket, done: threading.Event) -> None:
 @contextlib.contextmanager
 def outputs_of(descriptors: list[int]) -> Any:
     """Within this block, output goes to the caller's outputs."""
-    kept = [os.dup(number) for number in (1, 2)]
+    outputs = [os.dup(number) for number in (1, 2)]
     try:
         for number, descriptor in enumerate(descriptors, start=1):
             os.dup2(descriptor, number)
@@ -232,7 +232,7 @@ def outputs_of(descriptors: list[int]) -> Any:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, descriptor in enumerate(kept, start=1):
+        for number, descriptor in enumerate(outputs, start=1):
             os.dup2(descriptor, number)
             os.close(descriptor)
 

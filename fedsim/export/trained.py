@@ -171,7 +171,7 @@ def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
     """
     experiment = read_settings(file.parent)
     refuse_outside(experiment, file.parent, trust)
-    plan = resolve(experiment, recorded=True, found=_facts(experiment, read_environment(file.parent)))
+    plan = resolve(experiment, recorded=True, bench=_facts(experiment, read_environment(file.parent)))
     net = plan.build_net()
     refuse_other_frozen(file.parent, net, plan.experiment.model.weights)
     try:

@@ -64,8 +64,8 @@ def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
     preset, keys = experiment.preset
     for slot in (key for key in keys if key in SLOTS):
         row = assemble({"name": experiment.method_name}, {})
-        kept = {type(part) for part in [*recipe.parts_in(slot), *Recipe().parts_in(slot)]}
-        lost = [part_name(part) for part in row.parts_in(slot) if type(part) not in kept]
+        kinds = {type(part) for part in [*recipe.parts_in(slot), *Recipe().parts_in(slot)]}
+        lost = [part_name(part) for part in row.parts_in(slot) if type(part) not in kinds]
         if lost:
             raise PresetConflictError(
                 f"the preset {preset!r} sets method.{slot}, which takes {lost[0]} from {experiment.method_name}; use "
@@ -77,10 +77,10 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
     """The recipe of the `[method]` settings with `[parts]` values; its parts are not yet checked against each other."""
     recipe, name = in_order(complete(_asked(method))), method["name"]
     settings = {key: value for key, value in method.items() if key not in ("name", "add", *SLOTS)}
-    own = values_for(recipe, values)
-    for key, fields in [*own.items(), *settings.items()]:
+    of_parts = values_for(recipe, values)
+    for key, fields in [*of_parts.items(), *settings.items()]:
         recipe = set_fields(recipe, key, fields, name)
-    given = {key: {**own.get(key, {}), **settings.get(key, {})} for key in recipe.named}
+    given = {key: {**of_parts.get(key, {}), **settings.get(key, {})} for key in recipe.named}
     return _agree(recipe, given, name)
 
 
@@ -96,8 +96,8 @@ def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
     """The recipe with the field values that its parts set in other parts; values that the user gave are kept."""
     for _, part in recipe.pairs:
         for key, fields in part.sets.items():
-            wanted = {field: value for field, value in fields.items() if field not in given.get(key, {})}
-            recipe = set_fields(recipe, key, wanted, name) if key in given and wanted else recipe
+            changes = {field: value for field, value in fields.items() if field not in given.get(key, {})}
+            recipe = set_fields(recipe, key, changes, name) if key in given and changes else recipe
     return recipe
 
 

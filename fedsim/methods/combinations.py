@@ -44,8 +44,8 @@ def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
     one, other = part_name(first), part_name(second)
     if type(first) is type(second):
         one, other = (
-            f"{part_name(part)} with " + ", ".join(f"{field} = {value!r}" for field, value in own.items())
-            for part, own in ((first, changed_fields(first, second)), (second, changed_fields(second, first)))
+            f"{part_name(part)} with " + ", ".join(f"{field} = {value!r}" for field, value in fields.items())
+            for part, fields in ((first, changed_fields(first, second)), (second, changed_fields(second, first)))
         )
     raise UserError(f"{a[0]} and {b[0]} cannot be combined: {slot} is {one} in one and {other} in the other")
 

@@ -112,8 +112,8 @@ def _records(recipe: Recipe) -> str:
         banks.setdefault(getattr(part, "name", ""), []).append(part)
     for bank, parts in banks.items():
         if not bank or bank in RESERVED_RECORDS:
-            said = f"has the name {bank!r}, which is another record's" if bank else "has no `name`"
-            return f"the bank {part_name(parts[0])} {said}; give it a name of its own"
+            reason = f"has the name {bank!r}, which is another record's" if bank else "has no `name`"
+            return f"the bank {part_name(parts[0])} {reason}; give it a name of its own"
         senders = [part for part in recipe.client_parts() if bank in part.contributes()]
         for what, those in (("are banks of", parts), ("contribute to", senders)):
             if len(those) > 1:

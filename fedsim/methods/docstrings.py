@@ -18,21 +18,21 @@ FIELD = re.compile(r"(?!Source: )`?\w+`?(?:, `?\w+`?)*: ")
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """("text", paragraph on one line) and ("lines", block whose line breaks and indentation count), in order."""
-    found: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = block.split("\n")
         if any(line.startswith(("    ", "- ")) for line in lines):
-            found.append(("lines", block))
+            sections.append(("lines", block))
             continue
         paragraph = ""
         for line in lines:
             if paragraph and FIELD.match(line) and (FIELD.match(paragraph) or paragraph[-1] in ".:?)"):
-                found.append(("text", paragraph))
+                sections.append(("text", paragraph))
                 paragraph = line.strip()
             else:
                 paragraph = f"{paragraph} {line.strip()}".strip()
-        found.append(("text", paragraph))
-    return found
+        sections.append(("text", paragraph))
+    return sections
 
 
 def field_of(paragraph: str) -> tuple[list[str], str]:
@@ -45,10 +45,10 @@ def field_of(paragraph: str) -> tuple[list[str], str]:
 
 def layers_of(kind: type) -> list[type]:
     """The layers that a part's file defines: they have the formulas of what the part puts into a network."""
-    found = vars(sys.modules[kind.__module__]).values()
+    members = vars(sys.modules[kind.__module__]).values()
     return [
         value
-        for value in found
+        for value in members
         if isinstance(value, type)
         and issubclass(value, nn.Module)
         and value.__module__ == kind.__module__

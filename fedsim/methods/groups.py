@@ -11,10 +11,10 @@ FILE = Path(__file__).with_name("groups.csv")
 
 def groups() -> dict[str, list[str]]:
     """{group: its methods}, in the order of the list."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for row in csv.DictReader(FILE.read_text().splitlines()):
-        found.setdefault(row["group"], []).append(row["method"])
-    return found
+        groups.setdefault(row["group"], []).append(row["method"])
+    return groups
 
 
 def table_text() -> str:
@@ -22,7 +22,7 @@ def table_text() -> str:
     from fedsim.methods.listing import listed
     from fedsim.methods.table import METHODS
 
-    rows = [f"{group},{row.name}" for group, own in listed().items() for row in own if row.name in METHODS]
+    rows = [f"{group},{row.name}" for group, members in listed().items() for row in members if row.name in METHODS]
     return "\n".join(["group,method", *rows, ""])
 
 

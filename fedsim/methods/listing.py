@@ -41,11 +41,11 @@ class MethodRow:
     def parts(self) -> dict[str, list[str]]:
         """Names of the parts in which the row differs from FedAvg's, by slot."""
         standard = {repr(part) for _, part in Recipe().pairs}
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for slot, part in self.recipe.pairs:
             if repr(part) not in standard:
-                found.setdefault(slot, []).append(part_name(part))
-        return found
+                groups.setdefault(slot, []).append(part_name(part))
+        return groups
 
     @property
     def group(self) -> str:
@@ -68,24 +68,24 @@ class MethodRow:
 
 def in_words(recipe: Recipe) -> str:
     """What a recipe does, in one sentence: its local step, and then the slots that differ from FedAvg's."""
-    own = MethodRow("", recipe, "", None).parts
+    parts = MethodRow("", recipe, "", None).parts
 
     def named(slot: str, words: str = "", otherwise: str = "") -> list[str]:
-        names = own.pop(slot, [])
+        names = parts.pop(slot, [])
         return [words + " and ".join(names)] if names else [otherwise] if otherwise else []
 
-    whole = named("client", "The local step is ")
+    sentences = named("client", "The local step is ")
     loss, move = (fact not in recipe.client.breaks for fact in (Fact.OBJECTIVE, Fact.UPDATE))
     step = named("objective", "takes the loss of ", "takes the task's loss" if loss else "")
     step += named("terms", "adds ") + named(
         "update", "moves the weights by ", "moves the weights by one gradient" if move else ""
     )
     step += named("companions", "is followed by a step of ")
-    begin = f"{whole[0]}, which" if whole else "A local step"
-    words = f"{begin} {', '.join(step[:-1])}{' and ' if step[1:] else ''}{step[-1]}" if step else whole[0]
-    rest = ", ".join(f"{' and '.join(names)} ({slot})" for slot, names in own.items())
+    begin = f"{sentences[0]}, which" if sentences else "A local step"
+    sentence = f"{begin} {', '.join(step[:-1])}{' and ' if step[1:] else ''}{step[-1]}" if step else sentences[0]
+    rest = ", ".join(f"{' and '.join(names)} ({slot})" for slot, names in parts.items())
     pooled = ["one client holds all data"] if recipe.pooled else []
-    return "; ".join([words, *([f"it also has {rest}"] if rest else []), *pooled])
+    return "; ".join([sentence, *([f"it also has {rest}"] if rest else []), *pooled])
 
 
 def step_costs() -> tuple[dict[str, float], str]:
@@ -99,13 +99,13 @@ def listed(changes: str = "") -> dict[str, list[MethodRow]]:
 
     Raises UserError for a word that names neither a slot nor a side.
     """
-    wanted = {slot for word in names_of("--changes", changes) for slot in _slots(word)}
+    slots = {slot for word in names_of("--changes", changes) for slot in _slots(word)}
     costs, _ = step_costs()
     groups: dict[str, list[MethodRow]] = {}
-    own = [key for key, found in entry_points("methods").items() if len(found) == 1 and key not in METHODS]
-    for name in [*METHODS, *own]:
+    outside = [key for key, offered in entry_points("methods").items() if len(offered) == 1 and key not in METHODS]
+    for name in [*METHODS, *outside]:
         row = _row(name, costs.get(name))
-        if not changes or wanted & row.parts.keys():
+        if not changes or slots & row.parts.keys():
             groups.setdefault(row.group, []).append(row)
     return dict(sorted(groups.items(), key=lambda item: _place(item[0])))
 
@@ -125,7 +125,7 @@ def _place(group: str) -> tuple[int, list[int]]:
 
 
 def _slots(word: str) -> tuple[str, ...]:
-    known = {slot: (slot,) for slot in SLOTS} | SIDES
-    if word not in known:
-        raise UserError(f"--changes: no slot is called {word!r}; {nearest(word, known)}known: {', '.join(known)}")
-    return known[word]
+    slots = {slot: (slot,) for slot in SLOTS} | SIDES
+    if word not in slots:
+        raise UserError(f"--changes: no slot is called {word!r}; {nearest(word, slots)}known: {', '.join(slots)}")
+    return slots[word]

@@ -190,7 +190,7 @@ def explained(part: Part, facts: Facts) -> dict[str, str]:
     draws it; the part's default, where the value is another}."""
     kind: type = type(part)
     texts, schema = field_texts(kind), _adapter(kind).json_schema().get("properties", {})
-    found, drawn = {}, spaces(part, facts)
+    settings, drawn = {}, spaces(part, facts)
     for field in dataclasses.fields(part):
         text, values = texts[field.name], schema[field.name].get("enum")
         shown = values and all(str(value) in text for value in values)
@@ -204,8 +204,8 @@ def explained(part: Part, facts: Facts) -> dict[str, str]:
             words.append(f"a search draws it from {drawn[field.name].words()}")
         if field.default != getattr(part, field.name):
             words.append(f"the part's default is {toml_value(field.default)}")
-        found[field.name] = "; ".join(word.rstrip(".") for word in words if word)
-    return found
+        settings[field.name] = "; ".join(word.rstrip(".") for word in words if word)
+    return settings
 
 
 def _range(schema: Mapping[str, Json]) -> str:

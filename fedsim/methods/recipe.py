@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-import logging
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from clients.parts import Augment, Batches, Companion, LocalUpdate, Objective, Report, Step, Term, Unlabelled
 from clients.recipe import ClientRecipe
-from clients.step.supervised import SupervisedStep
 from fedsim.common.values import JsonTable
 from fedsim.models.infer.base import Infer
 from fedsim.models.inserts.base import Insert
@@ -41,8 +39,6 @@ SLOTS: dict[str, type[Part]] = {
 P = TypeVar("P")
 Filled: TypeAlias = JsonTable  # by slot: a part, or the parts of a list
 LIST_SLOTS = ("banks", "refine", "visits", "companions", "terms", "reports", "inserts")
-# The slots whose parts were in the slot `client` before they had slots of their own.
-FORMER_CLIENT = ("objective", "update", "companions")
 
 
 @dataclass(frozen=True)
@@ -55,14 +51,6 @@ class Recipe(ClientRecipe):
     paper: str = ""
     discloses: str = "model updates"
     tried_with: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """A part in `client` that has a slot of its own by now goes there; one line says so."""
-        for slot in FORMER_CLIENT:
-            if isinstance(self.client, SLOTS[slot]) and not isinstance(self.client, Step):
-                _say_moved(part_name(self.client), slot)
-                object.__setattr__(self, slot, (self.client,) if slot in LIST_SLOTS else self.client)
-                object.__setattr__(self, "client", SupervisedStep())
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, Part], ...]:
@@ -91,22 +79,16 @@ class Recipe(ClientRecipe):
 
     def of(self, kind: type[P]) -> list[P]:
         """The parts of that class or contract, in the order of the slots; a part in two slots is listed once."""
-        found: list[P] = []
+        parts: list[P] = []
         for _, part in self.pairs:
-            if isinstance(part, kind) and part not in found:
-                found.append(part)
-        return found
+            if isinstance(part, kind) and part not in parts:
+                parts.append(part)
+        return parts
 
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""
         parts = [part.discloses for _, part in self.pairs if part.discloses]
         return "; ".join([self.discloses, *dict.fromkeys(parts)])
-
-
-@cache
-def _say_moved(name: str, slot: str) -> None:
-    """Said once for each part; the old name goes with the next version."""
-    logging.getLogger(__name__).warning("client = '%s' is %s = '%s' now; please write that", name, slot, name)
 
 
 def values_of(recipe: Recipe) -> dict[str, JsonTable]:

@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 from fedsim.common.errors import UserError
-from fedsim.methods.recipe import FORMER_CLIENT, LIST_SLOTS, SLOTS, Recipe, slots_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
 from fedsim.methods.table import METHODS
 from fedsim.models.backbones import is_family
 from fedsim.parts.part import part_name, unfit
@@ -43,13 +43,13 @@ FOLDERS = {
 @functools.cache
 def shipped_parts() -> tuple[type, ...]:
     """The part classes that the modules of all slots' folders define."""
-    found: dict[type, None] = {}
+    kinds: dict[type, None] = {}
     for folder in FOLDERS.values():
         package = importlib.import_module(folder)
         for file in pkgutil.iter_modules(package.__path__, folder + "."):
             module = importlib.import_module(file.name)
-            found |= dict.fromkeys(kind for kind in vars(module).values() if _is_own_part(kind, module.__name__))
-    return tuple(found)
+            kinds |= dict.fromkeys(kind for kind in vars(module).values() if _is_own_part(kind, module.__name__))
+    return tuple(kinds)
 
 
 def _is_own_part(kind: object, module: str) -> bool:
@@ -85,16 +85,15 @@ def find_part(name: object, slot: str = "") -> type:
 
     Raises UserError, with the most similar known name, when there is no such part, or when it is not for that slot.
     """
-    known: dict[str, type] = {}
-    wanted = ("client", *FORMER_CLIENT) if slot == "client" else (slot,)
+    by_name: dict[str, type] = {}
     for key, kinds in parts_by_slot().items():
-        known |= kinds if not slot or key in wanted else {}
+        by_name |= kinds if slot in ("", key) else {}
     where = f"method.{slot}: no part" if slot else "method: no part"
-    kind = lookup(name if isinstance(name, str) else repr(name), known, "parts", where)
+    kind = lookup(name if isinstance(name, str) else repr(name), by_name, "parts", where)
     if not isinstance(kind, type) or not slots_of(kind) or not dataclasses.is_dataclass(kind):
         hint = "a part is a dataclass that derives from a slot's contract (docs/own-method.md)"
         raise UserError(f"{where} {name!r}: {hint}")
-    if slot and not set(wanted) & set(slots_of(kind)):
+    if slot and slot not in slots_of(kind):
         raise UserError(f"{where} {name!r}: it is for {', '.join(slots_of(kind))}")
     return kind
 
@@ -142,8 +141,8 @@ def outside(experiment: Experiment) -> list[str]:
     A plain name of an entry point is none: the user has installed its package for fedsim. Callbacks are imported only
     for training.
     """
-    found = (name for group, name in _named(experiment) if not (group == "backbones" and is_family(name)))
-    return list(dict.fromkeys(filter(is_outside, found)))
+    names = (name for group, name in _named(experiment) if not (group == "backbones" and is_family(name)))
+    return list(dict.fromkeys(filter(is_outside, names)))
 
 
 def refuse_outside(experiment: Experiment, where: str | Path, trust: bool) -> None:
@@ -157,11 +156,11 @@ def _named(experiment: Experiment) -> list[tuple[str, str]]:
     """(group of entry points, name) of everything that an experiment may take from a module."""
     method = experiment.method
     parts = [value for key, value in method.items() if key == "add" or key in SLOTS]
-    words = [word for value in parts for word in (value if isinstance(value, list) else [value])]
-    words += [key for key in method if ":" in key]  # no part of a method, which is refused after it was looked for
+    names = [word for value in parts for word in (value if isinstance(value, list) else [value])]
+    names += [key for key in method if ":" in key]  # no part of a method, which is refused after it was looked for
     return [
         *(("methods", word) for word in experiment.method_name.split("+")),
-        *(("parts", word) for word in [*words, *experiment.parts] if isinstance(word, str)),
+        *(("parts", word) for word in [*names, *experiment.parts] if isinstance(word, str)),
         ("datasets", experiment.data.dataset),
         ("backbones", experiment.model.backbone),
         ("augmentations", experiment.data.augment),

@@ -15,13 +15,13 @@ from fedsim.settings.experiment import Experiment
 LONGEST = 120  # characters; a folder's name holds 255 bytes, and the method's name and run.label are in it too
 
 
-def method_label(experiment: Experiment) -> str:
+def method_label(experiment: Experiment, recipe: Recipe | None = None) -> str:
     """`fedprox@proximal.mu=0.01`: the method, and what the recipe changes in its row; raises UserError like a recipe.
 
     The values of `[parts]` belong to the experiment and are not changes. A setting that repeats the row's own value is
     not a change either, so that equal recipes have equal labels, even if their settings differ.
     """
-    return "@".join(filter(None, (experiment.method_name, variant_words(experiment))))
+    return "@".join(filter(None, (experiment.method_name, variant_words(experiment, recipe))))
 
 
 def same_method(record: Experiment, asked: Experiment) -> bool:
@@ -40,26 +40,29 @@ def same_method(record: Experiment, asked: Experiment) -> bool:
         return False
 
 
-def variant_words(experiment: Experiment) -> str:
-    """A text like `add=guiding_head,guiding_head.weight=0.25`, in the order of the slots; empty for the row itself."""
-    recipe = assemble(experiment.method, experiment.parts)
+def variant_words(experiment: Experiment, recipe: Recipe | None = None) -> str:
+    """A text like `add=guiding_head,guiding_head.weight=0.25`, in the order of the slots; empty for the row itself.
+
+    recipe: that of the experiment, where it has been assembled already
+    """
+    recipe = recipe or assemble(experiment.method, experiment.parts)
     values = values_for(recipe, experiment.parts)
     row = assemble({"name": experiment.method_name}, {})
-    own = {part_name(part) for _, part in row.pairs} & values.keys()
-    row = assemble({"name": experiment.method_name}, {name: values[name] for name in own}) if own else row
+    in_row = {part_name(part) for _, part in row.pairs} & values.keys()
+    row = assemble({"name": experiment.method_name}, {name: values[name] for name in in_row}) if in_row else row
     added: list[str] = []
-    words: list[str] = []
+    changes: list[str] = []
     for slot in SLOTS:
         before, after = ([_full_name(part) for part in half.parts_in(slot)] for half in (row, recipe))
         if slot in LIST_SLOTS and after[: len(before)] == before:
             added += [name for name in after[len(before) :] if name not in [*added, *_required(recipe, slot)]]
         elif before != after:
-            words.append(f"{slot}={'+'.join(after) or 'none'}")
+            changes.append(f"{slot}={'+'.join(after) or 'none'}")
     if added:
-        words.append(f"add={'+'.join(added)}")
+        changes.append(f"add={'+'.join(added)}")
     for part in recipe.of(Part):
-        words += _field_words(part, _reference(part, row, values.get(part_name(part), {})))
-    return _short(",".join(words))
+        changes += _field_words(part, _reference(part, row, values.get(part_name(part), {})))
+    return _short(",".join(changes))
 
 
 def recipe_record(experiment: Experiment, recipe: Recipe) -> dict[str, dict]:
@@ -67,17 +70,17 @@ def recipe_record(experiment: Experiment, recipe: Recipe) -> dict[str, dict]:
     settings: those that the recipe would have without the settings, by which a value that repeats one is known."""
     method = {key: value for key, value in experiment.method.items() if key in ("name", "add", *SLOTS)}
     plain = assemble(method, {}).named
-    own = {key: fields for key, fields in experiment.method.items() if key not in method}
+    fields = {key: fields for key, fields in experiment.method.items() if key not in method}
     tables = {
         section: {
             key: {field: getattr(plain[named_part(key)], field) for field in fields}
             for key, fields in given.items()
             if named_part(key) in plain
         }
-        for section, given in (("parts", experiment.parts), ("method", own))
+        for section, given in (("parts", experiment.parts), ("method", fields))
     }
-    found = {section: table for section, table in tables.items() if table}
-    return {"recipe": values_of(recipe)} | ({"defaults": found} if found else {})
+    defaults = {section: table for section, table in tables.items() if table}
+    return {"recipe": values_of(recipe)} | ({"defaults": defaults} if defaults else {})
 
 
 def _required(recipe: Recipe, slot: str) -> list[str]:
@@ -93,8 +96,8 @@ def _full_name(part: Part) -> str:
 
 def _reference(part: Part, row: Recipe, values: JsonTable) -> Part:
     """The row's part of that class, or if there is none, a new one with the experiment's own values."""
-    own = [present for _, present in row.pairs if type(present) is type(part)]
-    return own[0] if own else validated(make(type(part)), values, f"parts.{part_name(part)}")
+    of_row = [present for _, present in row.pairs if type(present) is type(part)]
+    return of_row[0] if of_row else validated(make(type(part)), values, f"parts.{part_name(part)}")
 
 
 def _field_words(part: Part, reference: Part) -> list[str]:

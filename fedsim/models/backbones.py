@@ -189,8 +189,8 @@ def find_backbone(model: ModelSettings) -> Backbone:
         family, _, name = model.backbone.partition(":")
         return FAMILIES[family](name, model.options)
     where = "model.backbone: unknown"
-    known = {**BACKBONES, **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
-    row = instance(lookup(model.backbone, known, "backbones", where), Backbone, f"{where} {model.backbone!r}: it")
+    names = {**BACKBONES, **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
+    row = instance(lookup(model.backbone, names, "backbones", where), Backbone, f"{where} {model.backbone!r}: it")
     if model.options:
         raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME")
     return row

@@ -28,9 +28,9 @@ def initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, imag
     if model.weights in row.sources:
         return row.sources[model.weights](backbone, image_size)
     if model.weights in WEIGHT_WORDS:
-        known = ", ".join(["none", *row.sources])
+        choices = ", ".join(["none", *row.sources])
         raise UserError(f"model.weights: there are no ImageNet weights ({model.weights!r}) for {model.backbone}; "
-                        f"use {known} or a local file")  # fmt: skip
+                        f"use {choices} or a local file")  # fmt: skip
     if row.unclear:
         raise UserError(row.unclear)
     return read_weight_file(model.weights)
@@ -113,8 +113,8 @@ def _load(row: Backbone, backbone: nn.Module, state: StateDict, image_size: int,
 
     A file of fedsim's own network that has this part is loaded into the whole backbone.
     """
-    whole = any(name.startswith(f"backbone.{row.inner}.") for name in state)
-    inner = backbone if whole else backbone.get_submodule(row.inner)
+    prefixed = any(name.startswith(f"backbone.{row.inner}.") for name in state)
+    inner = backbone if prefixed else backbone.get_submodule(row.inner)
     load_backbone(inner, _fit_position_embedding(inner, state, image_size), row.classifier, repr(weights))
 
 

@@ -69,8 +69,8 @@ def _texts(clip: Foreign, name: str, tokenizer: Foreign, classes: Sequence[str],
     tower: Foreign = getattr(clip, "text", clip)
     pooling = getattr(clip, "text_pool_type", getattr(tower, "pool_type", ""))
     causal = getattr(tower, "attn_mask", None) is not None and getattr(tower, "cls_emb", None) is None
-    known = pooling in ("argmax", "eos") and causal and hasattr(tokenizer, "eot_token_id")
-    if not known or tower.text_projection is None:
+    readable = pooling in ("argmax", "eos") and causal and hasattr(tokenizer, "eot_token_id")
+    if not readable or tower.text_projection is None:
         raise UserError(f"model.backbone: the texts of open_clip:{name} cannot be learned, because its text encoder is "
                         "not built as that of CLIP (from left to right, up to a token that marks the end)")  # fmt: skip
     encoder = TextEncoder(tower.transformer, tower.positional_embedding, tower.ln_final, tower.text_projection)

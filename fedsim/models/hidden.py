@@ -34,15 +34,9 @@ def hidden_layers(net: Net) -> list[HiddenLayer]:
     layers of fitting widths, and over modules that may be between them, to the first module of another kind. Layers
     with entries that are not trained (`net.frozen`) are left out, and a head of several modules has no such chain.
     """
-    chain: list[tuple[str, nn.Module]] = []
-    leaves = [(path, module) for path, module in net.named_modules() if not list(module.children())]
-    places = [place for place, (_, module) in enumerate(leaves) if module is net.head]
-    for path, module in reversed(leaves[: places[0] + 1] if places else []):
-        if not isinstance(module, (nn.Linear, *BETWEEN)):
-            break
-        chain.insert(0, (path, module))
+    chain = _chain(net)
     linear = [place for place, (_, module) in enumerate(chain) if isinstance(module, nn.Linear)]
-    found = []
+    layers = []
     for first, second in pairwise(linear):
         producer, (reader, consumer) = chain[first][1], chain[second]
         if not isinstance(producer, nn.Linear) or not isinstance(consumer, nn.Linear):
@@ -53,5 +47,17 @@ def hidden_layers(net: Net) -> list[HiddenLayer]:
                 if value.dim()]  # fmt: skip
         columns = f"{reader}.weight"
         if not {*rows, columns} & net.frozen:
-            found.append(HiddenLayer(producer.out_features, tuple(rows), columns, reader))
-    return found
+            layers.append(HiddenLayer(producer.out_features, tuple(rows), columns, reader))
+    return layers
+
+
+def _chain(net: Net) -> list[tuple[str, nn.Module]]:
+    """(path, module) of the linear layers before the head, of the head, and of what may be between them."""
+    chain: list[tuple[str, nn.Module]] = []
+    leaves = [(path, module) for path, module in net.named_modules() if not list(module.children())]
+    places = [place for place, (_, module) in enumerate(leaves) if module is net.head]
+    for path, module in reversed(leaves[: places[0] + 1] if places else []):
+        if not isinstance(module, (nn.Linear, *BETWEEN)):
+            break
+        chain.insert(0, (path, module))
+    return chain

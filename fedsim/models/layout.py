@@ -90,13 +90,13 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 @contextmanager
 def outputs_of(net: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Notes what the modules at these paths give in a forward pass inside the block, in the order in which they run."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     hooks = [
-        net.get_submodule(path).register_forward_hook(lambda _module, _inputs, y, path=path: found.update({path: y}))
+        net.get_submodule(path).register_forward_hook(lambda _module, _inputs, y, path=path: outputs.update({path: y}))
         for path in paths
     ]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -113,7 +113,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
     Raises UserError for an image size that the backbone cannot take.
     """
     try:
-        with evaluating(backbone), torch.inference_mode(), outputs_of(backbone, outputs) as found:
+        with evaluating(backbone), torch.inference_mode(), outputs_of(backbone, outputs) as maps:
             features = backbone(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({first_line(error)}); "
@@ -123,7 +123,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
         raise UserError(f"model.backbone: {name} gives features of shape {shape} and not one vector per image")
     # The module that ends each stage is the last one with that resolution.
     ends = {STAGE_REDUCTIONS[size]: path for path, size in outputs.items() if size in STAGE_REDUCTIONS}
-    if not ends or not _are_maps(outputs, found):
+    if not ends or not _are_maps(outputs, maps):
         return Layout(features.shape[1])
     levels = tuple(ends[stage] for stage in LEVEL_STAGES if stage in ends)
     return Layout(features.shape[1], levels, _stages(backbone, outputs, ends))

@@ -10,12 +10,12 @@ def largest_components(masks: Tensor) -> Tensor:
     from scipy import ndimage
 
     # A copy in C order: of another layout, `reshape` would be a copy, from which nothing comes back.
-    kept = np.array(masks.to(torch.uint8).cpu().numpy(), order="C")
-    for mask in kept.reshape(-1, *kept.shape[2:]):
+    array = np.array(masks.to(torch.uint8).cpu().numpy(), order="C")
+    for mask in array.reshape(-1, *array.shape[2:]):
         parts, count = ndimage.label(mask)
         if count > 1:
             mask[parts != 1 + np.argmax(np.bincount(parts.ravel())[1:])] = 0
-    return torch.from_numpy(kept).to(masks.device)
+    return torch.from_numpy(array).to(masks.device)
 
 
 def surface_distance(a: np.ndarray, b: np.ndarray) -> float:

@@ -110,9 +110,9 @@ class Texts:
         refuse_equal(names, tokens, rest["model"])
         start, end = marks
         tails = tuple((*each[len(template) :], end) for each in tokens)
-        found = cls(template=template, names=tails, start=start, **rest)
-        found.require("model.prompt", len(template))
-        return found
+        made = cls(template=template, names=tails, start=start, **rest)
+        made.require("model.prompt", len(template))
+        return made
 
     def require(self, setting: str, length: int) -> None:
         """Raise UserError when texts with `length` tokens in front of the names are longer than the context."""

@@ -75,9 +75,9 @@ def _make(name: str, options: Mapping[str, Any], image_size: int, channels: int,
 
 
 def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
-    known = {path for path, _ in backbone.named_modules()}  # a few models list names of outputs that are not modules
+    paths = {path for path, _ in backbone.named_modules()}  # a few models list names of outputs that are not modules
     entries = getattr(backbone, "feature_info", None) or []
-    outputs = {entry["module"]: entry["reduction"] for entry in entries if entry.get("module") in known}
+    outputs = {entry["module"]: entry["reduction"] for entry in entries if entry.get("module") in paths}
     return survey(backbone, image_size, outputs, name)
 
 
@@ -94,9 +94,14 @@ def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_
 
 def fit_position_embedding(backbone: Foreign, state: StateDict, image_size: int) -> StateDict:
     """A transformer's position embedding, interpolated when the file was made for another image size."""
-    own = getattr(backbone, "pos_embed", None)
+    embedding = getattr(backbone, "pos_embed", None)
     stored = state.get("pos_embed")
-    if not isinstance(own, torch.Tensor) or stored is None or stored.shape == own.shape or stored.dim() != 3:
+    if (
+        not isinstance(embedding, torch.Tensor)
+        or stored is None
+        or stored.shape == embedding.shape
+        or stored.dim() != 3
+    ):
         return state
     from timm.layers import resample_abs_pos_embed
 

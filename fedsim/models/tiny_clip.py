@@ -108,7 +108,7 @@ def tokens_of(text: str) -> list[int]:
     A piece is read as a number of base 36, where letters are digits from 10 on: digits are 0 to 9, one letter is 10 to
     35, and two are 370 to 1295. Bytes take the numbers from 36 on, which no piece has.
     """
-    found: list[int] = []
+    tokens: list[int] = []
     for piece in re.findall(r"[a-z]{1,2}|[0-9]|[^\sa-z0-9]", text.lower()):
-        found += [int(piece, 36)] if piece.isascii() and piece.isalnum() else [36 + byte for byte in piece.encode()]
-    return [FIRST + number for number in found]
+        tokens += [int(piece, 36)] if piece.isascii() and piece.isalnum() else [36 + byte for byte in piece.encode()]
+    return [FIRST + number for number in tokens]

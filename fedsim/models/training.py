@@ -30,9 +30,9 @@ def frozen_tensors(net: Net, train: str) -> list[nn.Parameter | Tensor]:
     trained = {id(parameter) for word in train.split("+") for parameter in _chosen(net, word)}
     frozen: list[nn.Parameter | Tensor] = []
     for module in net.modules():
-        own = list(module.parameters(recurse=False))
-        frozen += [parameter for parameter in own if id(parameter) not in trained]
-        if not any(id(parameter) in trained for parameter in own):
+        parameters = list(module.parameters(recurse=False))
+        frozen += [parameter for parameter in parameters if id(parameter) not in trained]
+        if not any(id(parameter) in trained for parameter in parameters):
             frozen += module.buffers(recurse=False)
     return frozen
 
@@ -77,15 +77,15 @@ def names_of(net: nn.Module, tensors: list[nn.Parameter | Tensor]) -> frozenset[
     has copies of channels, they follow the layer from which they were copied; it is forgotten here. A layer that trains
     one of its own parameters also trains its buffers, because they depend on the input of the layer.
     """
-    wanted = {id(tensor) for tensor in tensors}
+    ids = {id(tensor) for tensor in tensors}
     names: set[str] = set()
     for path, module in net.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        own = dict(module.named_parameters(recurse=False))
+        parameters = dict(module.named_parameters(recurse=False))
         source = module.__dict__.get("took_over", module)
-        still = {name for name in own if id(getattr(source, name)) in wanted}
-        buffers = {name for name, _ in module.named_buffers(recurse=False) if id(getattr(source, name)) in wanted}
-        names |= {prefix + name for name in (still | buffers if len(still) == len(own) else still)}
+        still = {name for name in parameters if id(getattr(source, name)) in ids}
+        buffers = {name for name, _ in module.named_buffers(recurse=False) if id(getattr(source, name)) in ids}
+        names |= {prefix + name for name in (still | buffers if len(still) == len(parameters) else still)}
     for module in net.modules():
         module.__dict__.pop("took_over", None)
     return frozenset(names & net.state_dict().keys())

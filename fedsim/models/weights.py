@@ -20,8 +20,8 @@ def read_weight_file(file: str, setting: str = "model.weights") -> StateDict:
     """The state dict of a .safetensors or torch file (tensors only, nothing is unpickled); a setting names it."""
     path = of_home(file)
     if not path.is_file():
-        known = "none, imagenet, hub, package, or " if setting == "model.weights" else ""
-        raise UserError(f"{setting}: no file {file!r}; give {known}a .safetensors or .pth file")
+        choices = "none, imagenet, hub, package, or " if setting == "model.weights" else ""
+        raise UserError(f"{setting}: no file {file!r}; give {choices}a .safetensors or .pth file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -72,10 +72,10 @@ def in_order(stored: StateDict, own: Mapping[str, torch.Tensor], source: str) ->
     if len(stored) != len(own) + 2:
         raise UserError(f"model.weights: {source} has {len(stored)} entries, and the backbone with a classifier "
                         f"has {len(own) + 2}")  # fmt: skip
-    for (theirs, value), (name, wanted) in zip(stored.items(), own.items()):
-        if value.shape != wanted.shape:
+    for (theirs, value), (name, expected) in zip(stored.items(), own.items()):
+        if value.shape != expected.shape:
             raise UserError(f"model.weights: {source} does not fit the backbone: {theirs!r} has shape "
-                            f"{list(value.shape)}, {name!r} has {list(wanted.shape)}")  # fmt: skip
+                            f"{list(value.shape)}, {name!r} has {list(expected.shape)}")  # fmt: skip
     return dict(zip(own, stored.values()))
 
 
@@ -88,16 +88,16 @@ def load_backbone(backbone: nn.Module, state: StateDict, classifier: str | tuple
     if any(name.startswith("backbone.") for name in state):
         state = {name.removeprefix("backbone."): v for name, v in state.items() if name.startswith("backbone.")}
     state = {_OLD_DENSENET.sub(r"\1\2.", name): v for name, v in state.items() if not name.startswith(classifier)}
-    own = backbone.state_dict()
-    counters = {name for name, value in own.items() if not value.is_floating_point()}
-    missing = [name for name in own if name not in state and name not in counters]
-    unexpected = [name for name in state if name not in own]
+    expected = backbone.state_dict()
+    counters = {name for name, value in expected.items() if not value.is_floating_point()}
+    missing = [name for name in expected if name not in state and name not in counters]
+    unexpected = [name for name in state if name not in expected]
     for problem, names in (("lacks", missing), ("has the unknown", unexpected)):
         if names:
             raise UserError(f"model.weights: {source} does not fit the backbone: {problem} key {names[0]!r} "
                             f"({len(names)} such)")  # fmt: skip
     for name, value in state.items():
-        if value.shape != own[name].shape:
+        if value.shape != expected[name].shape:
             raise UserError(f"model.weights: {source} does not fit the backbone: {name!r} has shape "
-                            f"{list(value.shape)}, not {list(own[name].shape)}")  # fmt: skip
+                            f"{list(value.shape)}, not {list(expected[name].shape)}")  # fmt: skip
     backbone.load_state_dict(state, strict=False)

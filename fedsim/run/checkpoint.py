@@ -123,7 +123,8 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         state = ServerState(
             parts=meta["parts"],
             tensors={
-                part: {name: tensors[json.dumps([part, name])] for name in own} for part, own in meta["tensors"].items()
+                part: {name: tensors[json.dumps([part, name])] for name in names}
+                for part, names in meta["tensors"].items()
             },
             banks={
                 bank: {

@@ -10,7 +10,6 @@ from fedsim.common.tasks import CLASSIFICATION
 from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.reader import reader_class
-from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe
 from fedsim.models.net import Net
@@ -22,12 +21,12 @@ from strategies.parts import Share
 from strategies.share.everything import Everything
 
 
-def data_facts(experiment: Experiment, found: Benchmark) -> Facts:
+def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
     """What the settings and the data set say."""
     return {
-        Scene.MASKS: found.task != CLASSIFICATION.name,
-        Scene.COLOURS: found.channels == 3,
-        Scene.FOLDERS: reader_class(found).listed is ImageTree.listed,  # a table has a column for the lists
+        Scene.MASKS: bench.task != CLASSIFICATION.name,
+        Scene.COLOURS: bench.channels == 3,
+        Scene.FOLDERS: reader_class(bench).listed is ImageTree.listed,  # a table has a column for the lists
         Scene.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
         Scene.BOTTLENECK: experiment.model.bottleneck > 0,
         Scene.NO_BOTTLENECK: experiment.model.bottleneck == 0,
@@ -44,13 +43,13 @@ def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float
     }
 
 
-def no_effect_notes(experiment: Experiment, recipe: Recipe, facts: Facts) -> list[str]:
-    """One line for each changed setting on which nothing depends in this run."""
+def no_effect_notes(experiment: Experiment, recipe: Recipe, row: Recipe, facts: Facts) -> list[str]:
+    """One line for each changed setting on which nothing depends in this run. row: the recipe of the method's row"""
     facts = {**facts, **method_facts(recipe)}
     idle_settings = [(f"{section}.", name, needs) for section, name, needs in _idle_settings(experiment, facts)]
-    row = {type(part): part for _, part in assemble({"name": experiment.method_name}, {}).pairs}
+    usual_parts = {type(part): part for _, part in row.pairs}
     for part in dict.fromkeys(part for _, part in recipe.pairs):
-        usual = row.get(type(part)) or make(type(part))
+        usual = usual_parts.get(type(part)) or make(type(part))
         idle_settings += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
     return [
         f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}"
@@ -66,13 +65,13 @@ def share_notes(net: Net, share: Share) -> list[str]:
             "which is shared whole, as in FedAvg"]  # fmt: skip
 
 
-def refuse_no_effect(experiment: Experiment, found: Benchmark) -> None:
+def refuse_no_effect(experiment: Experiment, bench: Benchmark) -> None:
     """UserError for the first changed setting of a section that has no effect and whose field says `refused`.
 
     Who sets an epsilon, for example, believes the run to be private. A grid over the other setting says itself where
     there is an effect.
     """
-    for section, name, needs in _idle_settings(experiment, data_facts(experiment, found)):
+    for section, name, needs in _idle_settings(experiment, data_facts(experiment, bench)):
         others = [f"{section}.{other}=" for one in needs for other in one.others]
         if needs[0].refused and not any(other in experiment.run.label for other in others):
             raise UserError(f"{section}.{name} has an effect only with {in_words(needs, f'{section}.')}; leave it out")

@@ -6,7 +6,7 @@ from fedsim.data import Benchmark, domain_of
 
 
 def data_notes(
-    found: Benchmark,
+    bench: Benchmark,
     images: Mapping[str, int],
     sources: Sequence[Sequence[int]],
     target: str,
@@ -18,18 +18,18 @@ def data_notes(
     answered. tested: tested images of the unseen domain by class.
     """
     notes = []
-    if found.joined:
-        notes.append(f"the data set's own splits {', '.join(found.joined)} are joined and every domain is split anew; "
+    if bench.joined:
+        notes.append(f"the data set's own splits {', '.join(bench.joined)} are joined and every domain is split anew; "
                      "data.split = 'lists' trains and validates on its splits of these names, and data.test_split = "
                      "'list' tests on its test split alone")  # fmt: skip
     counts = {domain_of(name): count for name, count in images.items()}
     for domain, count in sorted(counts.items()):
-        published = (found.counts or {}).get(domain, count)
+        published = (bench.counts or {}).get(domain, count)
         if count > published:
-            notes.append(f"{domain} has {count:,} images, and {found.title} was published with {published:,}; "
+            notes.append(f"{domain} has {count:,} images, and {bench.title} was published with {published:,}; "
                          "results do not compare with published ones if the others are copies")  # fmt: skip
-    if found.task == "classification" and all(sources) and len(tested):
-        unseen = untrained_classes(found.classes, sources, tested)
+    if bench.task == "classification" and all(sources) and len(tested):
+        unseen = untrained_classes(bench.classes, sources, tested)
         if unseen:
             notes.append(f"no client has training images of {', '.join(unseen)}, which {target} is tested on; "
                          "if classes are spelled in two ways, make them equal")  # fmt: skip

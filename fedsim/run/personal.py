@@ -44,11 +44,13 @@ def write_personal(
     for client in clients:
         state = client_folder(str(folder / "state"), client)
         assert state is not None  # of a run with a folder
-        own = [entry for name in entries if (entry := newest_entry(state, name, stored.get(client, -1))) is not None]
-        if not own:
+        entries_of_client = [
+            entry for name in entries if (entry := newest_entry(state, name, stored.get(client, -1))) is not None
+        ]
+        if not entries_of_client:
             continue
         model = dict(arrays)
-        for entry in own:
+        for entry in entries_of_client:
             model |= {name: tensor.numpy() for name, tensor in entry.items()}
         file = folder / f"personal-{client.replace('/', '-')}.safetensors"
         write_arrays(file, model, {"client": client})

@@ -12,9 +12,9 @@ from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
-from fedsim.methods.assembly import build_net, build_recipe
+from fedsim.methods.assembly import assemble, build_net, build_recipe
 from fedsim.methods.recipe import Recipe
-from fedsim.methods.variants import method_label
+from fedsim.methods.variants import method_label, variant_words
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
 from fedsim.run.no_effect import refuse_no_effect
@@ -40,9 +40,19 @@ class Plan:
     clients: tuple[str, ...]
 
     @cached_property
+    def changes(self) -> str:
+        """What the recipe changes in its row, as the run's folder and its label have it; empty for the row itself."""
+        return variant_words(self.experiment, self.recipe)
+
+    @cached_property
+    def row(self) -> Recipe:
+        """The recipe of the method's row, without the settings of this run."""
+        return assemble({"name": self.experiment.method_name}, {})
+
+    @cached_property
     def folder(self) -> Path:
-        """Folder of the run's records; its name needs the recipe and that of the row, so that it is made once."""
-        return run_folder(self.experiment)
+        """Folder of the run's records."""
+        return folder_of(self.experiment, "@".join(filter(None, (self.experiment.method_name, self.changes))))
 
     @property
     def sources(self) -> int:
@@ -66,26 +76,26 @@ class Plan:
             return
 
 
-def resolve(experiment: Experiment, recorded: bool = False, found: Benchmark | None = None) -> Plan:
+def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | None = None) -> Plan:
     """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit.
 
     `recorded`: the experiment is that of an existing run, which is only read. Such a run may have settings that are
-    refused for a new one. `found`: the facts of its data set, which are then not read from disk.
+    refused for a new one. `bench`: the facts of its data set, which are then not read from disk.
     """
-    found = found or benchmark(experiment.data)
+    bench = bench or benchmark(experiment.data)
     if not recorded:  # records may name an augmentation of a package that is not installed here
-        refuse_no_effect(experiment, found)
+        refuse_no_effect(experiment, bench)
         find_augmentation(experiment.data.augment)
-        if found.structures:
+        if bench.structures:
             check_joint(experiment.data.augment)
         if reason := next(_excluded(experiment), ""):
             raise UserError(reason)
-    experiment = _with_threads(_with_target(_with_size(experiment), found, recorded))
+    experiment = _with_threads(_with_target(_with_size(experiment), bench, recorded))
     recipe = build_recipe(experiment, recorded)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
-    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, found))
-    return Plan(experiment, recipe, found, clients)
+    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
+    return Plan(experiment, recipe, bench, clients)
 
 
 def _excluded(experiment: Experiment) -> Iterator[str]:
@@ -130,25 +140,25 @@ def complete(experiment: Experiment) -> Experiment:
     return _with_target(experiment, benchmark(experiment.data))
 
 
-def _with_target(experiment: Experiment, found: Benchmark, recorded: bool = False) -> Experiment:
-    domains = found.domains
-    target = resolve_domain(found, experiment.run.target) if experiment.run.target else domains[-1]
+def _with_target(experiment: Experiment, bench: Benchmark, recorded: bool = False) -> Experiment:
+    domains = bench.domains
+    target = resolve_domain(bench, experiment.run.target) if experiment.run.target else domains[-1]
     if len(domains) < 2:
         raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
     changes = {"target": target}
     if experiment.run.validation_domain:
-        changes["validation_domain"] = _validation_domain(experiment, found, target, recorded)
+        changes["validation_domain"] = _validation_domain(experiment, bench, target, recorded)
     present = {key: getattr(experiment.run, key) for key in changes}
     return experiment if present == changes else experiment.replace(run=changes)
 
 
-def _validation_domain(experiment: Experiment, found: Benchmark, target: str, recorded: bool) -> str:
+def _validation_domain(experiment: Experiment, bench: Benchmark, target: str, recorded: bool) -> str:
     """The domain that selects the round, as the data set spells it."""
-    domain = resolve_domain(found, experiment.run.validation_domain)
+    domain = resolve_domain(bench, experiment.run.validation_domain)
     if domain == target:
         raise UserError(f"run.validation_domain: {domain!r} is the unseen domain, which may select nothing")
-    if (found.same_images or found.test_apart) and not recorded:
-        raise UserError(f"run.validation_domain: the domains of {found.title} show the same images, so that {domain!r} "
+    if (bench.same_images or bench.test_apart) and not recorded:
+        raise UserError(f"run.validation_domain: the domains of {bench.title} show the same images, so that {domain!r} "
                         "would select on images that are tested or trained on elsewhere; leave it out")  # fmt: skip
     if experiment.run.select_on != "aggregated":
         raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")

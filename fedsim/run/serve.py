@@ -142,7 +142,7 @@ def notes_before_rounds(session: Session, roster: Roster, tested: Sequence[int])
         notes += session.shared.notes()
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
-    notes += no_effect_notes(experiment, plan.recipe, data_facts(experiment, plan.data) | facts)
+    notes += no_effect_notes(experiment, plan.recipe, plan.row, data_facts(experiment, plan.data) | facts)
     notes += share_notes(space.net, plan.recipe.share)
     notes += budget_notes(plan, examples)
     versions = {name: site.versions for name, site in sites.items()}

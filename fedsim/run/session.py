@@ -13,7 +13,7 @@ from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.methods.registry import packages_of
-from fedsim.methods.variants import recipe_record, variant_words
+from fedsim.methods.variants import recipe_record
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment, read_environment
@@ -180,7 +180,7 @@ class Session:
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, last, stored)
         label = self.space.recipe.label(self.experiment.method_name)
-        if changes := variant_words(self.experiment):
+        if changes := self.space.plan.changes:
             label += f"@{changes}"
         recipe = self.space.recipe
         summary = summary_row(

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from clients.base import DomainClient
 from clients.job import Job
 from clients.local_round import autocast_of
-from clients.local_steps import Fitted
+from clients.local_steps import Trained
 from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
 from fedsim.run.plan import Plan
@@ -84,7 +84,7 @@ class TogetherGrid(InlineGrid):
         except Exception as error:
             return error
 
-    def _reply(self, message: Message, fitted: tuple[DomainClient, Fitted] | Exception) -> Message:
+    def _reply(self, message: Message, fitted: tuple[DomainClient, Trained] | Exception) -> Message:
         def content(message: Message, context: Context) -> RecordDict:
             if isinstance(fitted, Exception):
                 raise fitted

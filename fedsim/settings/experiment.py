@@ -157,38 +157,49 @@ def parse_experiment(text: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> Experiment:
-    changes = [parse_override(text) for text in overrides]
-    asked = [str(value) for key, value in changes if key == "preset"]
-    if preset and asked and asked[-1] != preset:
-        raise UserError(f"--set preset={asked[-1]}: --preset gives another one, {preset!r}; remove one of the two")
-    for text, (key, _) in zip(overrides, changes):
-        if key in SECTION_EXAMPLES:
-            example = SECTION_EXAMPLES[key]
-            raise UserError(f"override {text!r}: {key} is a section; set single keys, for example --set {example}")
-    changes = [(key, value) for key, value in changes if key != "preset"]
-    for key in (key for key, _ in changes if key.startswith("parts.")):
-        if twice := [other for other, _ in changes if other.startswith("method.") and overlap(key, other)]:
-            raise UserError(f"--set {key}: --set gives {twice[0]} too, which is taken; remove one of the two")
+    """The experiment of a file's table, with a preset and overrides. `where` names the file in messages."""
+    changes, named = _changes_of(overrides)
+    if preset and named and named != preset:
+        raise UserError(f"--set preset={named}: --preset gives another one, {preset!r}; remove one of the two")
     presets = table.pop("presets", {})
     _check_tables(table, presets, where)
-    preset = preset or (asked[-1] if asked else str(table.get("preset", "")))
+    preset = preset or named or str(table.get("preset", ""))
     table.pop("preset", None)
     table.setdefault("method", {}).setdefault("name", "fedavg")
     if preset:
         if preset not in presets:
-            raise UserError(
-                f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {', '.join(presets) or 'none'}"
-            )
+            names = ", ".join(presets) or "none"
+            raise UserError(f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {names}")
         table = _merge(table, presets[preset])
     for key, value in changes:
         assign(table, key, value)
     experiment = from_table(table, where, overrides)
-    parts = presets[preset].get("method", {}) if preset else {}
-    if parts.get("name") != experiment.method_name:
+    method = presets[preset].get("method", {}) if preset else {}
+    if method.get("name") != experiment.method_name:
         changed = {".".join(key.split(".")[:2]) for key, _ in changes}
-        keys = tuple(sorted(key for key in parts if key != "name" and f"method.{key}" not in changed))
+        keys = tuple(sorted(key for key in method if key != "name" and f"method.{key}" not in changed))
         experiment._preset = (preset, keys) if keys else ("", ())
     return experiment
+
+
+def _changes_of(overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], str]:
+    """(the (key, value) pairs of overrides, the preset that they name or an empty text).
+
+    Raises UserError for a whole section, and for a part that is set both in [parts] and in [method].
+    """
+    changes = [parse_override(text) for text in overrides]
+    for text, (key, _) in zip(overrides, changes):
+        if key in SECTION_EXAMPLES:
+            example = SECTION_EXAMPLES[key]
+            raise UserError(f"override {text!r}: {key} is a section; set single keys, for example --set {example}")
+    presets = [str(value) for key, value in changes if key == "preset"]
+    changes = [(key, value) for key, value in changes if key != "preset"]
+    in_method = [key for key, _ in changes if key.startswith("method.")]
+    for key, _ in changes:
+        twice = [other for other in in_method if overlap(key, other)] if key.startswith("parts.") else []
+        if twice:
+            raise UserError(f"--set {key}: --set gives {twice[0]} too, which is taken; remove one of the two")
+    return changes, presets[-1] if presets else ""
 
 
 def _check_tables(table: dict, presets: Any, where: str) -> None:

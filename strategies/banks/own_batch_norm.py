@@ -24,8 +24,8 @@ class OwnBatchNorm(Bank):
     def gather(self, update: Update, server: ServerRound) -> Arrays:
         """The batch norm of this client after this round."""
         kinds, places = server.kinds, server.places
-        own = [name for name in update.arrays if places[name] == "upload"]
-        names = [name for name in own if kinds[name] in (Kind.BN_AFFINE, Kind.BN_STATISTICS)]
+        uploaded = [name for name in update.arrays if places[name] == "upload"]
+        names = [name for name in uploaded if kinds[name] in (Kind.BN_AFFINE, Kind.BN_STATISTICS)]
         names = names or [name for name in update.arrays if kinds[name] is Kind.BN_STATISTICS]
         return {name: update.arrays[name] for name in names}
 

@@ -47,12 +47,12 @@ class Bulyan(Fuse):
         )
         fused = {}
         for name in deltas[0]:  # one tensor after the other, because all models may be too large for the memory
-            own = [{name: delta[name]} for delta in deltas]
-            found = flower.aggregate(rule, server.round, own, [{flower.WEIGHT: 1}] * len(updates))
-            if found is None:
+            singles = [{name: delta[name]} for delta in deltas]
+            aggregate = flower.aggregate(rule, server.round, singles, [{flower.WEIGHT: 1}] * len(updates))
+            if aggregate is None:
                 server.client_columns |= {update.client: {"weight": 0.0} for update in updates}
                 return {name: np.array(server.previous[name]) for name in states[0]}
-            fused[name] = moved(name, found[name], server)
+            fused[name] = moved(name, aggregate[name], server)
         equal_columns(updates, server)
         rest = [name for name in states[0] if name not in fused]
         fused |= trimmed_mean([{name: state[name] for name in rest} for state in states], (len(states) - 1) // 2)

@@ -15,7 +15,7 @@ from fedsim.tensors.kinds import Kind
 from strategies.aggregate import weighted_mean
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
 from strategies.fuse.enough_clients import clients_in_a_round
-from strategies.parts import ArrayDict, Fuse, LostRoundError, ServerRound, Update
+from strategies.parts import ArrayDict, Entries, Fuse, LostRoundError, ServerRound, Update
 from strategies.tools import masking
 
 
@@ -127,32 +127,42 @@ class SecureMean(Fuse):
             value = np.maximum(value, 0.0)
         return np.asarray(value, dtype=like.dtype)
 
+    def _least(self, server: ServerRound, lines: int) -> int:
+        """The number of clients whose shares give a secret, of those on the list of keys."""
+        return threshold_of(self.threshold, len(server.clients), server.experiment.train.clients_per_round, lines)
+
     def _masks(self, delivered: Sequence[str], server: ServerRound) -> Iterator[tuple[bytes, int]]:
         """(seed, sign) of every mask that is left in the sum."""
-        names = sorted(server.banks[KEYS])
-        lines = {name: bytes(server.banks[KEYS][name][LINE]) for name in names}
-        drawn = server.experiment.train.clients_per_round
-        least = threshold_of(self.threshold, len(server.clients), drawn, len(lines))
+        lines = {name: bytes(entry[LINE]) for name, entry in sorted(server.banks[KEYS].items())}
+        opened, least = server.banks[OPENED], self._least(server, len(lines))
         common = masking.transcript(server.round, least, lines)
-        shares = {
-            who: {kind: bytes(share) for kind, share in entry.items()} for who, entry in server.banks[OPENED].items()
-        }
-        if len(shares) < least:
-            raise LostRoundError(f"only {len(shares)} clients helped to unmask the sum, {least} are needed")
-
-        def secret(kind: str, client: str, mark: bytes, mark_of: Callable[[bytes], bytes]) -> bytes:
-            share = kind + client
-            points = {names.index(who) + 1: opened[share] for who, opened in shares.items() if share in opened}
-            restored = masking.restored_as(points, least, mark, mark_of) if len(points) >= least else None
-            if restored is None:
-                raise LostRoundError(f"the shares of the masks of client {client!r} do not give its secret")
-            return restored
-
+        if len(opened) < least:
+            raise LostRoundError(f"only {len(opened)} clients helped to unmask the sum, {least} are needed")
+        places = {name: place for place, name in enumerate(lines, start=1)}
         for client in delivered:
             mark = bytes(server.banks[SHARES][client][COMMITMENT])
-            yield secret(SELF, client, mark, masking.commitment), 1
+            yield secret_of(client, points_of(SELF + client, opened, places), least, mark, masking.commitment), 1
         for client in sorted(server.banks[SHARES].keys() - set(delivered)):
-            key = secret(KEY, client, masking.mask_key(lines[client]), masking.public_key)
+            mark = masking.mask_key(lines[client])
+            key = secret_of(client, points_of(KEY + client, opened, places), least, mark, masking.public_key)
             for other in delivered:
                 seed = masking.pair_seed(key, masking.mask_key(lines[other]), common)
                 yield seed, masking.pair_sign(other, client)
+
+
+def points_of(share: str, opened: Entries, places: Mapping[str, int]) -> dict[int, bytes]:
+    """The shares of one secret that came, by the place of their owner in the list of keys."""
+    return {places[who]: bytes(entry[share]) for who, entry in opened.items() if share in entry}
+
+
+def secret_of(
+    client: str, points: dict[int, bytes], least: int, mark: bytes, mark_of: Callable[[bytes], bytes]
+) -> bytes:
+    """A client's secret, which `least` of its shares give; LostRoundError where they are too few or give another one.
+
+    mark, mark_of: what is known of the secret, and the function that gives it
+    """
+    restored = masking.restored_as(points, least, mark, mark_of) if len(points) >= least else None
+    if restored is None:
+        raise LostRoundError(f"the shares of the masks of client {client!r} do not give its secret")
+    return restored

@@ -7,12 +7,12 @@ import numpy as np
 from strategies.server_round import ArrayDict, Arrays, Cut
 
 
-def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> ArrayDict:
+def crop(arrays: Arrays, cut: Mapping[str, Cut]) -> ArrayDict:
     """The tensors; of those that `cut` names only the kept entries (new arrays)."""
     return {name: array[_index(array, cut[name])] if name in cut else array for name, array in arrays.items()}
 
 
-def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> ArrayDict:
+def uncrop(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> ArrayDict:
     """The complete tensors. Entries that were not kept are those of `base`."""
     complete = dict(arrays)
     for name, indices in cut.items():

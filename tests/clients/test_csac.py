@@ -127,7 +127,7 @@ def client_after_stage_a(tmp_path, add=(), **fields):
     table = {"name": "csac", "add": list(add), "semantic_calibration": fields}
     client = Workspace(resolve(small_experiment(tmp_path, table, model={"bottleneck": 8}))).client("rot0", "")
     client.store.open_round(0)
-    client._train(client._open({"round": 0, "phase": "acquire", "client": "rot0"}))
+    client._take_steps(client._open({"round": 0, "phase": "acquire", "client": "rot0"}))
     client.store.commit()
     client.store.open_round(1)
     return client
@@ -148,7 +148,7 @@ def test_what_alignment_trains_and_terms_that_wait_for_the_rounds(tmp_path):
     assert all(gradients[name] is None for name in gradients if name.startswith(("bottleneck", "head", "backbone.fc")))
     assert gradients["backbone.conv1.weight"].abs().sum() > 0
     before, again = client.store.get(ACQUIRED), client._open(ROUND)
-    client._train(again)
+    client._take_steps(again)
     local = again.scratch[ACQUIRED]
     assert not any(client.state[name].equal(value) for name, value in before.items())
     assert all(value.equal(before[name]) for name, value in local.state_dict().items())

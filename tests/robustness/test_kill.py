@@ -82,14 +82,15 @@ VICTIM, CONTINUE = "rot15", {"on_client_failure": "continue"}
 @pytest.fixture
 def spoil(monkeypatch):
     """spoil(change): every client's model becomes change(client, round, received, trained)."""
-    plain = DomainClient.fit
+    plain = DomainClient.train
 
     def patch(change):
-        def fit(self, parameters, config):
-            arrays, *rest = plain(self, parameters, config)
-            return change(config["client"], config["round"], parameters, arrays), *rest
+        def train(self, tensors, order):
+            sent, *rest = plain(self, tensors, order)
+            changed = change(order["client"], order["round"], list(tensors.values()), list(sent.values()))
+            return dict(zip(sent, changed, strict=True)), *rest
 
-        monkeypatch.setattr(DomainClient, "fit", fit)
+        monkeypatch.setattr(DomainClient, "train", train)
 
     return patch
 

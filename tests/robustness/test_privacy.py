@@ -179,10 +179,10 @@ def test_no_path_of_the_server_in_messages_and_errors_of_a_deployment(tmp_path, 
         assert "dataset" in said[0]  # the settings themselves do travel
         assert not [text for text in said if str(tmp_path) in text]
 
-    def fail(client, parameters, config):
+    def fail(client, tensors, order):
         raise RuntimeError(f"the state in {client.store._folder} and the data in {client.experiment.data.root!r}")
 
-    monkeypatch.setattr(DomainClient, "fit", fail)
+    monkeypatch.setattr(DomainClient, "train", fail)
     with pytest.raises(ClientFailedError, match="the state in None and the data in ''") as failed:
         run_small(deployed.replace(name="again"))
     assert str(tmp_path) not in str(failed.value)

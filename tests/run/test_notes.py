@@ -174,15 +174,15 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     """One and four clients per domain with the same partition are a usual sweep, which is not refused."""
     data = {"partition": "dirichlet", "alpha": 0.1}
     resolve(Experiment(data=data))
-    said = no_effect_notes(Experiment(data=data, model={"prompt": "{} x"}), Recipe(), {})
+    said = no_effect_notes(Experiment(data=data, model={"prompt": "{} x"}), Recipe(), Recipe(), {})
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
-    assert no_effect_notes(Experiment(data={**data, "clients_per_domain": 4}), Recipe(), {}) == []
+    assert no_effect_notes(Experiment(data={**data, "clients_per_domain": 4}), Recipe(), Recipe(), {}) == []
     drawn = Experiment(train={"clients_per_round": 2})  # one client with all data is never drawn
-    assert [len(no_effect_notes(drawn, METHODS[name], {})) for name in ("fedavg", "deepall")] == [0, 1]
+    assert [len(no_effect_notes(drawn, METHODS[name], METHODS[name], {})) for name in ("fedavg", "deepall")] == [0, 1]
     train = {"dp_epsilon": 0.5}
     grid = Experiment(train=train, run={"label": "train.lr=0.1,train.dp_clip=0.0"})
     said = ["train.dp_epsilon has no effect here, only with train.dp_clip above 0"]
-    assert no_effect_notes(grid, Recipe(), {}) == said
+    assert no_effect_notes(grid, Recipe(), Recipe(), {}) == said
     with pytest.raises(UserError, match=r"^train\.dp_epsilon has an effect only with"):
         resolve(Experiment(train=train, run={"label": "train.dp_epsilon=0.5"}))
 
@@ -201,7 +201,7 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
 def test_a_parts_setting_without_effect_is_said(method, setting, value, facts, needed):
     part, field = setting.split(".")
     plan = resolve(small_experiment("unused", {"name": method, part: {field: value}}))
-    said = no_effect_notes(plan.experiment, plan.recipe, facts)
+    said = no_effect_notes(plan.experiment, plan.recipe, plan.row, facts)
     starts = [text.startswith(f"method.{setting} has no effect here, only with {needed}") for text in said]
     assert starts == [True] * bool(needed)
 

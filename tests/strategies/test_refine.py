@@ -31,7 +31,7 @@ from strategies.share.random_subnet import RandomSubnet
 from strategies.state import ServerState
 from strategies.weights.by_examples import ByExamples
 from strategies.weights.generalization_adjustment import VARIANTS, adjust_weights, step_size
-from strategies.wire.cuts import put_back, taken
+from strategies.wire.cuts import crop, uncrop
 
 
 def refined(part, *thetas):
@@ -235,9 +235,9 @@ def test_average_by_hand():
     """The old values are 4, 4, 1; one client keeps the first and reaches 6, the other drops it: (6 + 4) / 2 = 5."""
     base = {"w": np.array([4.0, 4.0, 1.0], np.float32)}
     kept = (([0, 2], [6.0, 2.0]), ([2], [3.0]))
-    first, second = (put_back({"w": np.float32(new)}, {"w": (np.array(at),)}, base)["w"] for at, new in kept)
+    first, second = (uncrop({"w": np.float32(new)}, {"w": (np.array(at),)}, base)["w"] for at, new in kept)
     np.testing.assert_array_equal((first + second) / 2, [5.0, 4.0, 2.5])
-    narrow = taken({"w": np.arange(6.0).reshape(2, 3), "b": np.arange(2.0)}, {"w": (np.array([1]), np.array([0, 2]))})
+    narrow = crop({"w": np.arange(6.0).reshape(2, 3), "b": np.arange(2.0)}, {"w": (np.array([1]), np.array([0, 2]))})
     assert (narrow["w"].tolist(), narrow["b"].tolist()) == ([[3, 5]], [0, 1])
 
 

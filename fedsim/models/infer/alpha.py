@@ -134,7 +134,7 @@ class ZeroShotAdapter(Infer):
 
     def details(self, net: Net) -> list[tuple[str, str, float]]:
         """Mean, standard deviation, minimum and maximum of each layer's alpha over the images since `begin`."""
-        found: list[tuple[str, str, float]] = []
+        rows: list[tuple[str, str, float]] = []
         stuck = []
         for path, layer in mixig_layers(net).items():
             if not layer.alphas:
@@ -142,7 +142,7 @@ class ZeroShotAdapter(Infer):
             alphas = torch.cat(layer.alphas).double()
             low, high = float(alphas.min()), float(alphas.max())
             values = (float(alphas.mean()), float(alphas.std(correction=0)), low, high)
-            found += [(name, path, value) for name, value in zip(QUANTITIES, values, strict=True)]
+            rows += [(name, path, value) for name, value in zip(QUANTITIES, values, strict=True)]
             if low == high and low in (0.0, 1.0) and not layer.at_bound:
                 layer.at_bound = True
                 stuck.append(f"{path} ({low:g})")
@@ -152,4 +152,4 @@ class ZeroShotAdapter(Infer):
                 "effect; see alpha_min and alpha_max in details.csv",
                 ", ".join(stuck),
             )
-        return found
+        return rows

@@ -43,7 +43,7 @@ class EnsembleOfLocalBN(Infer):
             return net
 
         def predict(images: Tensor) -> Tensor:
-            return mean_probabilities([functional_call(net, dict(own), (images,)) for own in uploads])
+            return mean_probabilities([functional_call(net, dict(tensors), (images,)) for tensors in uploads])
 
         return predict
 
@@ -65,10 +65,10 @@ class EnsembleOfHeads(Infer):
         net.eval()
         if not uploads:
             return net
-        heads = [{name.removeprefix("head."): tensor for name, tensor in own.items()} for own in uploads]
+        heads = [{name.removeprefix("head."): tensor for name, tensor in tensors.items()} for tensors in uploads]
 
         def predict(images: Tensor) -> Tensor:
             features = net.features(images)
-            return mean_probabilities([functional_call(net.head, own, (features,)) for own in heads])
+            return mean_probabilities([functional_call(net.head, tensors, (features,)) for tensors in heads])
 
         return predict

@@ -73,12 +73,12 @@ class Recompute(Infer):
 
 def statistics_layers(net: nn.Module) -> list[BatchNormLayer]:
     """The layers with running statistics. Raises UserError for statistics that they do not keep as batch norm does."""
-    found = {path: module for path, module in net.named_modules() if getattr(module, "running_mean", None) is not None}
-    known = {f"{path}.{name}".lstrip(".") for path in found for name in ("running_mean", "running_var")}
+    layers = {path: module for path, module in net.named_modules() if getattr(module, "running_mean", None) is not None}
+    statistics = {f"{path}.{name}".lstrip(".") for path in layers for name in ("running_mean", "running_var")}
     for name, kind in tensor_kinds(net).items():
-        if kind is Kind.BN_STATISTICS and name not in known:
+        if kind is Kind.BN_STATISTICS and name not in statistics:
             raise UserError(f"recompute does not know how to compute {name} again; use method.infer = 'eval_mode'")
-    return [cast(BatchNormLayer, layer) for layer in found.values()]  # or a layer with the same tensors
+    return [cast(BatchNormLayer, layer) for layer in layers.values()]  # or a layer with the same tensors
 
 
 def groups(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:

@@ -35,8 +35,8 @@ class MapDropout(nn.Module):
             return F.dropout(x, self.p)
         count = x.numel()
         bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
-        kept = (bits >= round((self.p - 0.5) * 2**16)).to(x.dtype).mul_(1 / (1 - self.p))
-        return x * kept.as_strided(x.shape, x.stride())
+        mask = (bits >= round((self.p - 0.5) * 2**16)).to(x.dtype).mul_(1 / (1 - self.p))
+        return x * mask.as_strided(x.shape, x.stride())
 
 
 class Adapter(nn.Module):
@@ -105,8 +105,8 @@ def blocks(backbone: nn.Module) -> Iterator[nn.Module]:
     A plain Sequential, such as a ResNet's shortcut, does not count. The backbone itself counts only where it has no
     blocks; otherwise its own batch norm is that of the stem.
     """
-    found = [module for module in backbone.modules() if type(module) is not nn.Sequential and own_norms(module)]
-    yield from [module for module in found if module is not backbone] or found
+    blocks = [module for module in backbone.modules() if type(module) is not nn.Sequential and own_norms(module)]
+    yield from [module for module in blocks if module is not backbone] or blocks
 
 
 def own_norms(module: nn.Module) -> list[nn.BatchNorm2d]:

@@ -46,10 +46,10 @@ PROBE = 64  # pixels of the image that shows how many channels a map has
 @torch.no_grad()
 def channels_at(net: Net, path: str) -> int:
     """The number of channels of the map that the module at `path` gives, seen with one image of zeros in eval mode."""
-    own = next(module for module in net.backbone.modules() if isinstance(module, nn.Conv2d)).in_channels
-    with evaluating(net), outputs_of(net, [path]) as found:
-        net.pooled(torch.zeros(1, 1 if net.grayscale else own, PROBE, PROBE))
-    return found[path].shape[1]
+    channels = next(module for module in net.backbone.modules() if isinstance(module, nn.Conv2d)).in_channels
+    with evaluating(net), outputs_of(net, [path]) as outputs:
+        net.pooled(torch.zeros(1, 1 if net.grayscale else channels, PROBE, PROBE))
+    return outputs[path].shape[1]
 
 
 ATTACHED = ("gaussian", "moments")  # what inserts attach to the features that they draw

@@ -83,8 +83,8 @@ class TextLearner(Insert):
     def replace(self, net: Net, head: LearnedTextHead, learned: set[str]) -> None:
         """Puts the head into the network; its tensors other than the learned ones are frozen."""
         net.head = head
-        kept = {name for name in net.frozen if not name.startswith("head.")}
-        net.frozen = frozenset(kept | {f"head.{name}" for name in head.state_dict() if name not in learned})
+        frozen = {name for name in net.frozen if not name.startswith("head.")}
+        net.frozen = frozenset(frozen | {f"head.{name}" for name in head.state_dict() if name not in learned})
 
 
 def normal_vectors(texts: Texts, count: int, per_class: bool, std: float) -> Tensor:

@@ -110,8 +110,8 @@ class PromptsOfClients(nn.Module):
         x, held = inputs[0], self._held["text"]
         assert held is not None  # the pass is inside `holding`
         prompts = held[layer]
-        kept = x[:, :1], prompts.expand(x.shape[0], -1, -1), x[:, 1 + len(prompts) :]
-        return torch.cat(kept, 1), *inputs[1:]
+        pieces = x[:, :1], prompts.expand(x.shape[0], -1, -1), x[:, 1 + len(prompts) :]
+        return torch.cat(pieces, 1), *inputs[1:]
 
     def _into_vision(self, layer: int, block: nn.Module, inputs: tuple) -> tuple | None:
         """The prompts of a layer follow the patches, in the place of those of the layer before."""
@@ -119,9 +119,9 @@ class PromptsOfClients(nn.Module):
             self._now = self.chosen("vision")
         if (prompts := self._now) is None:
             return None
-        x, own = inputs[0], prompts[layer]
-        patches = x if layer == 0 else x[:, : -len(own)]
-        return torch.cat([patches, own.expand(x.shape[0], -1, -1)], 1), *inputs[1:]
+        x, prompt = inputs[0], prompts[layer]
+        patches = x if layer == 0 else x[:, : -len(prompt)]
+        return torch.cat([patches, prompt.expand(x.shape[0], -1, -1)], 1), *inputs[1:]
 
     def _without_prompts(self, transformer: nn.Module, inputs: tuple, x: Tensor) -> Tensor:
         prompts, self._now = self._now, None

@@ -91,8 +91,8 @@ def shared_styles(
     if official:
         chosen = torch.cat([centres(styles, seeds), drawn[len(seeds) :]])
     else:
-        kept = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device).index_fill(0, seeds, True)
-        chosen = torch.where(kept, styles, drawn)
+        seeded = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device).index_fill(0, seeds, True)
+        chosen = torch.where(seeded, styles, drawn)
     new_mean, new_std = chosen.to(x.dtype)[:, :, None, None].chunk(2, dim=1)
     return in_style(x, new_mean, new_std)
 
@@ -104,7 +104,10 @@ def explored_styles(mean: Tensor, std: Tensor, picked: Tensor, alpha: float, cla
 
     mean, std: mu and sigma, [B, C, 1, 1] each; `clamp = False` keeps negative values of Sigma
     """
-    drawn = [own[picked] + alpha * (own[picked] - own.mean(dim=0, keepdim=True)) for own in (mean, std)]
+    drawn = [
+        statistic[picked] + alpha * (statistic[picked] - statistic.mean(dim=0, keepdim=True))
+        for statistic in (mean, std)
+    ]
     return torch.cat([mean, drawn[0]]), torch.cat([std, drawn[1].clamp_min(0) if clamp else drawn[1]])
 
 

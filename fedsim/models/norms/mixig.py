@@ -265,8 +265,8 @@ class MixIG(Norm):
     @property
     def breaks(self) -> Facts:
         """With local = "bn" the layer of evaluation is a batch norm; adapters are trained in a step of their own."""
-        own = () if self.local == "bn" else (Fact.BATCH_NORM,)
-        return (Fact.PLAIN_LAYERS, *own, *((Fact.ONE_STEP,) if self.adapter else ()))
+        facts = () if self.local == "bn" else (Fact.BATCH_NORM,)
+        return (Fact.PLAIN_LAYERS, *facts, *((Fact.ONE_STEP,) if self.adapter else ()))
 
     @property
     def provides(self) -> Facts:

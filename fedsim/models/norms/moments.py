@@ -90,9 +90,9 @@ class _InstanceAffine(torch.autograd.Function):
 
 def _differentiable_backward(x: Tensor, rule: Rule, tensors: list[Tensor], grad: Tensor) -> tuple:
     y, _, _ = _plain(x, rule, tuple(tensors))
-    wanted = [tensor for tensor in (x, *tensors) if tensor.requires_grad]
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, materialize_grads=True))
-    grad_x, *grad_tensors = [next(found) if tensor.requires_grad else None for tensor in (x, *tensors)]
+    inputs = [tensor for tensor in (x, *tensors) if tensor.requires_grad]
+    gradients = iter(torch.autograd.grad(y, inputs, grad, create_graph=True, materialize_grads=True))
+    grad_x, *grad_tensors = [next(gradients) if tensor.requires_grad else None for tensor in (x, *tensors)]
     return grad_x, None, *grad_tensors
 
 

@@ -16,12 +16,12 @@ def batch_norm_paths(net: Net, stages: Collection[int] | None = None, stem: bool
     `stages` selects those inside the given stages (`net.stages`; None: all), and `stem` adds those outside every stage.
     """
     inside = [prefix for stage, prefixes in net.stages.items() for prefix in prefixes]
-    kept = [prefix for stage in net.stages if stages is None or stage in stages for prefix in net.stages[stage]]
+    prefixes = [prefix for stage in net.stages if stages is None or stage in stages for prefix in net.stages[stage]]
     paths = []
     for name, module in net.backbone.named_modules(prefix="backbone"):
         if isinstance(module, nn.BatchNorm2d):
             in_stem = not any(within(name, prefix) for prefix in inside)
-            if (in_stem and stem) or any(within(name, prefix) for prefix in kept):
+            if (in_stem and stem) or any(within(name, prefix) for prefix in prefixes):
                 paths.append(name)
     return paths
 
