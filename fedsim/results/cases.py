@@ -44,7 +44,12 @@ class Cases:
 
     @classmethod
     def of(
-        cls, index: np.ndarray, truth: "Tensor", predicted: "Tensor", images: "Tensor", structures: Sequence[str]
+        cls,
+        index: np.ndarray,
+        truth: "Tensor",
+        predicted: "Tensor",
+        images: "Tensor",
+        structures: Sequence[str],
     ) -> "Cases":
         """The cases of predicted masks [N, Q, H, W] and the true ones; images: uint8 [N, C, H, W]."""
         from fedsim.models.surfaces import surface_distance  # it imports torch, which reading does not need

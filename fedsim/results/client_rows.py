@@ -41,7 +41,10 @@ def client_rows(rows: list[dict[str, Any]], unit: str = "auto") -> list[dict[str
 
 
 def detail_rows(
-    details: list[dict[str, Any]], clients: int, domain_of: Callable[[str], str], unit: str = "auto"
+    details: list[dict[str, Any]],
+    clients: int,
+    domain_of: Callable[[str], str],
+    unit: str = "auto",
 ) -> list[dict[str, Any]]:
     """The rows of details.csv: unchanged, or means over a domain's clients when `client_rows` gives rows of domains."""
     if unit == "clients" or (unit == "auto" and clients <= MOST_ROWS):

@@ -135,7 +135,12 @@ def _selection_notes(comparison: Comparison, experiments: Experiments) -> list[s
 
 
 def numbers(
-    table: pd.DataFrame, targets: list[str], by: Sequence[str], baseline: str | None, correction: str, metric: str
+    table: pd.DataFrame,
+    targets: list[str],
+    by: Sequence[str],
+    baseline: str | None,
+    correction: str,
+    metric: str,
 ) -> Numbers:
     """The cells, methods, label of the baseline and seeds of each ranking of a table with a row per run."""
     sign = -1 if METRICS[metric].less_is_better else 1
@@ -179,7 +184,10 @@ def _paired_scores(methods: pd.DataFrame, targets: list[str], base: str, sign: i
 
 
 def _average_scores(
-    methods: pd.DataFrame, grids: Grids, targets: list[str], sign: int
+    methods: pd.DataFrame,
+    grids: Grids,
+    targets: list[str],
+    sign: int,
 ) -> tuple[pd.Series, dict[str, list[int]]]:
     """(averages that rank the methods without a baseline, {group: the seeds on which they rest})."""
     scores = pd.Series(math.nan, index=methods.index)
@@ -195,7 +203,10 @@ def _average_scores(
 
 
 def _papers(
-    runs: Runs, recorded: Environments, comparison: Comparison, published: bool | Path
+    runs: Runs,
+    recorded: Environments,
+    comparison: Comparison,
+    published: bool | Path,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
     table, targets = comparison.table, comparison.targets
@@ -290,7 +301,12 @@ def _cells(method: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], by
 
 
 def _method(
-    table: pd.DataFrame, label: str, grids: Grids, targets: list[str], base: str, by: Sequence[str]
+    table: pd.DataFrame,
+    label: str,
+    grids: Grids,
+    targets: list[str],
+    base: str,
+    by: Sequence[str],
 ) -> dict[str, Any]:
     """The numbers of one method, as a row of `Comparison.methods`; those beside a baseline where there is one."""
     runs, grid = table[table["label"] == label], grids[label]

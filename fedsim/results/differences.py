@@ -185,7 +185,9 @@ def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> d
 
 
 def require_alike(
-    experiments: Sequence[Experiment], by: Sequence[str] = (), unused: Collection[tuple[str, str]] = ()
+    experiments: Sequence[Experiment],
+    by: Sequence[str] = (),
+    unused: Collection[tuple[str, str]] = (),
 ) -> None:
     """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`.
 
@@ -251,7 +253,9 @@ def _run_keys_apart(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def variants(
-    experiments: Mapping[str, Experiment], by: Sequence[str], unused: Collection[tuple[str, str]] = ()
+    experiments: Mapping[str, Experiment],
+    by: Sequence[str],
+    unused: Collection[tuple[str, str]] = (),
 ) -> dict[str, tuple[str, ...]]:
     """{run: its values of the `by` keys}: empty where its method has no such key, `default` where it was left out.
 

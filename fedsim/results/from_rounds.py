@@ -28,7 +28,9 @@ def trained_rounds(run: Path) -> Rows:
 
 
 def select_again(
-    summary: pd.DataFrame, rounds: Mapping[str, Rows], experiments: Mapping[str, Experiment]
+    summary: pd.DataFrame,
+    rounds: Mapping[str, Rows],
+    experiments: Mapping[str, Experiment],
 ) -> tuple[pd.DataFrame, dict[str, dict[str, str]]]:
     """(summary with the first of equal rounds, {run: {`reselected`: text}} where `best_validation` is another round).
 

@@ -157,7 +157,10 @@ def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float
 
 
 def kept(
-    runs: Runs, labels: Mapping[str, str], select: str, read: Callable[[Path, str], Kept]
+    runs: Runs,
+    labels: Mapping[str, str],
+    select: str,
+    read: Callable[[Path, str], Kept],
 ) -> dict[str, dict[str, list[Kept]]]:
     """{label: {target: what its runs have kept, in the order of their seeds}} of the runs that have kept something.
 

@@ -80,7 +80,10 @@ def draw(runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str]
 
 
 def _drawn(
-    runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str]
+    runs: Runs,
+    name: str,
+    comparison: Comparison | None,
+    by: Sequence[str],
 ) -> Iterator[tuple[str, Figure | None]]:
     """(key, Figure), or None where the records lack columns."""
     labels = run_labels(runs, by)
@@ -104,7 +107,11 @@ def _drawn(
 
 
 def _of_predictions(
-    runs: Runs, name: str, comparison: Comparison, looks: Looks, labels: dict[str, str]
+    runs: Runs,
+    name: str,
+    comparison: Comparison,
+    looks: Looks,
+    labels: dict[str, str],
 ) -> Iterator[tuple[str, Figure | None]]:
     """The figures of what the runs have kept."""
     predictions = kept_predictions(runs, labels, comparison.select)

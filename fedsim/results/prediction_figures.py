@@ -26,7 +26,11 @@ OPACITY = 0.55
 
 
 def reliability_figure(
-    predictions: dict[str, dict[str, Predictions]], name: str, looks: Looks, best: Sequence[str], rule: str
+    predictions: dict[str, dict[str, Predictions]],
+    name: str,
+    looks: Looks,
+    best: Sequence[str],
+    rule: str,
 ) -> Figure | None:
     """Share of right predictions over their mean probability, in the bins of the calibration error, pooled over seeds.
 

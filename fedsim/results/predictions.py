@@ -41,7 +41,12 @@ class Predictions:
 
     @classmethod
     def of(
-        cls, index: np.ndarray, truth: "Tensor", kept: "Tensor", images: "Tensor", classes: Sequence[str]
+        cls,
+        index: np.ndarray,
+        truth: "Tensor",
+        kept: "Tensor",
+        images: "Tensor",
+        classes: Sequence[str],
     ) -> "Predictions":
         """The predictions with labels [N] and probabilities [N, M], given as tensors; the images are not kept."""
         return cls(index, truth.cpu().numpy(), kept.cpu().numpy(), tuple(classes))

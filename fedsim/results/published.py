@@ -281,7 +281,10 @@ def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
 
 
 def added_rows(
-    file: Path, experiment: Experiment, methods: Iterable[str], targets: Iterable[str]
+    file: Path,
+    experiment: Experiment,
+    methods: Iterable[str],
+    targets: Iterable[str],
 ) -> tuple[pd.DataFrame, list[str]]:
     """(the rows of a user's file of this data set, backbone and these methods, a note on them).
 

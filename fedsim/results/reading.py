@@ -143,7 +143,10 @@ def _experiment_name(runs: Runs, run: str) -> str:
 
 
 def choose_runs(
-    runs: Runs, methods: Sequence[str] = (), targets: Sequence[str] = (), seeds: Sequence[int] = ()
+    runs: Runs,
+    methods: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    seeds: Sequence[int] = (),
 ) -> Runs:
     """The part of `runs` with these methods (by name or label), targets and seeds; an empty list takes all.
 
