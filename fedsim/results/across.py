@@ -159,7 +159,10 @@ def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, li
     for name, part in parts.items():
         for target, runs in part.table.groupby("target", sort=False):
             grids[f"{target} of {name}"] = runs.pivot(index="seed", columns="label", values="accuracy")
-    labels = list(dict.fromkeys(label for grid in grids.values() for label in grid))
+    columns: dict[str, None] = {}
+    for grid in grids.values():
+        columns |= dict.fromkeys(grid)
+    labels = list(columns)
     complete = [label for label in labels if all(_has_scores(grid, label) for grid in grids.values())]
     if len(complete) < 2:
         raise UserError("no two methods have runs on every unseen domain of all data sets")

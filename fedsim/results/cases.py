@@ -58,18 +58,28 @@ class Cases:
         order = np.argsort(index, kind="stable")
         dice = dice_of(predicted, truth).cpu().numpy()[order]
         y, p = (masks.cpu().numpy()[order].astype(np.uint8) for masks in (truth, predicted))
-        distance = np.array([[surface_distance(*pair) for pair in zip(*case)] for case in zip(p, y)])
+        distances = []
+        for case in zip(p, y):
+            distances.append([surface_distance(*structure) for structure in zip(*case)])
         shown = worst_middle_best(dice.mean(axis=1))
-        seen = images[order[shown].tolist()].cpu().numpy()
-        return cls(index[order], dice, distance, shown, seen, y[shown], p[shown], tuple(structures))
+        return cls(
+            index=index[order],
+            dice=dice,
+            surface_distance=np.array(distances),
+            shown=shown,
+            images=images[order[shown].tolist()].cpu().numpy(),
+            truth=y[shown],
+            predicted=p[shown],
+            structures=tuple(structures),
+        )
 
     def details(self) -> list[tuple[str, str, float]]:
         """(quantity, structure, mean over the images) for details.csv; distances in pixels."""
-        return [
-            (quantity, name, float(value))
-            for quantity in STRUCTURE_QUANTITIES
-            for name, value in zip(self.structures, getattr(self, quantity).mean(axis=0))
-        ]
+        rows = []
+        for quantity in STRUCTURE_QUANTITIES:
+            means = getattr(self, quantity).mean(axis=0)
+            rows += [(quantity, name, float(mean)) for name, mean in zip(self.structures, means)]
+        return rows
 
     def write(self, run: Path, round: int) -> None:
         """Write them atomically as a round's file."""
@@ -95,10 +105,10 @@ def read_cases(run: Path | str, select: str = "best_validation") -> Cases:
     file = chosen_file(Path(run), select)
     try:
         with safe_open(file, framework="numpy") as content:
-            found = content.metadata() or {}
-            if "structures" not in found:
+            metadata = content.metadata() or {}
+            if "structures" not in metadata:
                 raise UserError(f"{file}: predictions of classes, not of masks")
             arrays = {name: content.get_tensor(name) for name in ARRAYS}
-            return Cases(**arrays, structures=tuple(json.loads(found["structures"])))
+            return Cases(**arrays, structures=tuple(json.loads(metadata["structures"])))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{file}: not readable cases ({error})") from None

@@ -201,7 +201,10 @@ def require_alike(
         if key not in keys:
             raise UserError(f"no run has the setting {key!r}; {nearest(key, keys)}keys are dotted, such as train.lr")
     methods = {experiment.method_name for experiment in experiments}
-    idle = {part for _, part in unused if all((method, part) in unused for method in methods)}
+    idle = set()  # parts that no method has
+    for _, part in unused:
+        if all((method, part) in unused for method in methods):
+            idle.add(part)
     differing = []
     options = []
     for key, values in differing_settings(experiments).items():
@@ -233,9 +236,10 @@ def refuse_twice(table: pd.DataFrame, experiments: Mapping[str, Experiment] | No
     is_same = (twice[keys] == first[keys]).all(axis=1)
     runs = list(twice.loc[is_same, "run"])
     advice = "compare one experiment's folder at a time"
-    if experiments:
-        options = [f"--by {key}" for key in _run_keys_apart([recorded_settings(experiments[run]) for run in runs])]
-        advice += f", or tell these runs apart with {' '.join(options)}" if options else ""
+    keys_apart = _run_keys_apart([recorded_settings(experiments[run]) for run in runs]) if experiments else []
+    if keys_apart:
+        options = " ".join(f"--by {key}" for key in keys_apart)
+        advice += f", or tell these runs apart with {options}"
     raise UserError(
         f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
         f"{', '.join(runs)}; {advice}"
@@ -264,27 +268,35 @@ def variants(
     if not by:
         return dict.fromkeys(experiments, ())
     settings = {run: recorded_settings(experiment) for run, experiment in experiments.items()}
-    has_key = set()  # (method, key) where a run of the method has the key
-    for run, experiment in experiments.items():
+    methods = {run: experiment.method_name for run, experiment in experiments.items()}
+    with_key = set()  # (method, key) where a run of the method has the key
+    for run, method in methods.items():
         for key in by:
-            if key in settings[run] and (experiment.method_name, _part_of(key)) not in unused:
-                has_key.add((experiment.method_name, key))
+            if key in settings[run] and (method, _part_of(key)) not in unused:
+                with_key.add((method, key))
     values: dict[str, tuple[str, ...]] = {}
-    for run, experiment in experiments.items():
+    for run, method in methods.items():
         texts = []
         for key in by:
-            text = value_text(settings[run].get(key, ABSENT))
-            texts.append(text if (experiment.method_name, key) in has_key else "")
+            has_key = (method, key) in with_key
+            texts.append(value_text(settings[run].get(key, ABSENT)) if has_key else "")
         values[run] = tuple(texts)
     return values
 
 
 def variant_text(by: Sequence[str], values: Sequence[str]) -> str:
     """`weight=0.25, lr=0.01`"""
-    return ", ".join(f"{name}={value}" for name, value in zip(short_names(by), values) if value)
+    texts = []
+    for name, value in zip(short_names(by), values):
+        if value:
+            texts.append(f"{name}={value}")
+    return ", ".join(texts)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
     """`method.proximal.mu` -> `mu`, unless another key ends alike."""
     last = [key.rpartition(".")[2] for key in keys]
-    return [key if last.count(name) > 1 else name for key, name in zip(keys, last)]
+    names = []
+    for key, name in zip(keys, last):
+        names.append(key if last.count(name) > 1 else name)
+    return names

@@ -93,8 +93,11 @@ def lines_of(texts: Iterable[str]) -> int:
 
 def width_of(text: str) -> int:
     """Width of a text's widest line in letters; an East Asian character is as wide as two."""
-    widths = (sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line) for line in text.split("\n"))
-    return max(widths)
+    widest = 0
+    for line in text.split("\n"):
+        wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in line)
+        widest = max(widest, len(line) + wide)
+    return widest
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,10 @@ def set_title(figure: Figure, text: str) -> None:
     width, text = int(11 * figure.get_figwidth()), text.replace("$", r"\$")
     if width_of(text) > len(text):  # textwrap counts letters
         width //= 2
-    figure.suptitle("\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, width)))
+    lines = []
+    for part in text.split("\n"):
+        lines += textwrap.wrap(part, width)
+    figure.suptitle("\n".join(lines))
 
 
 def band(

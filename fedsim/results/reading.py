@@ -156,7 +156,10 @@ def choose_runs(
     methods = with_commas(methods, set(labels.values()))
     names = {run: _names_of_method(run, experiment, labels[run]) for run, experiment in runs.experiments.items()}
     settings = [experiment.run for experiment in runs.experiments.values()]
-    _require_known("method", methods, [name for run in names for name in sorted(names[run])])
+    all_names = []
+    for run in names:
+        all_names += sorted(names[run])
+    _require_known("method", methods, all_names)
     _require_known("target", targets, [each.target for each in settings])
     _require_known("seed", seeds, [each.seed for each in settings])
     choice = Choice(methods, targets, [f"seed{seed}" for seed in seeds])
@@ -278,11 +281,15 @@ def write_results(folder: Path) -> None:
     """
     find_runs(folder)  # a folder that does not exist is said
     with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
-        rows = [row for path in find_runs(folder) for row in summary_rows(path)]
+        rows = []
+        for path in find_runs(folder):
+            rows += summary_rows(path)
         if not rows:
             raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
         rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-        header = dict.fromkeys(column for row in rows for column in row)
+        header: dict[str, None] = {}
+        for row in rows:
+            header |= dict.fromkeys(row)
         atomic_write(folder / "results.csv", csv_text(header, rows))
 
 

@@ -67,14 +67,17 @@ class Table:
         """Add rows in one write; the file is created with the first row."""
         if not rows:
             return
-        known = self.header or self.columns
-        new = list(dict.fromkeys(key for row in rows for key in row if key not in known))
-        first = not self.header
-        if new and not first:
+        columns = self.header or self.columns
+        keys: dict[str, None] = {}
+        for row in rows:
+            keys |= dict.fromkeys(row)
+        new = [key for key in keys if key not in columns]
+        is_first = not self.header
+        if new and not is_first:
             self._extend(new)
-        self.header = known + new
+        self.header = columns + new
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(csv_text(self.header, rows, with_header=first))
+            file.write(csv_text(self.header, rows, with_header=is_first))
 
     def truncate(self, after_round: int) -> None:
         """Drop the rows of later rounds; a negative round drops the file."""

@@ -311,8 +311,10 @@ def segmentation(cases: ByTarget) -> Table | None:
         dice, distance = (_mean_of_targets(shared, quantity) for quantity in STRUCTURE_QUANTITIES)
         distances = [Cell(f"{value:.2f}", value=float(value)) for value in distance]
         rows.append(Row([label, *map(_percent_cell, dice), *distances]))
-    heads = [*(f"{one}: Dice (%)" for one in structures), *(f"{one}: distance (px)" for one in structures)]
-    return Table([LABEL, *map(Column, heads)], rows, notes=[f"{remark}{STRUCTURES_NOTE}"])
+    columns = [LABEL]
+    columns += [Column(f"{structure}: Dice (%)") for structure in structures]
+    columns += [Column(f"{structure}: distance (px)") for structure in structures]
+    return Table(columns, rows, notes=[f"{remark}{STRUCTURES_NOTE}"])
 
 
 def _mean_of_targets(targets: Sequence[Sequence[Cases]], quantity: str) -> np.ndarray:
@@ -332,9 +334,11 @@ def common_targets(by_label: Mapping[str, Mapping[str, object]]) -> tuple[list[s
 
     An average over a method's own targets would make one without the hardest target the best.
     """
-    everyone = list(dict.fromkeys(target for by_target in by_label.values() for target in by_target))
-    common = [target for target in everyone if all(target in by_target for by_target in by_label.values())]
-    if common == everyone:
+    counts: Counter[str] = Counter()  # in how many methods a target is
+    for by_target in by_label.values():
+        counts.update(by_target.keys())
+    common = [target for target, count in counts.items() if count == len(by_label)]
+    if len(common) == len(counts):
         return common, ""
     if not common:
         return common, "There are no numbers, because there is no target that every method has. "

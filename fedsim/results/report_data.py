@@ -84,7 +84,8 @@ def _differences(comparison: Comparison, label: str) -> dict[str, list[float | N
         return {}
     grid = grid_of(comparison.table, label) - grid_of(comparison.table, comparison.baseline)
     differences = {}
-    for name, cells in {"average": grid, **{target: grid[target] for target in grid}}.items():
+    for name in ("average", *grid):
+        cells = grid if name == "average" else grid[name]
         values = cells.to_numpy(dtype=float).ravel()
         values = values[np.isfinite(values)]
         if len(values):
