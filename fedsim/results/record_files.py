@@ -68,6 +68,12 @@ def text_rows(file: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
+def trained_rounds(run: Path) -> list[dict[str, str]]:
+    """The rows of rounds.csv from round 1 on, as text; an incomplete last line and an unreadable file are left out."""
+    rows = [row for row in text_rows(run / "rounds.csv") if (row.get("round") or "").isdecimal()]
+    return sorted((row for row in rows if int(row["round"]) >= 1), key=lambda row: int(row["round"]))
+
+
 def summary_rows(run: Path) -> list[dict[str, str]]:
     """The rows of a run's summary as text; none where it is cut off or no summary any more."""
     rows = []
