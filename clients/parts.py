@@ -192,6 +192,13 @@ class Term(ClientPart):
     takes no gradient of the batch's loss itself; a function in `round.before_step` changes gradients in place.
     order: which term comes first, however the rows are named: 0 adds to the loss, 1 adds to the gradients, 2 multiplies
     them, 3 drops some of them; equal numbers in the order of the settings' names
+
+        >>> class SmallLogits(Term):
+        ...     def begin(self, round):
+        ...         return lambda batch: 0.01 * batch.logits.square().mean()
+        >>> step = SmallLogits().begin(None)
+        >>> step(Batch(images=None, labels=None, logits=torch.tensor([[1.0, 3.0]])))
+        tensor(0.0500)
     """
 
     in_prelude: ClassVar[bool] = False
@@ -224,6 +231,13 @@ class Batches(ClientPart):
 
     balanced: every client trains on the same number of examples, however many it holds (see `clients.budget`)
     whole: no batch is cut or made anew to meet a budget, because its examples belong together
+
+        >>> class InOrder(Batches):
+        ...     def indices(self, examples, round, train):
+        ...         for start in range(0, examples, train.batch_size):
+        ...             yield np.arange(start, min(start + train.batch_size, examples))
+        >>> [len(batch) for batch in InOrder().indices(5, None, TrainSettings(batch_size=2))]
+        [2, 2, 1]
     """
 
     balanced: ClassVar[bool] = False
@@ -260,7 +274,14 @@ class Augment(ClientPart):
 
 
 class Report(ClientPart):
-    """Measures something around a client's training and reports it as metrics."""
+    """Measures something around a client's training and reports it as metrics.
+
+    >>> class Steps(Report):
+    ...     def after(self, round):
+    ...         return {"steps_taken": float(round.steps)}
+    >>> Steps().before(None)
+    {}
+    """
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """Metrics of the received model."""

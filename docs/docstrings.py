@@ -1,6 +1,7 @@
 """Turns our plain-text docstrings into Markdown and reStructuredText."""
 
 import re
+import textwrap
 from collections.abc import Collection
 
 from typeset import typeset
@@ -15,7 +16,9 @@ def to_markdown(text: str, without: Collection[str] = ()) -> str:
     """
     found = []
     for kind, body in blocks(text):
-        if kind == "lines":
+        if kind == "lines" and body.lstrip().startswith(">>>"):
+            found.append(f"```python\n{textwrap.dedent(body)}\n```")
+        elif kind == "lines":
             lines = [
                 f"{'&emsp;' * ((len(line) - len(line.lstrip())) // 4 - 1)}{inline(line.strip())}"
                 for line in body.split("\n")

@@ -36,6 +36,10 @@ def weighted_mean(states: Sequence[Arrays], weights: Shares) -> ArrayDict:
 
     Source: McMahan et al. 2017, FedAvg, Algorithm 1. The rule for integer buffers is ours, because an average of counts
     is not a count.
+
+        >>> models = [{"w": np.array([1.0, 2.0])}, {"w": np.array([3.0, 6.0])}]
+        >>> weighted_mean(models, [0.75, 0.25])
+        {'w': array([1.5, 3. ])}
     """
     names = _common_names(states)
     return _combine(states, dict.fromkeys(names, _shares(weights, len(states))))

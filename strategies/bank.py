@@ -42,6 +42,17 @@ class Bank(Part):
     with_model: the question of a bank `before` training carries the model of the start of the round
     initial: in a client's first round its personal tensors (places `upload` and `local`) of the same names start from
     the bank
+
+        >>> class ImageMeans(Bank):
+        ...     name = "image_means"
+        ...     def accept(self, client, arrays, server):
+        ...         return "" if arrays.keys() == {"mean"} else "it is no mean"
+        ...     def hand_out(self, bank, client, server):
+        ...         return {owner: arrays["mean"] for owner, arrays in bank.items() if owner != client}
+        >>> server = ServerRound(1, 5, ["photo", "sketch"], {})
+        >>> bank = ImageMeans().merge({}, {"photo": {"mean": 0.4}, "sketch": {"mean": 0.9}}, server)
+        >>> ImageMeans().hand_out(bank, "photo", server)
+        {'sketch': 0.9}
     """
 
     name: ClassVar[str]
@@ -116,6 +127,13 @@ class Broadcast(OneForAll):
 
     `make` is called at the end of each round in which a client replied, and once before the first round. Clients get
     what it returned last. Examples: the last global move (FedCM), the direction of a gradient, generator weights.
+
+        >>> class LastMove(Broadcast):
+        ...     name = "last_move"
+        ...     def make(self, server):
+        ...         return {name: server.current[name] - server.previous[name] for name in server.current}
+        >>> LastMove().make(ServerRound(2, 5, ["photo"], {"w": 1.0}, current={"w": 3.0}))
+        {'w': 2.0}
     """
 
     when: ClassVar[When] = "round"

@@ -64,7 +64,14 @@ __all__ = [
 
 
 class Share(Part):
-    """Which tensors leave the client and which come back."""
+    """Which tensors leave the client and which come back.
+
+    >>> class AllButBiases(Share):
+    ...     def place(self, net):
+    ...         return {name: "local" if name.endswith("bias") else "shared" for name in net.state_dict()}
+    >>> AllButBiases().place(torch.nn.Linear(2, 3))
+    {'weight': 'shared', 'bias': 'local'}
+    """
 
     upload: bool = False  # clients also send what they keep to themselves; a rule may make it a field
 
@@ -114,7 +121,15 @@ class Share(Part):
 
 
 class Weights(Part):
-    """How much each client counts in this round; measured, unless a rule says that it breaks nothing."""
+    """How much each client counts in this round; measured, unless a rule says that it breaks nothing.
+
+    >>> class Equal(Weights):
+    ...     def weigh(self, updates, server):
+    ...         return {update.client: 1 / len(updates) for update in updates}
+    >>> updates = [Update("photo", 90, {}), Update("sketch", 10, {})]
+    >>> Equal().weigh(updates, ServerRound(1, 5, ["photo", "sketch"], {}))
+    {'photo': 0.5, 'sketch': 0.5}
+    """
 
     assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS, Fact.CLIENT_WEIGHTS)
     breaks: ClassVar[Facts] = (Fact.KNOWN_WEIGHTS,)
@@ -138,6 +153,14 @@ class Fuse(Part):
     model that moves more than `run.update_limit` times as far as the largest update is then refused
     masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
     compares them, and the round cannot be computed again without one of the clients
+
+        >>> class Largest(Fuse):
+        ...     def fuse(self, updates, weights, server):
+        ...         return {name: np.max([each.arrays[name] for each in updates], axis=0) for name in updates[0].arrays}
+        >>> photo, sketch = {"w": np.array([1.0, 5.0])}, {"w": np.array([2.0, 3.0])}
+    >>> updates = [Update("photo", 9, photo), Update("sketch", 1, sketch)]
+        >>> Largest().fuse(updates, {}, ServerRound(1, 5, ["photo", "sketch"], {}))
+        {'w': array([2., 5.])}
     """
 
     assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS,)
@@ -170,6 +193,12 @@ class Refine(Part):
     order: which part comes first, however the rows are named: 0 corrects the clients' mean, 1 steps towards it, 2
     puts in what no step may move, 3 trains the new model, 4 averages over rounds; equal numbers in the order of the
     settings' names
+
+        >>> class HalfAStep(Refine):
+        ...     def refine(self, fused, server):
+        ...         return {name: (server.previous[name] + array) / 2 for name, array in fused.items()}
+        >>> HalfAStep().refine({"w": np.array([2.0])}, ServerRound(1, 5, ["photo"], {"w": np.array([0.0])}))
+        {'w': array([1.])}
     """
 
     order: ClassVar[int] = 1

@@ -23,7 +23,13 @@ SERVER = ""  # owner of a bank's entry that the server made itself; no client ha
 
 
 class RefusedUpdateError(Exception):
-    """A part refuses what one client sent. The round is computed again without it, as `run.on_client_failure` says."""
+    """A part refuses what one client sent. The round is computed again without it, as `run.on_client_failure` says.
+
+    >>> raise RefusedUpdateError("photo", "its mean is negative")
+    Traceback (most recent call last):
+        ...
+    strategies.server_round.RefusedUpdateError: photo: its mean is negative
+    """
 
     def __init__(self, client: str, reason: str) -> None:
         super().__init__(f"{client}: {reason}")
@@ -56,6 +62,14 @@ class Update:
     Where a round's tensors do not fit into memory, `arrays` and the records read a tensor from a file each time that it
     is asked for: a part that goes through them tensor by tensor needs little memory with any number of clients. They
     can be read until the round ends. Reading a missing metric or record with [] raises RefusedUpdateError.
+
+        >>> update = Update("photo", 90, {"w": np.zeros(2)}, {"train_loss": 0.7})
+        >>> update.metrics["train_loss"]
+        0.7
+        >>> update.metrics["gap"]
+        Traceback (most recent call last):
+            ...
+        strategies.server_round.RefusedUpdateError: photo: its reply lacks the metric 'gap'
     """
 
     client: str
@@ -107,6 +121,13 @@ class ServerRound:
     known_weights: the weights of clients with so many examples (`Weights.known`), before anything is measured
     device: the device on which a part that trains puts its network
     build_net: makes a new network of the experiment on `device`, with the initial weights of the run's seed
+
+        >>> server = ServerRound(round=3, rounds=10, clients=["photo", "sketch"], previous={}, seed=1)
+        >>> server.rng("draws").random() == server.rng("draws").random()
+        True
+        >>> server.detail("photo", "weight", "conv1", 0.25)
+        >>> server.details
+        [{'client': 'photo', 'quantity': 'weight', 'name': 'conv1', 'value': 0.25}]
     """
 
     round: int

@@ -184,5 +184,10 @@ def _refuse_norms(experiment: Experiment, net: nn.Module) -> None:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Recipe of a row or a combination `a+b`, with the papers' values."""
+    """Recipe of a row or a combination `a+b`, with the papers' values.
+
+    >>> recipe = find_recipe("gperxan+feddg-ga")
+    >>> type(recipe.norm).__name__, type(recipe.weights).__name__
+    ('XAN', 'GeneralizationAdjustment')
+    """
     return build_recipe(Experiment(method={"name": name}))

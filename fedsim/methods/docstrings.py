@@ -21,7 +21,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
     sections: list[tuple[str, str]] = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = block.split("\n")
-        if any(line.startswith(("    ", "- ")) for line in lines):
+        if any(line.startswith(("    ", "- ", ">>> ")) for line in lines):
             sections.append(("lines", block))
             continue
         paragraph = ""

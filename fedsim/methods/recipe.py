@@ -46,6 +46,11 @@ class Recipe(ClientRecipe):
     """A method: one part for each question; every default is FedAvg's.
 
     tried_with: settings for a first try, where the method does not run with those of `configs/digits.toml`
+
+        >>> from clients.terms.proximal import Proximal
+        >>> recipe = Recipe(terms=(Proximal(mu=0.01),))
+        >>> recipe.named["proximal"].mu, type(recipe.weights).__name__
+        (0.01, 'ByExamples')
     """
 
     paper: str = ""

@@ -21,6 +21,12 @@ class RunCallback(Protocol):
 
     A callback may also have `on_failure(error)`. It is called when a run stops before its end, even before its start,
     and also after Ctrl-C.
+
+        >>> class Print(RunCallback):
+        ...     def on_round(self, row, clients):
+        ...         print(row["round"], len(clients), "clients")
+        >>> Print().on_round({"round": 1}, [{}, {}, {}])
+        1 3 clients
     """
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:

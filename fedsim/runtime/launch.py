@@ -20,7 +20,15 @@ MOST_NODES = 256  # in a simulation; the handshake sends a message to each node 
 
 
 def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Run the experiment to its end (or resume it); returns the run's folder."""
+    """Run the experiment to its end (or resume it); returns the run's folder.
+
+    >>> import tempfile
+    >>> from fedsim.settings.experiment import read_experiment
+    >>> changes = ["train.rounds=1", "data.fraction=0.05", f"run.output={tempfile.mkdtemp()}"]
+    >>> folder = launch(read_experiment("digits", changes))
+    >>> (folder / "summary.csv").is_file(), folder.parts[-3:]
+    (True, ('fedavg', 'rot75', 'seed0'))
+    """
     return carry_out(resolve(experiment), callbacks)
 
 

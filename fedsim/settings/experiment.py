@@ -132,7 +132,12 @@ def find_config(config: str) -> Path:
 
 
 def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = "") -> Experiment:
-    """Experiment of a TOML file (path or shipped name) with `key=value` overrides applied last."""
+    """Experiment of a TOML file (path or shipped name) with `key=value` overrides applied last.
+
+    >>> experiment = read_experiment("digits", ["train.rounds=5", "method.name=fedprox"])
+    >>> experiment.train.rounds, experiment.method_name
+    (5, 'fedprox')
+    """
     path = find_config(config)
     try:
         table = copy.deepcopy(_parsed(path.read_text()))
@@ -219,6 +224,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     """`"train.rounds=5"` -> `("train.rounds", 5)`; a value that is not TOML is taken as text.
 
     A setting whose value is text takes the characters unchanged: `run.target=2020` is the domain "2020".
+
+        >>> parse_override("method.guiding_head.weight=0.25")
+        ('method.guiding_head.weight', 0.25)
     """
     if any("\ud800" <= sign <= "\udfff" for sign in text):  # what Python makes of bytes that no text has
         raise UserError(f"override {text!r} is not text in UTF-8; write other characters")

@@ -65,6 +65,10 @@ def state_to_record(
 
     The bytes are those of `flwr.app.Array(ndarray)` for C-ordered arrays; other layouts are written in C order.
     Raises ValueError, with the tensor's name, for a name that is missing and for a dtype that NumPy does not have.
+
+        >>> record = state_to_record({"w": torch.tensor([1.0, 2.0])})
+        >>> record_to_arrays(record)
+        {'w': array([1., 2.], dtype=float32)}
     """
     listed = state if names is None else names
     missing = [name for name in listed if name not in state]

@@ -39,6 +39,9 @@ def tensor_kinds(model: nn.Module) -> dict[str, Kind]:
 
     BatchNorm modules are found by type; a module of our own declares the class attribute
     `tensor_kinds: ClassVar[dict[str, Kind]]` for its direct tensors. Other float tensors are WEIGHT, integers COUNTER.
+
+        >>> {name: str(kind) for name, kind in tensor_kinds(nn.BatchNorm1d(2)).items()}["running_mean"]
+        'bn-statistics'
     """
     kinds = {
         _join(prefix, name): kind
