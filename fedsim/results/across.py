@@ -1,7 +1,7 @@
 """Several data sets in one table, and tests of all pairs of methods over their unseen domains (Demšar, JMLR 2006)."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -107,6 +107,9 @@ class Pairs:
         is_pair = self.tests["first"].isin(both) & self.tests["second"].isin(both)
         return bool((self.tests.loc[is_pair, "p_holm"] < LEVEL).all())
 
+    def _differs_from_any(self, name: str, others: Sequence[str]) -> bool:
+        return any(self.differ(name, other) for other in others)
+
     @property
     def groups(self) -> list[list[str]]:
         """The longest runs of neighbours in rank of which no two differ; a method alone is no group."""
@@ -115,7 +118,7 @@ class Pairs:
         last = 0  # where the group before ends
         for start in range(len(names)):
             end = start + 1
-            while end < len(names) and not any(self.differ(names[end], other) for other in names[start:end]):
+            while end < len(names) and not self._differs_from_any(names[end], names[start:end]):
                 end += 1
             if end - start > 1 and end > last:
                 groups.append(names[start:end])

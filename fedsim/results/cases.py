@@ -96,8 +96,10 @@ def worst_middle_best(score: np.ndarray) -> np.ndarray:
     order = np.argsort(score, kind="stable")
     each = min(SHOWN, max(1, len(order) // 3))
     middle = (len(order) - each) // 2
-    places = [order[:each], order[middle : middle + each], order[len(order) - each :]]
-    return np.concatenate(places) if len(order) >= 3 else order
+    if len(order) < 3:
+        return order
+    worst, best = order[:each], order[len(order) - each :]
+    return np.concatenate([worst, order[middle : middle + each], best])
 
 
 def read_cases(run: Path | str, select: str = "best_validation") -> Cases:

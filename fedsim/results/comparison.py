@@ -213,24 +213,29 @@ def further_columns(comparison: Comparison) -> dict[str, str]:
 
 def further_cells(comparison: Comparison, method: Mapping[str, Any]) -> list[Cell]:
     """The cells of the columns that follow the accuracies; they are sorted by their numbers, differences in points."""
-    texts: dict[str, Callable[[Any], str]] = {
-        "seeds": lambda seeds: f"{seeds} of {method['seeds_begun']}" if seeds < method["seeds_begun"] else str(seeds),
-        "rank": lambda rank: f"{rank} {MARKS[method['group']]}".rstrip(),
-        "difference": lambda value: f"{100 * value:+.1f}",
-        "p_value": p_text,
-        "p_holm": p_text,
-        "pairs": lambda value: MISSING if method["label"] == comparison.baseline else str(value),
-        "bytes_down_per_round": amount,
-        "bytes_up_per_round": amount,
-        "seconds_per_round": "{:.1f}".format,
-    } | dict.fromkeys(BUDGETS, "{:,.0f}".format)
     cells = []
     for key in further_columns(comparison):
-        is_missing = pd.isna(method[key])
-        text = MISSING if is_missing else texts[key](method[key])
-        value = math.nan if is_missing else float(method[key])
-        cells.append(Cell(text, value=100 * value if key == "difference" else value))
+        if pd.isna(method[key]):
+            cells.append(Cell(MISSING, value=math.nan))
+            continue
+        value = float(method[key])
+        if key == "difference":
+            value *= 100
+        text = _further_text(key, method)
+        if key == "pairs" and method["label"] == comparison.baseline:
+            text = MISSING
+        cells.append(Cell(text, value=value))
     return cells
+
+
+def _further_text(key: str, method: Mapping[str, Any]) -> str:
+    """The text of one of these cells, which is not missing."""
+    value = method[key]
+    if key == "seeds":
+        return f"{value} of {method['seeds_begun']}" if value < method["seeds_begun"] else str(value)
+    if key == "rank":
+        return f"{value} {MARKS[method['group']]}".rstrip()
+    return TEXTS[key](value)
 
 
 def published_cells(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
@@ -259,9 +264,23 @@ def amount(size: float) -> str:
         if size < 1000 or unit == "GB":
             break
         size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    digits = 0 if unit == "B" else 1
+    return f"{size:.{digits}f} {unit}"
 
 
 def p_text(p_value: float) -> str:
     """`.016`, or `<.001` for smaller ones."""
     return "<.001" if p_value < 0.001 else f"{p_value:.3f}".removeprefix("0")
+
+
+TEXTS: dict[str, Callable[[Any], str]] = {  # of the columns that follow the accuracies
+    "difference": lambda value: f"{100 * value:+.1f}",
+    "p_value": p_text,
+    "p_holm": p_text,
+    "pairs": str,
+    "images": "{:,.0f}".format,
+    "steps": "{:,.0f}".format,
+    "bytes_down_per_round": amount,
+    "bytes_up_per_round": amount,
+    "seconds_per_round": "{:.1f}".format,
+}

@@ -68,7 +68,10 @@ def look(names: Iterable[str] = ()) -> Iterator[None]:
 
 def written(name: str, most: int = MOST_NAME) -> str:
     """A name as it is written in a figure: long names are shortened in the middle, and a dollar sign is escaped."""
-    short = name if len(name) <= most else f"{name[: most * 2 // 3]}…{name[len(name) - most // 3 + 1 :]}"
+    short = name
+    if len(name) > most:
+        start, end = most * 2 // 3, most // 3 - 1
+        short = f"{name[:start]}…{name[len(name) - end :]}"
     return short.replace("$", r"\$")
 
 
@@ -115,12 +118,15 @@ Looks = Mapping[str, Style]  # by label: a method looks the same in all figures 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """One style per name. Colours and lines repeat after different numbers, so that the first 56 styles all differ."""
-    return {
-        name: Style(
-            COLORS[i % len(COLORS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)], HATCHES[i % len(HATCHES)]
+    looks = {}
+    for number, name in enumerate(names):
+        looks[name] = Style(
+            color=COLORS[number % len(COLORS)],
+            line=LINES[number % len(LINES)],
+            marker=MARKERS[number % len(MARKERS)],
+            hatch=HATCHES[number % len(HATCHES)],
         )
-        for i, name in enumerate(names)
-    }
+    return looks
 
 
 def panels(rows: int, heads: Sequence[str], title: str) -> tuple[Figure, np.ndarray]:

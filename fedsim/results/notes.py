@@ -151,7 +151,9 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
         holders = [label for label, seeds in begun.items() if seed in seeds]
         others = [label for label in begun.index if label not in holders]
         if others:
-            few = f"only in {', '.join(holders)}" if len(holders) <= len(others) else f"not in {', '.join(others)}"
+            few = f"not in {', '.join(others)}"
+            if len(holders) <= len(others):
+                few = f"only in {', '.join(holders)}"
             do = ", Δ and rank do" if paired else ""
             notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare{do}.")
     if begun.map(len).max() == 1:

@@ -70,8 +70,12 @@ def text_rows(file: Path) -> list[dict[str, str]]:
 
 def trained_rounds(run: Path) -> list[dict[str, str]]:
     """The rows of rounds.csv from round 1 on, as text; an incomplete last line and an unreadable file are left out."""
-    rows = [row for row in text_rows(run / "rounds.csv") if (row.get("round") or "").isdecimal()]
-    return sorted((row for row in rows if int(row["round"]) >= 1), key=lambda row: int(row["round"]))
+    rows = []
+    for row in text_rows(run / "rounds.csv"):
+        number = row.get("round") or ""
+        if number.isdecimal() and int(number) >= 1:
+            rows.append(row)
+    return sorted(rows, key=lambda row: int(row["round"]))
 
 
 def summary_rows(run: Path) -> list[dict[str, str]]:

@@ -162,15 +162,22 @@ class Recorder:
         """
         if done < 0:
             return
-        known = self.rounds.rounds()
-        busy = {row["round"] for row in self.rounds.numbers() if row.get("bytes_down") or row.get("bytes_up")}
-        for table, found, wanted in (
-            (self.rounds, known, range(done + 1)),
-            (self.clients, self.clients.rounds(), [round for round in range(done + 1) if round in busy]),
+        rounds = set(self.rounds.rounds())  # first: it refuses a file that has no column of rounds
+        done_rounds = set(range(done + 1))
+        with_messages = set()
+        for row in self.rounds.numbers():
+            if row.get("bytes_down") or row.get("bytes_up"):
+                with_messages.add(row["round"])
+        for table, recorded, needed in (
+            (self.rounds, rounds, done_rounds),
+            (self.clients, set(self.clients.rounds()), done_rounds & with_messages),
         ):
-            if missing := sorted(set(wanted) - set(found)):
-                raise UserError(f"{table.path}: there is no row of round {missing[0]}, but the run has a checkpoint of "
-                                f"round {done}{CHANGED}")  # fmt: skip
+            missing = needed - recorded
+            if missing:
+                raise UserError(
+                    f"{table.path}: there is no row of round {min(missing)}, but the run has a checkpoint of "
+                    f"round {done}{CHANGED}"
+                )
 
     def truncate(self, after_round: int) -> None:
         """Remove the records of later rounds, for a resumed run; -1 removes everything."""

@@ -149,11 +149,15 @@ def _own_settings(experiment: Experiment, shared: Mapping[str, object]) -> dict[
 
 
 def _result(row: Mapping[str, Any], rule: str, metric: str) -> list[float | None]:
-    return [*numbers([row[f"{rule}_target_{metric}"]], 100), *numbers([row[f"{rule}_round"]])]
+    """[the primary metric in percent, the round] under a selection rule."""
+    percent = 100 * float(row[f"{rule}_target_{metric}"])
+    return numbers([percent, row[f"{rule}_round"]])
 
 
 def _by_run(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {str(run): rows for run, rows in frame.groupby("run", sort=False)} if len(frame) else {}
+    if frame.empty:
+        return {}
+    return {str(run): rows for run, rows in frame.groupby("run", sort=False)}
 
 
 def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
