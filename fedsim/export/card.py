@@ -113,11 +113,16 @@ def _results(model: TrainedModel) -> list[str]:
             lines.append(f"| {label} | none | - | - |")
             continue
         if column not in rounds or chosen not in rounds.index:
-            what = f"{column!r} of round {chosen:.0f}"
-            raise UserError(f"{folder / 'rounds.csv'}: it lacks {what}, which summary.csv names; {AGAIN}")
+            raise UserError(
+                f"{folder / 'rounds.csv'}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}"
+            )
         score, validated = summary[f"{rule}_target_{task.metric}"], rounds.loc[chosen, column]
-        lines.append(f"| {label} | {chosen:.0f} | {100 * score:.1f} % | {100 * validated:.1f} % |")
+        lines.append(f"| {label} | {chosen:.0f} | {_percent(score)} | {_percent(validated)} |")
     return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:
