@@ -1,7 +1,6 @@
 """`fedsim report --live`: the report on loopback while a sweep or a deployment runs, with the state of every cell."""
 
 import contextlib
-import html
 import io
 import json
 import threading
@@ -11,9 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from fedsim.common.console import Terminal, say
 from fedsim.common.errors import UserError, printable
-from fedsim.results import markup
+from fedsim.common.tables import Column, Row, Table
+from fedsim.common.templates import fill
+from fedsim.results.page import page
 from fedsim.results.reading import find_runs
 from fedsim.run.claim import is_claimed
 from fedsim.sweep.estimate import duration
@@ -60,20 +63,18 @@ def _sweeps(folder: Path) -> list[Cell]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in (*folder.glob(STATE), *folder.glob(f"*/{STATE}"))]
 
 
-def state_html(folder: Path, sites: Callable[[], str]) -> str:
+def state_html(folder: Path, sites: Callable[[], str]) -> Markup:
     """The part of the page that is read anew every two seconds: counts, estimated end, cells, sites."""
     cells = cells_of(folder)
     states = [cell["state"] for cell in cells]
     counts = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states)) or "no run yet"
-    rows: list[markup.Cells] = [
-        [cell["title"], cell["state"], f"{cell['round']}" + (f" of {cell['rounds']}" if cell["rounds"] else ""),
-         markup.Data(cell["reason"], style="long")]
-        for cell in cells if cell["state"] != "finished"
-    ]  # fmt: skip
-    table = markup.table(("Cell", "state", "round", "reason"), rows, style="text") if rows else ""
-    text = sites()
-    below = f"<pre>{html.escape(text)}</pre>" if text else ""
-    return printable(f"<h2>Now</h2><p>{html.escape(counts)}{_end(folder)}</p>{table}{below}")
+    rows = []
+    for cell in cells:
+        if cell["state"] != "finished":
+            last = f" of {cell['rounds']}" if cell["rounds"] else ""
+            rows.append(Row([cell["title"], cell["state"], f"{cell['round']}{last}", cell["reason"]]))
+    columns = [Column("Cell"), Column("state"), Column("round"), Column("reason", style="long")]
+    return fill("commands/live.html", counts=counts, end=_end(folder), cells=Table(columns, rows), sites=sites())
 
 
 def _end(folder: Path) -> str:
@@ -109,7 +110,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int, folder: Path, page: Callable[[str], str], sites: Callable[[], str]) -> None:
+    def __init__(self, port: int, folder: Path, page: Callable[[Markup], str], sites: Callable[[], str]) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.folder, self.page, self.sites = folder, page, sites
         self.lock = threading.Lock()
@@ -123,11 +124,13 @@ class Server(ThreadingHTTPServer):
         """The page of the runs that are finished now."""
         with self.lock:
             if self.made[0] != (count := self.finished()):
-                state = f'<section id="live" data-finished="{count}">{state_html(self.folder, self.sites)}</section>'
+                inside = state_html(self.folder, self.sites)
+                state = Markup('<section id="live" data-finished="{}">{}</section>').format(count, inside)
                 try:
                     text = self.page(state)
                 except UserError as error:  # no run has finished yet, or they cannot be compared
-                    text = markup.page("fedsim: live", f"{state}<p>{html.escape(str(error))}</p>", NOTHING, live=True)
+                    content = state + Markup("<p>{}</p>").format(printable(str(error)))
+                    text = page("fedsim: live", content, NOTHING, live=True)
                 self.made = (count, text)
             return self.made[1]
 
@@ -176,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing: a line every two seconds would bury everything else."""
 
 
-def serve_live(folder: Path, page: Callable[[str], str], port: int, federation: Path | None) -> None:
+def serve_live(folder: Path, page: Callable[[Markup], str], port: int, federation: Path | None) -> None:
     """Serve the report of a folder until Ctrl-C."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give outputs/ or an experiment's folder in it")

@@ -15,6 +15,8 @@ from fedsim.export.cli import Trust
 from fedsim.settings.experiment import Experiment
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from fedsim.results import Runs
 
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
@@ -112,7 +114,7 @@ def report(
         return
     from fedsim.commands.live import serve_live
 
-    def page(state: str) -> str:
+    def page(state: "Markup") -> str:
         runs = chosen_runs(folder, methods, targets, seeds)
         return report_page(runs, method_notes(runs.experiments.values(), trust), by=by or [], live=state)
 
@@ -184,7 +186,7 @@ def show_across(
     else:
         print(comparison.render(format))
     if figure:
-        from fedsim.results.critical_figure import critical_figure
+        from fedsim.results.comparison_figures import critical_figure
         from fedsim.results.figure_style import look
 
         with look([*names, *tests.ranks.index]):

@@ -14,20 +14,20 @@ from fedsim.parts.part import part_name
 from fedsim.results.environment import all_environments, read_environment
 from fedsim.results.record_files import AGAIN, read_record
 from fedsim.results.selection import validation_column
+from fedsim.settings import RunSettings
 
+PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
 OWN = "your own images"  # the source of rows that read a user's data
 
 
 def card(model: TrainedModel) -> str:
     """Markdown text with data, method, domains, results, licence of the weights, limits and versions."""
-    experiment, plan = model.experiment, model.plan
-    method = plan.recipe.label(experiment.method_name)
-    own = plan.data.source.startswith(OWN)
-    rounds = experiment.train.rounds
+    experiment, data = model.experiment, model.plan.data
+    method = model.plan.recipe.label(experiment.method_name)
+    name = experiment.name if data.source.startswith(OWN) else data.title
     sections = {
-        f"{experiment.name if own else plan.data.title}: {method}": _summary(model, method),
         "Data": [
-            f"Data set: {plan.data.title} ({plan.data.source or OWN}).",
+            f"Data set: {data.title} ({data.source or OWN}).",
             *_domains(model),
             f"Outputs: {', '.join(model.classes)}.",
         ],
@@ -35,12 +35,8 @@ def card(model: TrainedModel) -> str:
             f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
             "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself.",
         ],
-        "Method": [
-            f"{method} ({plan.recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
-            f"{experiment.run.seed}; inference rule {_rule(model)}.",
-            f"Clients disclosed: {plan.recipe.disclosure()}.",
-        ],
-        "Results": [*_results(model), *([f"\n{model.remark}."] if model.remark else [])],
+        "Method": _method(model, method),
+        "Results": _results(model),
         "Weights": _weights(model),
         "Limits": [
             "Numbers of a run are of one unseen domain with one seed. They may be different on another domain or with "
@@ -48,9 +44,22 @@ def card(model: TrainedModel) -> str:
         ],
         "Versions": _versions(model.file.parent),
     }
-    parts = [f"{'#' if index == 0 else '##'} {title}\n\n" + "\n".join(lines)
-             for index, (title, lines) in enumerate(sections.items())]  # fmt: skip
+    if model.remark:
+        sections["Results"].append(f"\n{model.remark}.")
+    parts = [f"# {name}: {method}", *_summary(model, method)]
+    for title, lines in sections.items():
+        parts += [f"## {title}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _method(model: TrainedModel, method: str) -> list[str]:
+    """Its paper, how long it was trained, and what clients disclosed."""
+    recipe, rounds = model.plan.recipe, model.experiment.train.rounds
+    return [
+        f"{method} ({recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
+        f"{model.experiment.run.seed}; inference rule {_rule(model)}.",
+        f"Clients disclosed: {recipe.disclosure()}.",
+    ]
 
 
 def _summary(model: TrainedModel, method: str) -> list[str]:
@@ -81,34 +90,48 @@ def _rule(model: TrainedModel) -> str:
 
 
 def _results(model: TrainedModel) -> list[str]:
-    folder, run = model.file.parent, model.experiment.run
+    """The lines of a table with the accuracy of the selected and the last round, or one line that says why not."""
+    folder = model.file.parent
     if model.file.stem not in SELECTED:
         return [f"The run did not measure {model.file.name}; its numbers are of the global model."]
     records = {name: read_record(folder / name) for name in ("summary.csv", "rounds.csv")}
-    if missing := [name for name, frame in records.items() if frame.empty]:
-        return [f"The run has not finished, or its records are elsewhere: there is no {missing[0]}."]
-    row, rounds = records["summary.csv"].iloc[0], records["rounds.csv"].set_index("round")
-    task = task_in(row.index, "last_target_")
+    for name, frame in records.items():
+        if frame.empty:
+            return [f"The run has not finished, or its records are elsewhere: there is no {name}."]
+    summary = records["summary.csv"].iloc[0]
+    rounds = records["rounds.csv"].set_index("round")
+    task = task_in(summary.index, "last_target_")
     column = validation_column(model.experiment, task.metric)
-    selected = {"aggregated": "best source validation", "local": "best validation of the local models"}[run.select_on]
-    validation = {"aggregated": "on the sources", "local": "of the local models"}[run.select_on]
-    if run.validation_domain:
-        selected, validation = f"best on {run.validation_domain}", f"on {run.validation_domain}"
-    mean = "" if run.validation_domain else "mean "
+    selected, validation = _validation_texts(model.experiment.run, task.title)
     lines = [
-        f"| selection | round | {task.title} on the unseen domain | {mean}validation {task.title} {validation} |",
+        f"| selection | round | {task.title} on the unseen domain | {validation} |",
         "|---|---|---|---|",
     ]
-    for key, label in (("best_validation", f"{selected} (`best`)"), ("last", "last round (`last`)")):
-        chosen, score = row[f"{key}_round"], row[f"{key}_target_{task.metric}"]
+    for rule, label in {"best_validation": f"{selected} (`best`)", "last": "last round (`last`)"}.items():
+        chosen = summary[f"{rule}_round"]
         if pd.isna(chosen):  # no round has a validation
             lines.append(f"| {label} | none | - | - |")
-        elif column not in rounds or chosen not in rounds.index:
-            what = f"{column!r} of round {chosen:.0f}"
-            raise UserError(f"{folder / 'rounds.csv'}: it lacks {what}, which summary.csv names; {AGAIN}")
-        else:
-            lines.append(f"| {label} | {chosen:.0f} | {100 * score:.1f} % | {100 * rounds.loc[chosen, column]:.1f} % |")
+            continue
+        if column not in rounds or chosen not in rounds.index:
+            raise UserError(
+                f"{folder / 'rounds.csv'}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}"
+            )
+        score, validated = summary[f"{rule}_target_{task.metric}"], rounds.loc[chosen, column]
+        lines.append(f"| {label} | {chosen:.0f} | {_percent(score)} | {_percent(validated)} |")
     return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:
+    """(how the round was selected, what the column of its validation holds), in words."""
+    if run.validation_domain:
+        return f"best on {run.validation_domain}", f"validation {metric} on {run.validation_domain}"
+    if run.select_on == "local":
+        return "best validation of the local models", f"mean validation {metric} of the local models"
+    return "best source validation", f"mean validation {metric} on the sources"
 
 
 def _weights(model: TrainedModel) -> list[str]:
@@ -128,10 +151,9 @@ def _versions(folder: Path) -> list[str]:
     recorded = read_environment(folder)
     if not recorded:
         return ["Not recorded."]
-    wanted = ("fedsim", "torch", "torchvision", "timm", "flwr")
     lines = []
     for rounds, table in all_environments(recorded):
         packages = table.get("packages", {})
-        named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
+        named = ", ".join(f"{name} {packages[name]}" for name in PACKAGES if name in packages)
         lines.append(f"{rounds.strip().capitalize()}: {named}." if rounds else f"{named}.")
     return ["\n\n".join(lines)]

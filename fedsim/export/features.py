@@ -36,15 +36,19 @@ def domain_features(
     """
     _, net = trained_net(weights, trust)
     net.eval()
-    found = benchmark(experiment.data)
-    normalize = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model)).normalize
+    data = benchmark(experiment.data)
+    transforms = make_transforms(experiment.data, data.channels, weight_statistics(experiment.model))
     features, classes, domains = [], [], []
-    for index, domain in enumerate(found.domains):
-        images, labels = reader(experiment.data, found).images(domain, found.test_apart)
-        chosen = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))[:per_domain]
-        for part in np.array_split(np.sort(chosen), max(len(chosen) // 256, 1)):
-            maps = net.features(normalize(to_float(torch.from_numpy(images[part]))))
-            features.append(maps.flatten(2).mean(dim=2).numpy() if maps.ndim > 2 else maps.numpy())
+    for index, domain in enumerate(data.domains):
+        images, labels = reader(experiment.data, data).images(domain, data.test_apart)
+        order = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))
+        chosen = np.sort(order[:per_domain])
+        for part in np.array_split(chosen, max(len(chosen) // 256, 1)):
+            batch = transforms.normalize(to_float(torch.from_numpy(images[part])))
+            maps = net.features(batch)
+            if maps.ndim > 2:
+                maps = maps.flatten(2).mean(dim=2)
+            features.append(maps.numpy())
             classes.append(labels[part])
             domains.append(np.full(len(part), index))
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
@@ -65,23 +69,34 @@ def plot_features(run: Path, out: Path, per_domain: int = 200, trust: bool = Fal
     features, classes, domains = domain_features(experiment, weights, per_domain, trust)
     perplexity = min(30.0, (len(features) - 1) / 3)
     points = TSNE(perplexity=perplexity, random_state=experiment.run.seed, init="pca").fit_transform(features)
-    found = benchmark(experiment.data)
-    domain_names = [f"{name} (unseen)" if name == experiment.run.target else name for name in found.domains]
+    method = "@".join(filter(None, (method_label(experiment), experiment.run.label)))
+    stem = f"features-{method}-{experiment.run.target}-seed{experiment.run.seed}"
+    files = [out / f"{stem}.{kind}" for kind in ("png", "svg")]
     with mpl.rc_context(SETTINGS):
-        count = 1 if found.structures else 2
-        figure = Figure(figsize=(5.5 * count, 5), layout="constrained")
-        *by_class, by_domain = figure.subplots(1, count, squeeze=False)[0]
-        for left in by_class:
-            scatter(left, points, classes, list(found.classes), "by class")
-        scatter(by_domain, points, domains, domain_names, "by domain", found.domains.index(experiment.run.target))
-        run_name = f"{method_label(experiment)}, unseen {experiment.run.target}, seed {experiment.run.seed}"
-        figure.suptitle(f"t-SNE of the best model's features: {run_name}")
-        method = "@".join(filter(None, (method_label(experiment), experiment.run.label)))
-        stem = f"features-{method}-{experiment.run.target}-seed{experiment.run.seed}"
-        files = [out / f"{stem}.{kind}" for kind in ("png", "svg")]
+        figure = features_figure(experiment, points, classes, domains)
         for file in files:
             write_figure(figure, file, dpi=150)
     return files
+
+
+def features_figure(
+    experiment: Experiment,
+    points: np.ndarray,
+    classes: np.ndarray,
+    domains: np.ndarray,
+) -> Figure:
+    """The points [N, 2] by class [N] and by domain [N], in two panels; those of masks by domain alone."""
+    data, run = benchmark(experiment.data), experiment.run
+    count = 1 if data.structures else 2
+    figure = Figure(figsize=(5.5 * count, 5), layout="constrained")
+    *by_class, by_domain = figure.subplots(1, count, squeeze=False)[0]
+    for panel in by_class:
+        scatter(panel, points, classes, list(data.classes), "by class")
+    names = [f"{name} (unseen)" if name == run.target else name for name in data.domains]
+    scatter(by_domain, points, domains, names, "by domain", data.domains.index(run.target))
+    title = f"{method_label(experiment)}, unseen {run.target}, seed {run.seed}"
+    figure.suptitle(f"t-SNE of the best model's features: {title}")
+    return figure
 
 
 def scatter(
@@ -92,12 +107,12 @@ def scatter(
     There is a legend for up to 20 groups.
     """
     for index in np.unique(groups):
-        own = points[groups == index]
+        group = points[groups == index]
         style: dict[str, Any] = {"s": 14, "color": "#000000", "marker": "X", "zorder": 3}
         if index != unseen:
             color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]
             style = {"s": 10, "color": color, "marker": marker, "zorder": 2}
-        axes.scatter(own[:, 0], own[:, 1], alpha=0.8, label=names[index], linewidths=0, **style)
+        axes.scatter(group[:, 0], group[:, 1], alpha=0.8, label=names[index], linewidths=0, **style)
     axes.set(title=title, xticks=[], yticks=[])
     axes.grid(visible=False)
     if len(names) <= 20:

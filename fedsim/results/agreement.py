@@ -22,13 +22,14 @@ def order_notes(table: pd.DataFrame, experiment: Experiment, targets: Sequence[s
     frame = beside_fedavg(table, experiment, targets)
     texts = []
     for one, other in itertools.combinations(frame, 2):
-        if MEAN not in (one, other) or OURS in (one, other):
-            both = frame[[one, other]].dropna()
-            if len(both) >= FEWEST:
-                texts.append(f"{one} and {other} {in_words(both)}")
-    said = "Agreement on the order of methods, Kendall's tau with its 95 % interval (1: the same order, 0: none)"
-    shared = any(text.startswith(OURS) for text in texts)
-    return [f"{said}: {'; '.join(texts)}. The papers' networks and images can be others than ours."] if shared else []
+        both = frame[[one, other]].dropna()
+        is_of_papers = MEAN in (one, other) and OURS not in (one, other)
+        if len(both) >= FEWEST and not is_of_papers:
+            texts.append(f"{one} and {other} {in_words(both)}")
+    if not any(text.startswith(OURS) for text in texts):
+        return []
+    heading = "Agreement on the order of methods, Kendall's tau with its 95 % interval (1: the same order, 0: none)"
+    return [f"{heading}: {'; '.join(texts)}. The papers' networks and images can be others than ours."]
 
 
 def in_words(both: pd.DataFrame) -> str:
@@ -45,13 +46,14 @@ def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence
     the papers' methods. Each paper gives its fullest table of this data set that has FedAvg and all targets, with any
     network; the frame is empty where there is none.
     """
-    own = table[table["label"] == table["method"]]
-    cells = own.pivot_table("accuracy", ["target", "seed"], "method")
+    no_variants = table[table["label"] == table["method"]]
+    cells = no_variants.pivot_table("accuracy", ["target", "seed"], "method")
     papers = _printed(experiment.data.dataset, {domain_key(name) for name in targets})
     if BASELINE not in cells or papers.empty:
         return pd.DataFrame()
-    pairs = cells.sub(cells[BASELINE], axis="index").groupby("target").mean().reindex(targets)
-    columns = {OURS: pairs.mean(skipna=False), MEAN: papers.mean(axis="columns")}
+    differences = cells.sub(cells[BASELINE], axis="index")
+    by_target = differences.groupby("target").mean().reindex(targets)
+    columns = {OURS: by_target.mean(skipna=False), MEAN: papers.mean(axis="columns")}
     return pd.concat([pd.DataFrame(columns, index=papers.index), papers], axis="columns")
 
 
@@ -61,16 +63,18 @@ def _printed(dataset: str, domains: set[str]) -> pd.DataFrame:
     frame = frame[frame["dataset"] == DATASETS.get(dataset)]
     frame = frame.assign(domain=frame["target_domain"].map(domain_key)).query("domain in @domains")
     frame["ours"] = frame["method"].map(lambda name: METHODS.get(name, name.lower()))
-    found: dict[str, pd.Series] = {}
-    for (table, network), own in frame.groupby(["paper", "backbone"], sort=False):
-        cells = own.pivot_table("accuracy_percent", "ours", "domain", aggfunc="first").dropna()
+    columns: dict[str, pd.Series] = {}
+    for (table, network), rows in frame.groupby(["paper", "backbone"], sort=False):
+        cells = rows.pivot_table("accuracy_percent", "ours", "domain", aggfunc="first").dropna()
+        if BASELINE not in cells.index or len(cells.columns) != len(domains):
+            continue
         paper = table.split(" Table")[0]
-        rival = next((name for name in found if name.startswith(f"{paper} Table")), None)
-        fuller = rival is None or len(cells) > len(found[rival])
-        if BASELINE in cells.index and len(cells.columns) == len(domains) and fuller:
-            found.pop(rival or "", None)
-            found[f"{table} ({network})"] = (cells - cells.loc[BASELINE]).mean(axis="columns") / 100
-    return pd.DataFrame(found)
+        earlier = next((name for name in columns if name.startswith(f"{paper} Table")), "")
+        if earlier and len(cells) <= len(columns[earlier]):
+            continue
+        columns.pop(earlier, None)
+        columns[f"{table} ({network})"] = (cells - cells.loc[BASELINE]).mean(axis="columns") / 100
+    return pd.DataFrame(columns)
 
 
 def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -81,11 +85,12 @@ def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     """
     i, j = np.triu_indices(len(x), 1)
     signs = np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])
-    discordant, pairs = float((1 - signs).sum() / 2), len(i)
-    below = _root(len(x), lambda pmf: pmf[: math.ceil(discordant) + 1].sum(), LARGEST)
-    above = _root(len(x), lambda pmf: pmf[math.floor(discordant) :].sum(), -LARGEST)
-    low, high = (_expected(len(x), q) for q in (below, above))
-    return 1 - 2 * discordant / pairs, low, high
+    discordant = float((1 - signs).sum() / 2)
+    least, most = math.floor(discordant), math.ceil(discordant)
+    below = _root(len(x), lambda pmf: pmf[: most + 1].sum(), LARGEST)
+    above = _root(len(x), lambda pmf: pmf[least:].sum(), -LARGEST)
+    tau = 1 - 2 * discordant / len(i)
+    return tau, _expected(len(x), below), _expected(len(x), above)
 
 
 def _root(n: int, tail: Callable[[np.ndarray], float], otherwise: float) -> float:
@@ -111,5 +116,7 @@ def _counts(n: int, log_q: float) -> np.ndarray:
 
 
 def _expected(n: int, log_q: float) -> float:
+    """The expected tau."""
     pmf = _counts(n, log_q)
-    return float(1 - 2 * (pmf @ np.arange(len(pmf))) / (len(pmf) - 1))
+    discordant = pmf @ np.arange(len(pmf))
+    return float(1 - 2 * discordant / (len(pmf) - 1))

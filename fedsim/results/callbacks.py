@@ -44,8 +44,9 @@ class RunCallback(Protocol):
 
 def trackers(run: RunSettings) -> list[RunCallback]:
     """New callbacks for one run, as `run.tensorboard` and `run.callbacks` ask for; UserError when one is missing."""
-    named = [find_callback(name) for name in run.callbacks]
-    return [*([TensorBoardCallback()] if run.tensorboard else []), *(make() for make in named)]
+    classes = [find_callback(name) for name in run.callbacks]
+    callbacks: list[RunCallback] = [TensorBoardCallback()] if run.tensorboard else []
+    return callbacks + [make() for make in classes]
 
 
 def find_callback(name: str) -> Callable[[], RunCallback]:
@@ -53,13 +54,13 @@ def find_callback(name: str) -> Callable[[], RunCallback]:
 
     The working folder is searched too. Raises UserError when there is no such module or name in it.
     """
-    found = load(SHIPPED.get(name, name), "callback")
-    if not makes(found, RunCallback):
-        lacks = [hook for hook in HOOKS if not hasattr(found, hook)]
+    make = load(SHIPPED.get(name, name), "callback")
+    if not makes(make, RunCallback):
         what = "is neither a class nor a function that says -> and the name of one"
-        what = f"has no {', '.join(lacks)}" if isinstance(found, type) else what
+        if isinstance(make, type):
+            what = f"has no {', '.join(hook for hook in HOOKS if not hasattr(make, hook))}"
         raise UserError(f"callback {name!r} {what}; see RunCallback in {__name__}")
-    return found
+    return make
 
 
 def tell_failure(callbacks: Iterable[RunCallback], error: BaseException) -> None:
@@ -103,17 +104,19 @@ class TensorBoardCallback:
 
 def scalars(row: dict[str, Any], clients: Iterable[dict[str, Any]]) -> dict[str, float]:
     """The numbers of a round as `round/<column>` and `<client>/<column>`; texts and NaN are left out."""
-    found = numbers(row, "round")
+    values = numbers(row, "round")
     for client in clients:
-        found |= numbers(client, str(client.get("client", "client")))
-    return found
+        values |= numbers(client, str(client.get("client", "client")))
+    return values
 
 
 def numbers(table: dict[str, Any], prefix: str) -> dict[str, float]:
     """The numbers of a row as `prefix/<column>`, without that of its round."""
-    return {
-        f"{prefix}/{column}": float(value) for column, value in table.items() if column != "round" and _is_number(value)
-    }
+    values = {}
+    for column, value in table.items():
+        if column != "round" and _is_number(value):
+            values[f"{prefix}/{column}"] = float(value)
+    return values
 
 
 def _is_number(value: Any) -> bool:

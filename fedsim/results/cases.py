@@ -44,7 +44,12 @@ class Cases:
 
     @classmethod
     def of(
-        cls, index: np.ndarray, truth: "Tensor", predicted: "Tensor", images: "Tensor", structures: Sequence[str]
+        cls,
+        index: np.ndarray,
+        truth: "Tensor",
+        predicted: "Tensor",
+        images: "Tensor",
+        structures: Sequence[str],
     ) -> "Cases":
         """The cases of predicted masks [N, Q, H, W] and the true ones; images: uint8 [N, C, H, W]."""
         from fedsim.models.surfaces import surface_distance  # it imports torch, which reading does not need
@@ -53,18 +58,28 @@ class Cases:
         order = np.argsort(index, kind="stable")
         dice = dice_of(predicted, truth).cpu().numpy()[order]
         y, p = (masks.cpu().numpy()[order].astype(np.uint8) for masks in (truth, predicted))
-        distance = np.array([[surface_distance(*pair) for pair in zip(*case)] for case in zip(p, y)])
+        distances = []
+        for case in zip(p, y):
+            distances.append([surface_distance(*structure) for structure in zip(*case)])
         shown = worst_middle_best(dice.mean(axis=1))
-        seen = images[order[shown].tolist()].cpu().numpy()
-        return cls(index[order], dice, distance, shown, seen, y[shown], p[shown], tuple(structures))
+        return cls(
+            index=index[order],
+            dice=dice,
+            surface_distance=np.array(distances),
+            shown=shown,
+            images=images[order[shown].tolist()].cpu().numpy(),
+            truth=y[shown],
+            predicted=p[shown],
+            structures=tuple(structures),
+        )
 
     def details(self) -> list[tuple[str, str, float]]:
         """(quantity, structure, mean over the images) for details.csv; distances in pixels."""
-        return [
-            (quantity, name, float(value))
-            for quantity in STRUCTURE_QUANTITIES
-            for name, value in zip(self.structures, getattr(self, quantity).mean(axis=0))
-        ]
+        rows = []
+        for quantity in STRUCTURE_QUANTITIES:
+            means = getattr(self, quantity).mean(axis=0)
+            rows += [(quantity, name, float(mean)) for name, mean in zip(self.structures, means)]
+        return rows
 
     def write(self, run: Path, round: int) -> None:
         """Write them atomically as a round's file."""
@@ -81,8 +96,10 @@ def worst_middle_best(score: np.ndarray) -> np.ndarray:
     order = np.argsort(score, kind="stable")
     each = min(SHOWN, max(1, len(order) // 3))
     middle = (len(order) - each) // 2
-    places = [order[:each], order[middle : middle + each], order[len(order) - each :]]
-    return np.concatenate(places) if len(order) >= 3 else order
+    if len(order) < 3:
+        return order
+    worst, best = order[:each], order[len(order) - each :]
+    return np.concatenate([worst, order[middle : middle + each], best])
 
 
 def read_cases(run: Path | str, select: str = "best_validation") -> Cases:
@@ -90,10 +107,10 @@ def read_cases(run: Path | str, select: str = "best_validation") -> Cases:
     file = chosen_file(Path(run), select)
     try:
         with safe_open(file, framework="numpy") as content:
-            found = content.metadata() or {}
-            if "structures" not in found:
+            metadata = content.metadata() or {}
+            if "structures" not in metadata:
                 raise UserError(f"{file}: predictions of classes, not of masks")
             arrays = {name: content.get_tensor(name) for name in ARRAYS}
-            return Cases(**arrays, structures=tuple(json.loads(found["structures"])))
+            return Cases(**arrays, structures=tuple(json.loads(metadata["structures"])))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{file}: not readable cases ({error})") from None

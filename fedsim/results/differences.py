@@ -44,17 +44,22 @@ def recorded_settings(experiment: Experiment) -> dict[str, Any]:
 
 def comparable_settings(experiment: Experiment) -> dict[str, Any]:
     """Dotted settings that a run's numbers depend on, except method name, target and seed."""
-    settings = recorded_settings(experiment)
-    idle = {key for key in settings if key.startswith("run.")}.difference(RUN_KEYS).union(MACHINE_KEYS)
-    return {key: value for key, value in settings.items() if key not in idle}
+    settings = {}
+    for key, value in recorded_settings(experiment).items():
+        is_of_run = key.startswith("run.") and key not in RUN_KEYS
+        if not is_of_run and key not in MACHINE_KEYS:
+            settings[key] = value
+    return settings
 
 
 def with_values(experiment: Experiment, values: PartValues) -> Experiment:
     """The settings with these values of parts where they give none; values: {"parts" or "method": {part: fields}}."""
     changes = {}
     for section, parts in values.items():
-        own = getattr(experiment, section)
-        changes[section] = {**own, **{part: {**fields, **own.get(part, {})} for part, fields in parts.items()}}
+        given = dict(getattr(experiment, section))
+        for part, fields in parts.items():
+            given[part] = {**fields, **given.get(part, {})}
+        changes[section] = given
     return experiment.model_copy(update=changes)
 
 
@@ -65,23 +70,36 @@ def with_recorded_values(
 
     A run that left a value out is then not told apart from one that repeats the default, and 1 is the number 1.0.
     """
-    given = {(part, field) for one in experiments.values() for part, own in one.parts.items() for field in own}
-    filled = dict(experiments)
-    for run, experiment in experiments.items() if given else ():
-        recipe = {name.split(".", 1)[1]: own for name, own in recipe_of(run).items()}
+    given: dict[str, set[str]] = {}  # {part: the fields that a run gives}
+    for experiment in experiments.values():
+        for part, fields in experiment.parts.items():
+            given.setdefault(part, set()).update(fields)
+    if not given:
+        return dict(experiments)
+    filled = {}
+    for run, experiment in experiments.items():
+        recipe = _by_part(recipe_of(run))
         parts = {part: dict(fields) for part, fields in experiment.parts.items()}
-        for part, field in given:
-            own = recipe.get(named_part(part), {})
-            if field in own and parts.get(part, {}).get(field, own[field]) == own[field]:
-                parts.setdefault(part, {})[field] = own[field]
+        for part, names in given.items():
+            recorded = recipe.get(named_part(part), {})
+            for name in names & recorded.keys():
+                if parts.get(part, {}).get(name, recorded[name]) == recorded[name]:
+                    parts.setdefault(part, {})[name] = recorded[name]
         filled[run] = experiment.model_copy(update={"parts": parts})
     return filled
 
 
+def _by_part(recipe: Recipe) -> Recipe:
+    """A recorded recipe by the names of its parts alone: `objective.jigsaw` as `jigsaw`."""
+    return {name.split(".", 1)[1]: fields for name, fields in recipe.items()}
+
+
 def used_settings(experiment: Experiment, record: Mapping[str, Any]) -> Experiment:
     """The settings without those of parts that the recipe in a run's record (environment.json) does not have."""
-    known = {name.split(".", 1)[1] for name in record.get("recipe", {})}
-    parts = {part: own for part, own in experiment.parts.items() if not known or named_part(part) in known}
+    recipe = _by_part(record.get("recipe", {}))
+    if not recipe:
+        return experiment
+    parts = {part: fields for part, fields in experiment.parts.items() if named_part(part) in recipe}
     return experiment.model_copy(update={"parts": parts})
 
 
@@ -96,12 +114,16 @@ def differing_settings(experiments: Iterable[Experiment], between_methods: bool 
     between_methods: also TESTED_KEYS in which only different methods differ, not the runs of one.
     """
     tables = [(experiment.method_name, comparable_settings(experiment)) for experiment in experiments]
+    keys: dict[str, None] = {}
+    for _, settings in tables:
+        keys |= dict.fromkeys(settings)
     differing: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for _, table in tables for key in table if not key.startswith("method.")):
-        values = list(dict.fromkeys(value_text(table.get(key, ABSENT)) for _, table in tables))
-        own = {(method, value_text(table.get(key, ABSENT))) for method, table in tables}
-        one_each = len(own) == len({method for method, _ in own})
-        if len(values) > 1 and (between_methods or key not in TESTED_KEYS or not one_each):
+    for key in keys:
+        texts = [(method, value_text(settings.get(key, ABSENT))) for method, settings in tables]
+        values = list(dict.fromkeys(text for _, text in texts))
+        is_one_each = len(set(texts)) == len({method for method, _ in texts})  # no method has two values
+        is_allowed = key in TESTED_KEYS and is_one_each and not between_methods
+        if len(values) > 1 and not is_allowed and not key.startswith("method."):
             differing[key] = values
     return differing
 
@@ -113,34 +135,36 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     for those of NEW_RULES.
     """
     first, second = _by_former_slots(first), _by_former_slots(second)
-    apart = [
-        f"{name} (not in both)" for name in dict.fromkeys([*first, *second]) if (name in first) != (name in second)
-    ]
+    apart = [f"{name} (not in both)" for name in first.keys() ^ second.keys()]
     for name in first.keys() & second.keys():
-        if (NEW_RULES.get(name) in first[name]) != (NEW_RULES.get(name) in second[name]):
+        one, other = first[name], second[name]
+        rule = NEW_RULES.get(name)
+        if (rule in one) != (rule in other):
             apart.append(f"{name} (it computes something else than in earlier versions)")
-        for field in first[name].keys() & second[name].keys():
-            values = [value_text(recipe[name][field]) for recipe in (first, second)]
-            if values[0] != values[1]:
-                apart.append(f"{name}.{field} ({' | '.join(values)})")
+        for field in one.keys() & other.keys():
+            before, after = value_text(one[field]), value_text(other[field])
+            if before != after:
+                apart.append(f"{name}.{field} ({before} | {after})")
     return sorted(apart)
 
 
 def _by_former_slots(recipe: Recipe) -> Recipe:
     """A recorded recipe with `objective.jigsaw` as `client.jigsaw`, as earlier versions recorded it."""
-    parts = {tuple(name.split(".", 1)): fields for name, fields in recipe.items()}
-    local = ("client", *FORMER_CLIENT)
-    return {
-        f"{'client' if slot in local else slot}.{name}": fields
-        for (slot, name), fields in parts.items()
-        if not (slot in local and name in STANDARD)
-    }
+    former = {}
+    for key, fields in recipe.items():
+        slot, part = key.split(".", 1)
+        is_local = slot in ("client", *FORMER_CLIENT)
+        if not is_local:
+            former[key] = fields
+        elif part not in STANDARD:
+            former[f"client.{part}"] = fields
+    return former
 
 
 def method_words(experiment: Experiment) -> str:
     """`guiding_head.weight=0.25`: the settings of a method as they were given."""
-    settings = {key: value for key, value in experiment.method.items() if key != "name"}
-    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(flatten(settings).items()))
+    settings = flatten({key: value for key, value in experiment.method.items() if key != "name"})
+    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(settings.items()))
 
 
 def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> dict[str, str]:
@@ -149,40 +173,48 @@ def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> d
     Empty where all have the same recipe.
     settings: {run: its settings as text}; recipes: {run: its recorded recipe, empty where there is none}.
     """
-    kinds: list[tuple[Recipe, list[str]]] = []  # (recipe, its runs)
+    texts: dict[str, str] = {}
+    firsts: list[str] = []  # the run with the shortest settings of each recipe
     for run in sorted(settings, key=lambda run: len(settings[run])):
         recipe = recipes[run]
-        same = [own for known, own in kinds if recipe and known and not differing_parts(known, recipe)]
-        if same:
-            same[0].append(run)
-        else:
-            kinds.append((recipe, [run]))
-    words = {run: settings[own[0]] for _, own in kinds for run in own}
-    return words if len(set(words.values())) > 1 else dict.fromkeys(words, "")
+        alike = [other for other in firsts if recipe and recipes[other] and not differing_parts(recipes[other], recipe)]
+        if not alike:
+            firsts.append(run)
+        texts[run] = settings[alike[0] if alike else run]
+    return texts if len(set(texts.values())) > 1 else dict.fromkeys(texts, "")
 
 
 def require_alike(
-    experiments: Sequence[Experiment], by: Sequence[str] = (), unused: Collection[tuple[str, str]] = ()
+    experiments: Sequence[Experiment],
+    by: Sequence[str] = (),
+    unused: Collection[tuple[str, str]] = (),
 ) -> None:
     """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`.
 
     A part in [parts] that no method of these runs has changes nothing, so that the runs may differ in it.
     unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
     """
-    known = dict.fromkeys(key for experiment in experiments for key in recorded_settings(experiment))
+    keys: dict[str, None] = {}
+    for experiment in experiments:
+        keys |= dict.fromkeys(recorded_settings(experiment))
     for key in by:
-        if key not in known:
-            raise UserError(f"no run has the setting {key!r}; {nearest(key, known)}keys are dotted, such as train.lr")
+        if key not in keys:
+            raise UserError(f"no run has the setting {key!r}; {nearest(key, keys)}keys are dotted, such as train.lr")
     methods = {experiment.method_name for experiment in experiments}
-    idle = {part for _, part in unused if all((method, part) in unused for method in methods)}
-    differing = {key: values for key, values in differing_settings(experiments).items() if key not in by}
-    extra = {key: values for key, values in differing.items() if _part_of(key) not in idle}
-    if extra:
-        named = ", ".join(f"{key} ({' | '.join(values)})" for key, values in extra.items())
-        wanted = " ".join(f"--by {key}" for key in extra)
+    idle = set()  # parts that no method has
+    for _, part in unused:
+        if all((method, part) in unused for method in methods):
+            idle.add(part)
+    differing = []
+    options = []
+    for key, values in differing_settings(experiments).items():
+        if key not in by and _part_of(key) not in idle:
+            differing.append(f"{key} ({' | '.join(values)})")
+            options.append(f"--by {key}")
+    if differing:
         raise UserError(
-            f"these runs differ in more than method, target and seed: {named}; "
-            f"say which difference is meant with {wanted}, or compare one experiment's folder at a time"
+            f"these runs differ in more than method, target and seed: {', '.join(differing)}; "
+            f"say which difference is meant with {' '.join(options)}, or compare one experiment's folder at a time"
         )
 
 
@@ -198,48 +230,73 @@ def refuse_twice(table: pd.DataFrame, experiments: Mapping[str, Experiment] | No
     """
     keys = ["label", "target", "seed"]
     twice = table[table.duplicated(keys, keep=False)]
-    if len(twice):
-        first = twice.iloc[0]
-        same = twice[(twice[keys] == first[keys]).all(axis=1)]["run"]
-        apart = _run_keys_apart([recorded_settings(experiments[run]) for run in same] if experiments else [])
-        raise UserError(
-            f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
-            f"{', '.join(same)}; compare one experiment's folder at a time"
-            + (f", or tell these runs apart with {' '.join(f'--by {key}' for key in apart)}" if apart else "")
-        )
+    if twice.empty:
+        return
+    first = twice.iloc[0]
+    is_same = (twice[keys] == first[keys]).all(axis=1)
+    runs = list(twice.loc[is_same, "run"])
+    advice = "compare one experiment's folder at a time"
+    keys_apart = _run_keys_apart([recorded_settings(experiments[run]) for run in runs]) if experiments else []
+    if keys_apart:
+        options = " ".join(f"--by {key}" for key in keys_apart)
+        advice += f", or tell these runs apart with {options}"
+    raise UserError(
+        f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
+        f"{', '.join(runs)}; {advice}"
+    )
 
 
 def _run_keys_apart(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys of [run] in which some runs differ. A sweep's grid writes its settings into the label, too."""
-    runs = [key for key in (tables[0] if tables else ()) if key.startswith("run.")]
-    keys = [key for key in runs if len({value_text(table.get(key, ABSENT)) for table in tables}) > 1]
+    keys = []
+    for key in tables[0]:
+        values = {value_text(table.get(key, ABSENT)) for table in tables}
+        if key.startswith("run.") and len(values) > 1:
+            keys.append(key)
     return [key for key in keys if key != "run.label"] or keys
 
 
 def variants(
-    experiments: Mapping[str, Experiment], by: Sequence[str], unused: Collection[tuple[str, str]] = ()
+    experiments: Mapping[str, Experiment],
+    by: Sequence[str],
+    unused: Collection[tuple[str, str]] = (),
 ) -> dict[str, tuple[str, ...]]:
     """{run: its values of the `by` keys}: empty where its method has no such key, `default` where it was left out.
 
     unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
     """
-    settings = {run: recorded_settings(experiment) for run, experiment in experiments.items()} if by else {}
-    applies = {(experiments[run].method_name, key) for run, table in settings.items() for key in by if key in table}
-    applies = {(method, key) for method, key in applies if (method, _part_of(key)) not in unused}
-    return {
-        run: tuple(
-            value_text(settings[run].get(key, ABSENT)) if (experiment.method_name, key) in applies else "" for key in by
-        )
-        for run, experiment in experiments.items()
-    }
+    if not by:
+        return dict.fromkeys(experiments, ())
+    settings = {run: recorded_settings(experiment) for run, experiment in experiments.items()}
+    methods = {run: experiment.method_name for run, experiment in experiments.items()}
+    with_key = set()  # (method, key) where a run of the method has the key
+    for run, method in methods.items():
+        for key in by:
+            if key in settings[run] and (method, _part_of(key)) not in unused:
+                with_key.add((method, key))
+    values: dict[str, tuple[str, ...]] = {}
+    for run, method in methods.items():
+        texts = []
+        for key in by:
+            has_key = (method, key) in with_key
+            texts.append(value_text(settings[run].get(key, ABSENT)) if has_key else "")
+        values[run] = tuple(texts)
+    return values
 
 
 def variant_text(by: Sequence[str], values: Sequence[str]) -> str:
     """`weight=0.25, lr=0.01`"""
-    return ", ".join(f"{name}={value}" for name, value in zip(short_names(by), values) if value)
+    texts = []
+    for name, value in zip(short_names(by), values):
+        if value:
+            texts.append(f"{name}={value}")
+    return ", ".join(texts)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
     """`method.proximal.mu` -> `mu`, unless another key ends alike."""
     last = [key.rpartition(".")[2] for key in keys]
-    return [key if last.count(name) > 1 else name for key, name in zip(keys, last)]
+    names = []
+    for key, name in zip(keys, last):
+        names.append(key if last.count(name) > 1 else name)
+    return names

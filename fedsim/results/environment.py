@@ -83,12 +83,16 @@ def _odd_table(record: Any) -> str:
     for name, keys in TABLES.items():
         table = record.get(name, {})
         entries = table.values() if isinstance(table, dict) else [None]
-        if not all(isinstance(own, dict) and keys <= own.keys() for own in entries):
+        if not all(isinstance(entry, dict) and keys <= entry.keys() for entry in entries):
             return repr(name)
     earlier = record.get("earlier", [])
-    if not isinstance(earlier, list) or not all(isinstance(one, dict) and "from_round" in one for one in earlier):
+    if not isinstance(earlier, list):
         return "'earlier'"
-    return "" if all(isinstance(one.get("packages", {}), dict) for one in (record, *earlier)) else "'packages'"
+    if not all(isinstance(entry, dict) and "from_round" in entry for entry in earlier):
+        return "'earlier'"
+    if not all(isinstance(entry.get("packages", {}), dict) for entry in (record, *earlier)):
+        return "'packages'"
+    return ""
 
 
 def earlier_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], done: int) -> dict[str, Any]:
@@ -102,14 +106,20 @@ def earlier_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], do
     done: the last round that is not computed again; -1 without any
     """
     last = {key: recorded[key] for key in MAY_CHANGE if key in recorded}
-    entries = [*recorded.get("earlier", []), {**last, "from_round": recorded.get("from_round", 0)}] if last else []
+    entries = []
+    if last:
+        entries = [*recorded.get("earlier", []), {**last, "from_round": recorded.get("from_round", 0)}]
     # An environment in which no round was completed leaves no trace in the records.
     entries = [entry for entry in entries if entry["from_round"] <= done]
-    if entries and all(now.get(key, value) == value for key, value in entries[-1].items() if key != "from_round"):
+    start = done + 1
+    if entries and _is_alike(entries[-1], now):
         start = entries.pop()["from_round"]
-    else:
-        start = done + 1
     return {"from_round": start, "earlier": entries} if entries else {}
+
+
+def _is_alike(entry: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the present environment has the values of an earlier one, where it has any."""
+    return all(now.get(key, value) == value for key, value in entry.items() if key != "from_round")
 
 
 def all_environments(recorded: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -118,7 +128,9 @@ def all_environments(recorded: Mapping[str, Any]) -> list[tuple[str, Mapping[str
     A run that had only one has an empty text.
     """
     earlier = recorded.get("earlier", [])
-    return [(f" from round {one['from_round']}" if earlier else "", one) for one in [*earlier, recorded]]
+    if not earlier:
+        return [("", recorded)]
+    return [(f" from round {entry['from_round']}", entry) for entry in [*earlier, recorded]]
 
 
 @cache  # a process runs the code that was there at its start, even when the checkout changes later

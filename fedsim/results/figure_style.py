@@ -68,7 +68,10 @@ def look(names: Iterable[str] = ()) -> Iterator[None]:
 
 def written(name: str, most: int = MOST_NAME) -> str:
     """A name as it is written in a figure: long names are shortened in the middle, and a dollar sign is escaped."""
-    short = name if len(name) <= most else f"{name[: most * 2 // 3]}…{name[len(name) - most // 3 + 1 :]}"
+    short = name
+    if len(name) > most:
+        start, end = most * 2 // 3, most // 3 - 1
+        short = f"{name[:start]}…{name[len(name) - end :]}"
     return short.replace("$", r"\$")
 
 
@@ -79,8 +82,8 @@ def unseen(target: str) -> str:
 
 def wrapped(name: str) -> str:
     """A name in up to three lines, so that the settings in it stay whole; only words that fill a line are shortened."""
-    words = " ".join(written(word) for word in name.split())
-    lines = textwrap.wrap(words, MOST_NAME, break_long_words=False, break_on_hyphens=False)
+    text = " ".join(written(word) for word in name.split())
+    lines = textwrap.wrap(text, MOST_NAME, break_long_words=False, break_on_hyphens=False)
     if len(lines) > MOST_NAME_LINES:
         lines = [*lines[: MOST_NAME_LINES - 1], f"… {lines[-1]}"]
     return "\n".join(lines)
@@ -93,8 +96,11 @@ def lines_of(texts: Iterable[str]) -> int:
 
 def width_of(text: str) -> int:
     """Width of a text's widest line in letters; an East Asian character is as wide as two."""
-    widths = (sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line) for line in text.split("\n"))
-    return max(widths)
+    widest = 0
+    for line in text.split("\n"):
+        wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in line)
+        widest = max(widest, len(line) + wide)
+    return widest
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,15 @@ Looks = Mapping[str, Style]  # by label: a method looks the same in all figures 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """One style per name. Colours and lines repeat after different numbers, so that the first 56 styles all differ."""
-    return {
-        name: Style(
-            COLORS[i % len(COLORS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)], HATCHES[i % len(HATCHES)]
+    looks = {}
+    for number, name in enumerate(names):
+        looks[name] = Style(
+            color=COLORS[number % len(COLORS)],
+            line=LINES[number % len(LINES)],
+            marker=MARKERS[number % len(MARKERS)],
+            hatch=HATCHES[number % len(HATCHES)],
         )
-        for i, name in enumerate(names)
-    }
+    return looks
 
 
 def panels(rows: int, heads: Sequence[str], title: str) -> tuple[Figure, np.ndarray]:
@@ -136,7 +145,10 @@ def set_title(figure: Figure, text: str) -> None:
     width, text = int(11 * figure.get_figwidth()), text.replace("$", r"\$")
     if width_of(text) > len(text):  # textwrap counts letters
         width //= 2
-    figure.suptitle("\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, width)))
+    lines = []
+    for part in text.split("\n"):
+        lines += textwrap.wrap(part, width)
+    figure.suptitle("\n".join(lines))
 
 
 def band(
@@ -182,29 +194,43 @@ def band(
 
 def legend_below(figure: Figure, names: Iterable[str]) -> None:
     """Draw one legend for all axes under the figure, outside of the plotted area, in the order of `names`."""
-    found = _entries(figure.axes, names)
-    if found:
-        texts = [wrapped(name) for name in found]
-        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(width_of, texts))))))
-        # The page grows by the lines of the legend, so that the panels keep their height.
-        lines = lines_of(texts)
-        rows = -(-len(found) // columns)
-        figure.set_figheight(figure.get_figheight() + (0.05 + 0.14 * lines) * rows - 0.19)
-        figure.legend(found.values(), texts, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
+    entries = _entries(figure.axes, names)
+    if not entries:
+        return
+    texts = [wrapped(name) for name in entries]
+    width = 0.75 + 0.08 * max(map(width_of, texts))
+    columns = max(1, min(len(entries), int(figure.get_figwidth() // width)))
+    rows = -(-len(entries) // columns)
+    # The page grows by the lines of the legend, so that the panels keep their height.
+    height = 0.05 + 0.14 * lines_of(texts)
+    figure.set_figheight(figure.get_figheight() + height * rows - 0.19)
+    figure.legend(
+        entries.values(),
+        texts,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3.2,
+    )
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
     """Draw the legend of one row of panels, right of its last panel, for figures whose rows have different entries."""
-    found = _entries(row, names)
-    texts = [wrapped(name) for name in found]
+    entries = _entries(row, names)
     row[-1].legend(
-        found.values(), texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=3.0
+        entries.values(),
+        [wrapped(name) for name in entries],
+        loc="center left",
+        bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+        handlelength=3.0,
     )
 
 
 def _entries(axes: Iterable[Axes], names: Iterable[str]) -> dict[str, Any]:
     # Every panel lacks some entries (its unseen domain is not a client), so the entries of all panels are collected.
-    found: dict[str, Any] = {}
-    for one in axes:
-        found |= dict(zip(*reversed(one.get_legend_handles_labels())))
-    return {name: found[name] for name in names if name in found}
+    entries: dict[str, Any] = {}
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles))
+    return {name: entries[name] for name in names if name in entries}

@@ -14,15 +14,17 @@ def fonts_for(texts: Iterable[str]) -> tuple[list[str], str]:
 
     The standard font comes first; others are looked for only when it lacks a character.
     """
-    wanted = {sign for text in texts for sign in text if sign.isprintable() and not sign.isspace()}
-    families, missing = [STANDARD], wanted - signs_of(font_manager.findfont(STANDARD))
+    signs = set().union(*texts)
+    missing = {sign for sign in signs if sign.isprintable() and not sign.isspace()}
+    missing -= signs_of(font_manager.findfont(STANDARD))
+    families = [STANDARD]
     while missing:
-        found = [(len(missing & signs_of(path)), name, path) for name, path in installed().items()]
-        count, name, path = max(found, key=lambda one: one[0], default=(0, "", ""))
-        if not count:
+        counts = {name: len(missing & signs_of(path)) for name, path in installed().items()}
+        best = max(counts, key=counts.__getitem__, default="")
+        if not counts.get(best):
             break
-        families.append(name)
-        missing -= signs_of(path)
+        families.append(best)
+        missing -= signs_of(installed()[best])
     return families, "".join(sorted(missing))
 
 
@@ -37,9 +39,9 @@ def missing_text(missing: str) -> str:
 @cache
 def installed() -> dict[str, str]:
     """{name of each installed family: its file}, including families that are newer than matplotlib's own list."""
-    known = {font.fname for font in font_manager.fontManager.ttflist}
+    listed = {font.fname for font in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
-        if path not in known:
+        if path not in listed:
             font_manager.fontManager.addfont(path)
     upright = [font for font in font_manager.fontManager.ttflist if font.style == "normal"]
     upright.sort(key=lambda font: (font.weight not in (400, "normal", "regular"), font.fname))

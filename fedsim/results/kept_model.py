@@ -1,4 +1,4 @@
-"""Says when the kept best model of a run is not final, or not of the round that tables report (see `from_rounds`)."""
+"""Says when the kept best model of a run is not final, or not of the round that tables report (see `select_again`)."""
 
 from pathlib import Path
 

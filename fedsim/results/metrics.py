@@ -66,8 +66,10 @@ def auroc(predictions: Predictions) -> float:
     if len(present) < 2:
         return float("nan")
     ranks = rankdata(predictions.probabilities[:, present], axis=0)
-    sums = (ranks * (predictions.label[:, None] == present)).sum(axis=0)
-    return float(np.mean((sums - counts * (counts + 1) / 2) / (counts * (len(predictions.label) - counts))))
+    is_of_class = predictions.label[:, None] == present
+    u = (ranks * is_of_class).sum(axis=0) - counts * (counts + 1) / 2
+    others = len(predictions.label) - counts
+    return float(np.mean(u / (counts * others)))
 
 
 def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> float:
@@ -82,9 +84,10 @@ def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> fl
 def confidence_bins(predictions: Predictions, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """([B] images, [B] right predictions, [B] sum of the greatest probabilities) in bins (lo, hi] of equal width."""
     confidence = predictions.probabilities.max(axis=1).astype(float)
+    is_right = predictions.predicted == predictions.label
     place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    right, total = (np.bincount(place, each, bins) for each in (predictions.predicted == predictions.label, confidence))
-    return np.bincount(place, minlength=bins), right, total
+    count = np.bincount(place, minlength=bins)
+    return count, np.bincount(place, is_right, bins), np.bincount(place, confidence, bins)
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:
@@ -127,11 +130,11 @@ METRICS: dict[str, Metric] = {
 
 def find_metric(name: str, own: str) -> str:
     """The name of a metric of runs whose task has the metric `own`; UserError for one that they do not have."""
-    known = [each for each, metric in METRICS.items() if metric.read is METRICS[own].read]
+    names = [each for each, metric in METRICS.items() if metric.read is METRICS[own].read]
     if name not in METRICS:
-        raise UserError(f"unknown metric {name!r}; {nearest(name, known)}known: {', '.join(known)}")
-    if name not in known:
-        raise UserError(f"these runs have no {name}, a metric of another task; theirs are {', '.join(known)}")
+        raise UserError(f"unknown metric {name!r}; {nearest(name, names)}known: {', '.join(names)}")
+    if name not in names:
+        raise UserError(f"these runs have no {name}, a metric of another task; theirs are {', '.join(names)}")
     return name
 
 
@@ -140,34 +143,40 @@ def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float
 
     The metric of a run without readable predictions is NaN. Raises UserError with the first reason when no run has any.
     """
-    found, reasons = {}, []
+    measure = METRICS[metric]
+    values, reasons = {}, []
     for run in runs.summary["run"]:
         try:
-            found[run] = METRICS[metric].of(METRICS[metric].read(run_folder(runs, run), select))
+            values[run] = measure.of(measure.read(run_folder(runs, run), select))
         except UserError as error:
-            found[run] = float("nan")
+            values[run] = float("nan")
             reasons.append(str(error))
-    if len(reasons) == len(found):
+    if len(reasons) == len(values):
         raise UserError(f"{metric} needs kept predictions: {reasons[0]}")
-    return found, reasons
+    return values, reasons
 
 
 def kept(
-    runs: Runs, labels: Mapping[str, str], select: str, read: Callable[[Path, str], Kept]
+    runs: Runs,
+    labels: Mapping[str, str],
+    select: str,
+    read: Callable[[Path, str], Kept],
 ) -> dict[str, dict[str, list[Kept]]]:
     """{label: {target: what its runs have kept, in the order of their seeds}} of the runs that have kept something.
 
     read: `read_predictions` or `read_cases`
     """
-    found: dict[str, dict[str, list[Kept]]] = {}
+    by_label: dict[str, dict[str, list[Kept]]] = {}
     for row in runs.summary.sort_values("seed", kind="stable").itertuples():
         with contextlib.suppress(UserError):
-            one = read(run_folder(runs, row.run), select)
-            found.setdefault(labels[row.run], {}).setdefault(row.target, []).append(one)
-    return {label: dict(sorted(targets.items())) for label, targets in found.items()}
+            content = read(run_folder(runs, row.run), select)
+            by_label.setdefault(labels[row.run], {}).setdefault(row.target, []).append(content)
+    return {label: dict(sorted(by_target.items())) for label, by_target in by_label.items()}
 
 
 def kept_predictions(runs: Runs, labels: Mapping[str, str], select: str) -> dict[str, dict[str, Predictions]]:
     """{label: {target: predictions of all its seeds}} of the runs that have kept predictions."""
-    found = kept(runs, labels, select, read_predictions)
-    return {label: {target: pooled(own) for target, own in targets.items()} for label, targets in found.items()}
+    predictions: dict[str, dict[str, Predictions]] = {}
+    for label, by_target in kept(runs, labels, select, read_predictions).items():
+        predictions[label] = {target: pooled(seeds) for target, seeds in by_target.items()}
+    return predictions

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from fedsim.results.compared import Compared
+from fedsim.results.comparison import MARKS, Comparison
 from fedsim.results.reading import Runs
 
 PAPER_NOTES = {  # what a paper's ± is, and what its protocol
@@ -16,11 +16,7 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
 FEWEST_PAIRS = 6
 NAMED_RUNS = 3
 BUDGET_TOLERANCE = 0.05
-# Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first, and
-# methods that never see the target have none.
-MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
-GROUPS = tuple(MARKS)
-# Of the kinds of `Runs.remarks`; the last two are about the round that `best_validation` selects.
+# Of the kinds of `Runs.remarks`.
 ROUND_TEXTS = {
     "failed": "Clients failed, and rounds rest on the others, in {runs}.",
     "unmade": "No client's reply was accepted in rounds of {runs}: they left the model as it was, and are not "
@@ -29,18 +25,37 @@ ROUND_TEXTS = {
     "reselected": "In {few} of an earlier version of fedsim the first of several equal rounds that a reply made counts "
     "here, and the files are of another one: {runs}.",
 }
+ABOUT_SELECTED = ("thin", "reselected")  # the kinds that are about the round that `best_validation` selects
 GROUP_TEXTS = {
     "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
     "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
 }
 
 
-def comparison_notes(comparison: Compared, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
+def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
     """The remarks on the numbers of a comparison, on the papers' rows and on unfinished runs."""
     table = comparison.table
+    return [
+        *measure_notes(comparison),
+        *missing_notes(table, comparison.targets),
+        *split_notes(table),
+        *rank_notes(comparison),
+        *budget_notes(table, comparison.methods["label"], comparison.baseline),
+        *cost_notes(table),
+        *test_size_notes(table),
+        *group_notes(comparison.methods),
+        *paper_notes(comparison.published),
+        *published_reasons,
+        *unfinished_notes(unfinished),
+    ]
+
+
+def measure_notes(comparison: Comparison) -> list[str]:
+    """Notes on what the numbers of the cells are."""
+    measured = comparison.measured
     over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
     notes = [
-        f"{comparison.measured[0].upper()}{comparison.measured[1:]} in %, {over}; "
+        f"{measured[0].upper()}{measured[1:]} in %, {over}; "
         "averages are taken per seed first, over the seeds that have every target."
     ]
     if comparison.measure.less_is_better:
@@ -49,20 +64,25 @@ def comparison_notes(comparison: Compared, published_reasons: Iterable[str], unf
         notes.append("Computed from the kept predictions; classes without an image in the unseen domain are left out.")
     if comparison.select == "oracle":
         notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
-    notes += missing_notes(table, comparison.targets)
-    notes += split_notes(table)
-    notes += rank_notes(comparison)
-    notes += budget_notes(table, comparison.methods["label"], comparison.baseline) + cost_notes(table)
-    notes += test_size_notes(table)
+    return notes
+
+
+def group_notes(methods: pd.DataFrame) -> list[str]:
+    """Notes on the methods that use images of the target."""
+    notes = []
     for group, text in GROUP_TEXTS.items():
-        if (comparison.methods["group"] == group).any():
+        if (methods["group"] == group).any():
             notes.append(f"{MARKS[group]} {text}; ranked apart, not with the others.")
-    if len(comparison.published):
-        notes.append("Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program.")
-        papers = dict.fromkeys(source.split(" Table")[0] for source in comparison.published["source"])
-        notes += [f"{PAPER_NOTES[paper]}." for paper in papers if paper in PAPER_NOTES]
-    notes += published_reasons
-    return notes + unfinished_notes(unfinished)
+    return notes
+
+
+def paper_notes(published: pd.DataFrame) -> list[str]:
+    """Notes on the papers' rows; published: those of `Comparison`."""
+    if published.empty:
+        return []
+    notes = ["Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program."]
+    papers = dict.fromkeys(source.split(" Table")[0] for source in published["source"])
+    return notes + [f"{PAPER_NOTES[paper]}." for paper in papers if paper in PAPER_NOTES]
 
 
 def part_notes(only: str) -> list[str]:
@@ -93,13 +113,24 @@ def unfinished_notes(unfinished: list[str]) -> list[str]:
 def round_notes(runs: Runs, select: str) -> list[str]:
     """Notes on the runs that have rounds without some clients, or whose files are of another round."""
     notes = []
-    for kind, said in ROUND_TEXTS.items() if select == "best_validation" else list(ROUND_TEXTS.items())[:2]:
-        own = [f"{run} ({texts[kind]})" for run, texts in runs.remarks.items() if kind in texts]
-        named, more = ", ".join(own[:NAMED_RUNS]), len(own) - NAMED_RUNS
-        named += f" and {more} more run{'s' if more > 1 else ''}" if more > 0 else ""
-        few = f"{len(own)} run{'s' if len(own) > 1 else ''}"
-        notes += [said.format(runs=named, few=few)] if own else []
+    for kind, text in ROUND_TEXTS.items():
+        if kind in ABOUT_SELECTED and select != "best_validation":
+            continue
+        named = [f"{run} ({texts[kind]})" for run, texts in runs.remarks.items() if kind in texts]
+        if named:
+            notes.append(text.format(runs=_first_of(named), few=_counted(len(named), "run")))
     return notes
+
+
+def _first_of(named: list[str]) -> str:
+    """The first runs, and the number of others."""
+    more = len(named) - NAMED_RUNS
+    first = ", ".join(named[:NAMED_RUNS])
+    return f"{first} and {more} more run{'s' if more > 1 else ''}" if more > 0 else first
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) -> list[str]:
@@ -108,19 +139,21 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
     paired: whether the table also has differences and ranks over the pairs that methods share.
     """
     notes = []
-    begun = _begun(table)
-    lacking = [
-        f"{label}: " + ", ".join(f"{target} ({gone})" for target, gone in lacks.items())
-        for label, lacks in missing_cells(table, targets).items()
-    ]
+    lacking = []
+    for label, cells in missing_cells(table, targets).items():
+        named = ", ".join(f"{target} ({seeds})" for target, seeds in cells.items())
+        lacking.append(f"{label}: {named}")
     if lacking:
         notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
-    everyone = sorted({seed for seeds in begun for seed in seeds})
+    begun = _begun(table)
+    everyone = sorted(set().union(*begun))
     for seed in everyone:
         holders = [label for label, seeds in begun.items() if seed in seeds]
-        if len(holders) < len(begun):
-            others = [label for label in begun.index if label not in holders]
-            few = f"only in {', '.join(holders)}" if len(holders) <= len(others) else f"not in {', '.join(others)}"
+        others = [label for label in begun.index if label not in holders]
+        if others:
+            few = f"not in {', '.join(others)}"
+            if len(holders) <= len(others):
+                few = f"only in {', '.join(holders)}"
             do = ", Δ and rank do" if paired else ""
             notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare{do}.")
     if begun.map(len).max() == 1:
@@ -131,17 +164,19 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
 
 def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str, str]]:
     """{label: {target: the seeds, in words}} of the cells that a method lacks in the seeds that it has begun."""
-    present = table.dropna(subset="accuracy")
-    have = set(zip(present["label"], present["target"], present["seed"]))
-    found: dict[str, dict[str, str]] = {}
+    runs = table.dropna(subset="accuracy")
+    present = set(zip(runs["label"], runs["target"], runs["seed"]))
+    missing: dict[str, dict[str, str]] = {}
     for label, seeds in _begun(table).items():
-        gone = {target: [seed for seed in seeds if (label, target, seed) not in have] for target in targets}
-        if lacks := {target: _seeds(own, all_of=seeds) for target, own in gone.items() if own}:
-            found[str(label)] = lacks
-    return found
+        for target in targets:
+            lacking = [seed for seed in seeds if (label, target, seed) not in present]
+            if lacking:
+                missing.setdefault(str(label), {})[target] = _seeds(lacking, all_of=seeds)
+    return missing
 
 
 def _begun(table: pd.DataFrame) -> pd.Series:
+    """The seeds of each label, sorted."""
     return table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
 
 
@@ -153,14 +188,14 @@ def _seeds(seeds: list[int], all_of: list[int]) -> str:
 
 def split_notes(table: pd.DataFrame) -> list[str]:
     """A note when all seeds of a method share one data split: the deviation then does not contain the sampling."""
-    fixed = [
-        label
-        for label, own in table.groupby("label", sort=False)
-        if own["seed"].nunique() > 1 and own["split_seed"].notna().all() and own["split_seed"].nunique() == 1
-    ]
+    runs = table.groupby("label", sort=False)
+    seeds = runs["seed"].nunique()
+    splits = runs["split_seed"].nunique(dropna=False)
+    has_splits = runs["split_seed"].count() > 0  # recorded: not all are NaN
+    fixed = list(seeds.index[(seeds > 1) & (splits == 1) & has_splits])
     if not fixed:
         return []
-    named = "all methods" if len(fixed) == table["label"].nunique() else ", ".join(fixed)
+    named = "all methods" if len(fixed) == len(seeds) else ", ".join(fixed)
     return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
 
 
@@ -177,14 +212,18 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
         cells = cells.dropna(axis="columns", how="all")
         if cells.shape[1] < 2:
             continue
-        base = baseline if baseline in cells else cells.eq(cells.mode(axis="columns")[0], axis="index").sum().idxmax()
+        base = baseline
+        if baseline not in cells:
+            most_frequent = cells.mode(axis="columns")[0]
+            base = cells.eq(most_frequent, axis="index").sum().idxmax()
         shared = cells[cells[base].notna()]
-        ratios = shared.sum() / shared.notna().mul(shared[base], axis="index").sum()
-        other = ratios[(ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)]
-        if len(other):
-            others = ", ".join(f"{label} {times(ratio)} times" for label, ratio in other.items())
-            words = f"Budgets differ: beside the {column} of {base}, {others}"
-            notes.append(f"{words}; the table compares methods together with their budgets.")
+        of_base = shared.notna().mul(shared[base], axis="index")  # in the cells that each method has
+        ratios = shared.sum() / of_base.sum()
+        differs = (ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)
+        others = [f"{label} {times(ratio)} times" for label, ratio in ratios[differs].items()]
+        if others:
+            budgets = f"Budgets differ: beside the {column} of {base}, {', '.join(others)}"
+            notes.append(f"{budgets}; the table compares methods together with their budgets.")
     return notes
 
 
@@ -195,10 +234,10 @@ def times(ratio: float) -> str:
 
 def cost_notes(table: pd.DataFrame) -> list[str]:
     """Notes on methods whose budgets and costs are averages over fewer targets than those of others."""
-    parts: dict[str, list[str]] = {}
-    for label, own in table.groupby("label", sort=False)["target"]:
-        if own.nunique() < table["target"].nunique():
-            parts.setdefault(", ".join(own.unique()), []).append(label)
+    parts: dict[str, list[str]] = {}  # {targets: the methods}
+    for label, targets in table.groupby("label", sort=False)["target"]:
+        if targets.nunique() < table["target"].nunique():
+            parts.setdefault(", ".join(targets.unique()), []).append(label)
     return [
         f"Budgets and costs of {', '.join(labels)} are averages over {part} alone: they do not compare with the others."
         for part, labels in parts.items()
@@ -210,11 +249,12 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
 
     Their number may vary with the seed, so that it is compared with that of others with the same seed.
     """
-    known = table.dropna(subset="target_images")
-    most = known.groupby(["target", "seed"])["target_images"].transform("max")
-    fewer = known.assign(most=most)[known["target_images"] < most].sort_values("target_images", kind="stable")
+    runs = table.dropna(subset="target_images")
+    most = runs.groupby(["target", "seed"])["target_images"].transform("max")
+    fewer = runs.assign(most=most)[runs["target_images"] < most]
+    least = fewer.sort_values("target_images", kind="stable").drop_duplicates(["label", "target"])
     smaller: dict[str, list[str]] = {}
-    for row in fewer.drop_duplicates(["label", "target"]).sort_index().itertuples():
+    for row in least.sort_index().itertuples():
         text = f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}"
         smaller.setdefault(row.label, []).append(text)
     return [
@@ -223,24 +263,22 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def rank_notes(comparison: Compared, column: str = "target") -> list[str]:
+def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
     """Notes on what the ranks and the tests against a baseline rest on; column: what the table has a column for."""
     methods, notes = comparison.methods, []
     others = methods[methods["label"] != comparison.baseline]
     if comparison.baseline and len(others):
         notes += test_notes(others, comparison.baseline, column)
     for group, seeds in comparison.ranked_seeds.items():
-        own = methods[methods["group"] == group]
-        if seeds and own["seeds"].max() > len(seeds):
+        most = methods.loc[methods["group"] == group, "seeds"].max()
+        if seeds and most > len(seeds):
             notes.append(f"Ranks rest on the seeds that all ranked methods have: {', '.join(map(str, seeds))}.")
     unranked = methods[methods["rank"].isna()]["label"]
     if len(unranked):
-        wanted = (
-            f"a pair with {comparison.baseline} on every {column}"
-            if comparison.baseline
-            else f"a seed with every {column} that the other ranked methods have, too"
-        )
-        notes.append(f"Without a rank: {', '.join(unranked)} (it takes {wanted}).")
+        needed = f"a seed with every {column} that the other ranked methods have, too"
+        if comparison.baseline:
+            needed = f"a pair with {comparison.baseline} on every {column}"
+        notes.append(f"Without a rank: {', '.join(unranked)} (it takes {needed}).")
     return notes
 
 

@@ -11,18 +11,15 @@ from fedsim.common.console import counted
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.results import combinations, figures
-from fedsim.results.bars import target_bars
-from fedsim.results.case_grid import case_grid
 from fedsim.results.cases import read_cases
 from fedsim.results.client_rows import client_metrics
-from fedsim.results.compare import Comparison, compare, run_labels
-from fedsim.results.confusion import confusion_figure
-from fedsim.results.cost_figure import cost_front
-from fedsim.results.figure_style import look, styles
+from fedsim.results.compare import compare, run_labels
+from fedsim.results.comparison import Comparison
+from fedsim.results.comparison_figures import beside_papers, cost_front, target_bars
+from fedsim.results.figure_style import Looks, look, styles
 from fedsim.results.metrics import kept, kept_predictions
-from fedsim.results.papers_figure import beside_papers
+from fedsim.results.prediction_figures import case_grid, confusion_figure, reliability_figure
 from fedsim.results.reading import Runs, of_experiment
-from fedsim.results.reliability import reliability_figure
 from fedsim.results.statistics import whole_run_costs
 
 
@@ -38,78 +35,108 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
     parts = by_experiment(runs, select, by)
     out.mkdir(parents=True, exist_ok=True)
     with look(names_in(runs, by)):
-        for name, (own, found) in parts.items():
+        for name, (part, comparison) in parts.items():
             prefix = f"{_file_name(name)}-" if len(parts) > 1 else ""
-            for key, figure in counted(draw(own, name, found, by), "figures drawn:"):
+            for key, figure in counted(draw(part, name, comparison, by), "figures drawn:"):
                 paths += _save(figure, out / f"{prefix}{_file_name(key)}")
     if not paths:
         raise UserError(f"{runs.folder}: the records hold nothing to plot yet")
-    if out.resolve() == (runs.folder / "plots").resolve() and not runs.only:
+    is_main_folder = out.resolve() == (runs.folder / "plots").resolve()
+    if is_main_folder and not runs.only:
         _remove_others(out, paths)
     return paths
 
 
 def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> dict[str, tuple[Runs, Comparison | None]]:
     """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
-    names = dict.fromkeys(experiment.name for experiment in runs.experiments.values())
-    parts = {name: of_experiment(runs, name) for name in names}
-    return {
-        name: (own, compare(own, select, by=by, published=False) if len(own.summary) else None)
-        for name, own in parts.items()
-    }
+    parts: dict[str, tuple[Runs, Comparison | None]] = {}
+    for name in dict.fromkeys(experiment.name for experiment in runs.experiments.values()):
+        part = of_experiment(runs, name)
+        comparison = compare(part, select, by=by, published=False) if len(part.summary) else None
+        parts[name] = part, comparison
+    return parts
 
 
 def plot_search(folder: Path) -> list[Path]:
     """Draw the combination searches of an experiment's folder into its plots/, also where it has no runs yet."""
-    found = combinations.searches(folder)
+    searches = combinations.searches(folder)
     out = folder / "plots"
     out.mkdir(parents=True, exist_ok=True)
-    with look([name for _, rows in found for name in (folder.name, *rows["target"])]):
-        drawn = combinations.figures(found, folder.name)
-        return [path for key, figure in drawn for path in _save(figure, out / key)]
+    names = [folder.name]
+    for _, rows in searches:
+        names += rows["target"].tolist()
+    paths = []
+    with look(names):
+        for key, figure in combinations.figures(searches, folder.name):
+            paths += _save(figure, out / key)
+    return paths
 
 
-def draw(runs: Runs, name: str, found: Comparison | None, by: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
+def draw(runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
     """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
-    return ((key, figure) for key, figure in _drawn(runs, name, found, by) if figure is not None)
+    for key, figure in _drawn(runs, name, comparison, by):
+        if figure is not None:
+            yield key, figure
 
 
-def _drawn(runs: Runs, name: str, found: Comparison | None, by: Sequence[str]) -> Iterator[tuple[str, Figure | None]]:
-    label = run_labels(runs, by)
-    rounds, clients, details = (_labelled(frame, label) for frame in (runs.rounds, runs.clients, runs.details))
-    looks = styles(dict.fromkeys(label.values()))  # in the order of the records, not of a figure's ranks
-    best = list(found.methods["label"]) if found else []
+def _drawn(
+    runs: Runs,
+    name: str,
+    comparison: Comparison | None,
+    by: Sequence[str],
+) -> Iterator[tuple[str, Figure | None]]:
+    """(key, Figure), or None where the records lack columns."""
+    labels = run_labels(runs, by)
+    looks = styles(dict.fromkeys(labels.values()))  # in the order of the records, not of a figure's ranks
+    best = list(comparison.methods["label"]) if comparison else []
+    rounds = _labelled(runs.rounds, labels)
     if len(rounds):
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
-    if found:
-        yield "target-accuracy", target_bars(found, name, looks)
-        yield "cost", cost_front(found, whole_run_costs(rounds), name, looks)
-        yield "papers", beside_papers(found, next(iter(runs.experiments.values())), name)
-        predictions = kept_predictions(runs, label, found.select)
-        yield "reliability", reliability_figure(predictions, name, looks, best, found.rule)
-        for key, by_target in predictions.items():
-            yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
-        for key, cases in kept(runs, label, found.select, read_cases).items():
-            for target, own in cases.items():
-                yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
+    if comparison:
+        yield "target-accuracy", target_bars(comparison, name, looks)
+        yield "cost", cost_front(comparison, whole_run_costs(rounds), name, looks)
+        yield "papers", beside_papers(comparison, next(iter(runs.experiments.values())), name)
+        yield from _of_predictions(runs, name, comparison, looks, labels)
     yield from combinations.figures(combinations.searches_of(runs), name)
+    clients = _labelled(runs.clients, labels)
     for column in client_metrics(clients) if len(clients) else []:
         yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
+    details = _labelled(runs.details, labels)
     if len(details):
         yield from _details(details, name)
 
 
+def _of_predictions(
+    runs: Runs,
+    name: str,
+    comparison: Comparison,
+    looks: Looks,
+    labels: dict[str, str],
+) -> Iterator[tuple[str, Figure | None]]:
+    """The figures of what the runs have kept."""
+    predictions = kept_predictions(runs, labels, comparison.select)
+    best = list(comparison.methods["label"])
+    yield "reliability", reliability_figure(predictions, name, looks, best, comparison.rule)
+    for label, by_target in predictions.items():
+        yield f"confusion-{label}", confusion_figure(by_target, name, label, comparison.rule)
+    for label, cases in kept(runs, labels, comparison.select, read_cases).items():
+        for target, seeds in cases.items():
+            yield f"cases-{label}-{target}", case_grid(seeds[0], name, label, target)
+
+
 def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
     """Every name that a figure may write: experiments, labels, targets, clients."""
-    targets = [
-        target for experiment in runs.experiments.values() for target in (experiment.name, experiment.run.target)
-    ]
-    clients = runs.clients["client"].unique() if "client" in runs.clients else []
-    return list(dict.fromkeys([*targets, *run_labels(runs, by).values(), *map(str, clients)]))
+    names = []
+    for experiment in runs.experiments.values():
+        names += [experiment.name, experiment.run.target]
+    names += run_labels(runs, by).values()
+    if "client" in runs.clients:
+        names += map(str, runs.clients["client"].unique())
+    return list(dict.fromkeys(names))
 
 
-def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:
-    return frame.assign(label=frame["run"].map(label)) if len(frame) else frame
+def _labelled(frame: pd.DataFrame, labels: dict[str, str]) -> pd.DataFrame:
+    return frame.assign(label=frame["run"].map(labels)) if len(frame) else frame
 
 
 def _details(details: pd.DataFrame, name: str) -> Iterator[tuple[str, Figure]]:
@@ -140,8 +167,10 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
 def _remove_others(folder: Path, drawn: list[Path]) -> None:
     """Remove the figures of a folder that an earlier `plot_all` has drawn under these names, and this one has not."""
     for file in folder.iterdir():
-        if file.suffix in (".png", ".svg") and file not in drawn and file.is_file():
-            with file.open("rb") as handle:
-                start = handle.read(4000).decode("utf-8", "ignore")
-            if _mark(file.stem) in start:
-                file.unlink()
+        is_picture = file.suffix in (".png", ".svg") and file.is_file()
+        if not is_picture or file in drawn:
+            continue
+        with file.open("rb") as handle:
+            start = handle.read(4000).decode("utf-8", "ignore")
+        if _mark(file.stem) in start:
+            file.unlink()

@@ -41,7 +41,12 @@ class Predictions:
 
     @classmethod
     def of(
-        cls, index: np.ndarray, truth: "Tensor", kept: "Tensor", images: "Tensor", classes: Sequence[str]
+        cls,
+        index: np.ndarray,
+        truth: "Tensor",
+        kept: "Tensor",
+        images: "Tensor",
+        classes: Sequence[str],
     ) -> "Predictions":
         """The predictions with labels [N] and probabilities [N, M], given as tensors; the images are not kept."""
         return cls(index, truth.cpu().numpy(), kept.cpu().numpy(), tuple(classes))
@@ -71,8 +76,15 @@ class Predictions:
     def frame(self) -> pd.DataFrame:
         """One row per image: index, label and predicted as class names, and each class's probability."""
         names = np.array(self.classes, dtype=object)
-        keys = {"index": self.index, "label": names[self.label], "predicted": names[self.predicted]}
-        return pd.DataFrame(keys).join(pd.DataFrame(self.probabilities, columns=list(self.classes)), rsuffix=" (p)")
+        keys = pd.DataFrame(
+            {
+                "index": self.index,
+                "label": names[self.label],
+                "predicted": names[self.predicted],
+            }
+        )
+        probabilities = pd.DataFrame(self.probabilities, columns=list(self.classes))
+        return keys.join(probabilities, rsuffix=" (p)")
 
 
 def predictions_file(run: Path, round: int) -> Path:
@@ -83,7 +95,10 @@ def predictions_file(run: Path, round: int) -> Path:
 def too_many(run: Path) -> bool:
     """Whether a run's folder holds the predictions of so many rounds that it is worth the time to remove some."""
     files = list((run / FOLDER).glob("round*.safetensors"))
-    return len(files) > UNREMOVED_FILES or (bool(files) and len(files) * files[0].stat().st_size > UNREMOVED_BYTES)
+    if not files:
+        return False
+    size = len(files) * files[0].stat().st_size
+    return len(files) > UNREMOVED_FILES or size > UNREMOVED_BYTES
 
 
 def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
@@ -115,11 +130,15 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
     file = chosen_file(Path(run), select)
     try:
         with safe_open(file, framework="numpy") as content:
-            index, label, probabilities = (content.get_tensor(name) for name in ("index", "label", "probabilities"))
-            classes = tuple(json.loads(content.metadata()["classes"]))
+            predictions = Predictions(
+                index=content.get_tensor("index"),
+                label=content.get_tensor("label"),
+                probabilities=content.get_tensor("probabilities"),
+                classes=tuple(json.loads(content.metadata()["classes"])),
+            )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{file}: not readable predictions ({error})") from None
-    return checked(Predictions(index, label, probabilities, classes), file)
+    return checked(predictions, file)
 
 
 def chosen_file(run: Path, select: str) -> Path:
@@ -148,7 +167,9 @@ def checked(predictions: Predictions, where: Path) -> Predictions:
     count, classes = len(predictions.label), len(predictions.classes)
     fits = predictions.index.shape == predictions.label.shape == (count,)
     fits = fits and predictions.probabilities.shape == (count, classes)
-    if not fits or (count and not 0 <= predictions.label.min() <= predictions.label.max() < classes):
+    if fits and count:
+        fits = 0 <= predictions.label.min() <= predictions.label.max() < classes
+    if not fits:
         raise UserError(f"{where}: labels, probabilities and classes do not fit together")
     if not np.isfinite(predictions.probabilities).all():
         raise UserError(f"{where}: some probabilities are no numbers; the run has diverged")
@@ -160,7 +181,9 @@ def pooled(many: Sequence[Predictions]) -> Predictions:
     first = many[0]
     if any(other.classes != first.classes for other in many):
         raise UserError("predictions of different classes cannot be put together")
-    index, label, probabilities = (
-        np.concatenate([getattr(one, name) for one in many]) for name in ("index", "label", "probabilities")
+    return Predictions(
+        index=np.concatenate([each.index for each in many]),
+        label=np.concatenate([each.label for each in many]),
+        probabilities=np.concatenate([each.probabilities for each in many]),
+        classes=first.classes,
     )
-    return Predictions(index, label, probabilities, first.classes)

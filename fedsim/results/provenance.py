@@ -23,8 +23,8 @@ Environments = Mapping[str, Mapping[str, Any]]  # environment.json by run
 
 def environments(runs: Runs) -> dict[str, dict[str, Any]]:
     """The recorded environment of every finished run that has one."""
-    found = {run: run_environment(runs, run) for run in runs.summary["run"]}
-    return {run: table for run, table in found.items() if table}
+    environments = {run: run_environment(runs, run) for run in runs.summary["run"]}
+    return {run: environment for run, environment in environments.items() if environment}
 
 
 def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
@@ -48,20 +48,24 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
         experiment = runs.experiments[run]
         drawn = "any" if experiment.data.dataset in BENCHMARKS else experiment.data.seed_of_splits
         group = (*_data_settings(experiment), drawn)
-        for name, own in {**table.get("data", {}), **table.get("server_data", {})}.items():
-            other, seen = first.setdefault((group, name), (run, own))
-            if seen["content"] != own["content"]:
+        domains = {**table.get("data", {}), **table.get("server_data", {})}
+        for name, images in domains.items():
+            other, others = first.setdefault((group, name), (run, images))
+            if others["content"] != images["content"]:
                 raise UserError(
-                    f"these runs have different images under the name {name!r} ({seen['images']:,} in {other}, "
-                    f"{own['images']:,} in {run}); compare the runs of each data set by themselves"
+                    f"these runs have different images under the name {name!r} ({others['images']:,} in {other}, "
+                    f"{images['images']:,} in {run}); compare the runs of each data set by themselves"
                 )
 
 
 def _data_settings(experiment: Experiment) -> list[tuple[str, str]]:
     """The settings that say which images belong to which domain."""
-    settings = comparable_settings(experiment)
     drawing = ("data.split_seed", *TESTED_KEYS)
-    return sorted((key, str(value)) for key, value in settings.items() if key[:5] == "data." and key not in drawing)
+    settings = []
+    for key, value in comparable_settings(experiment).items():
+        if key.startswith("data.") and key not in drawing:
+            settings.append((key, str(value)))
+    return sorted(settings)
 
 
 def refuse_unlike_domains(runs: Runs, recorded: Environments) -> None:
@@ -128,34 +132,47 @@ def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
 def provenance_notes(recorded: Environments) -> list[str]:
     """Notes on images that were not unseen, and on everything that differs between the environments of the runs."""
     notes = shared_notes(recorded) + privacy_notes(recorded)
-    facts = {run + text: _facts(one) for run, table in recorded.items() for text, one in all_environments(table)}
-    known = dict.fromkeys(what for own in facts.values() for what in own)
-    told = [_different(what, {run: own[what] for run, own in facts.items() if own.get(what)}) for what in known]
-    told = [text for text in told if text]
-    if not told:
+    values: dict[str, dict[str, Any]] = {}  # {what is recorded: {run, or part of its rounds: its value}}
+    for run, table in recorded.items():
+        for part, environment in all_environments(table):
+            for what, value in _facts(environment).items():
+                by_run = values.setdefault(what, {})
+                if value:
+                    by_run[run + part] = value
+    differences = [_different(what, by_run) for what, by_run in values.items()]
+    differences = [text for text in differences if text]
+    if not differences:
         return notes
-    return [*notes, f"Not the same for all runs: {'; '.join(told)}. Results can differ for this reason alone."]
+    return [*notes, f"Not the same for all runs: {'; '.join(differences)}. Results can differ for this reason alone."]
 
 
 def shared_notes(recorded: Environments) -> list[str]:
     """Notes on images that are there twice: in unseen domains, in two source domains, in training and validation."""
-    found, within = [], []
-    for own in (table.get("shared_images") for table in recorded.values()):
-        within += copy_texts(own) if isinstance(own, Mapping) else []
-        if isinstance(own, Mapping) and isinstance(own.get("sources"), Mapping):
-            where = ", ".join(f"{domain} {count}" for domain, count in own["sources"].items())
-            found.append(f"{own.get('shared')} of {own.get('images')} images of {own.get('target')} (in {where})")
-    named = "; ".join(dict.fromkeys(found))
-    said = [f"Not unseen, because domains that train or select have the same files: {named}."] if found else []
-    return said + ([f"Copies: {'; '.join(dict.fromkeys(within))}."] if within else [])
+    seen: dict[str, None] = {}  # texts, each once
+    copies: dict[str, None] = {}
+    for table in recorded.values():
+        shared = table.get("shared_images")
+        if not isinstance(shared, Mapping):
+            continue
+        copies |= dict.fromkeys(copy_texts(shared))
+        if isinstance(shared.get("sources"), Mapping):
+            where = ", ".join(f"{domain} {count}" for domain, count in shared["sources"].items())
+            text = f"{shared.get('shared')} of {shared.get('images')} images of {shared.get('target')} (in {where})"
+            seen[text] = None
+    notes = []
+    if seen:
+        notes.append(f"Not unseen, because domains that train or select have the same files: {'; '.join(seen)}.")
+    if copies:
+        notes.append(f"Copies: {'; '.join(copies)}.")
+    return notes
 
 
 def privacy_notes(recorded: Environments) -> list[str]:
     """A note on the guarantee of runs with differential privacy, and on what it does not cover."""
-    found: dict[str, list[str]] = {}
+    guarantees: dict[str, list[str]] = {}  # {text: its runs}
     for run, table in recorded.items():
-        found.setdefault(str(table.get("privacy", "")), []).append(run)
-    return [f"{_named(runs)}: {said}." for said, runs in found.items() if said]
+        guarantees.setdefault(str(table.get("privacy", "")), []).append(run)
+    return [f"{_named(runs)}: {text}." for text, runs in guarantees.items() if text]
 
 
 def _named(runs: list[str]) -> str:
@@ -163,21 +180,25 @@ def _named(runs: list[str]) -> str:
 
 
 def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
-    packages, commit = table.get("packages", {}), table.get("git_commit", "")[:7]
-    return {
+    """What an environment has recorded, by what it is in words."""
+    packages = table.get("packages", {})
+    commit = table.get("git_commit", "")[:7]
+    facts = {
         "threads": table.get("threads"),
         "device": table.get("device"),
         "machine type": table.get("machine"),
         "Python": table.get("python"),
         "revision of fedsim": f"{commit} with changes" if table.get("git_dirty") else commit,
-        **{name: packages.get(name) for name in NUMERIC_PACKAGES},
-        **{name: version for name, version in packages.items() if name not in (*PACKAGES, "fedsim")},  # from outside
-        **{
-            f"number of {domain} among all domains, which seeds its split,": str(own["environment"])
-            for domain, own in table.get("data", {}).items()
-            if "environment" in own
-        },
     }
+    for name in NUMERIC_PACKAGES:
+        facts[name] = packages.get(name)
+    for name, version in packages.items():
+        if name not in (*PACKAGES, "fedsim"):  # from outside
+            facts[name] = version
+    for domain, images in table.get("data", {}).items():
+        if "environment" in images:
+            facts[f"number of {domain} among all domains, which seeds its split,"] = str(images["environment"])
+    return facts
 
 
 def _different(what: str, values: Mapping[str, Any]) -> str:
@@ -188,5 +209,5 @@ def _different(what: str, values: Mapping[str, Any]) -> str:
     if len(groups) < 2:
         return ""
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    texts = [f"{value} ({_named(own)})" for value, own in ordered]
+    texts = [f"{value} ({_named(runs)})" for value, runs in ordered]
     return f"{what} {', '.join(texts)}"

@@ -8,6 +8,7 @@ paper's own protocol, which is a preset of the shipped experiment with nothing c
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ PROTOCOLS = {
 FREE_KEYS = ("data.split_seed",)  # no part of a protocol: the images that a seed draws (the table reports it)
 SHOWN_DIFFERENCES = 4
 COLUMNS = ["label", "method", "source", "target", "mean", "std"]
+# The columns of a file of more papers that a user adds.
+NEEDED = ("paper", "dataset", "backbone", "method", "target_domain", "accuracy_percent", "std_percent")
 
 
 @cache
@@ -84,13 +87,16 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     """
     data, model = experiment.data, experiment.model
     dataset, backbone = DATASETS.get(data.dataset), BACKBONES.get(model.backbone)
-    if dataset is None or backbone is None or data.image_size != IMAGE_SIZES.get(dataset, 224):
+    if dataset is None or backbone is None:
         return None
-    if data.fraction != 1 or data.clients_per_domain != 1 or data.mix or _lacks_domains(dataset, data.domains):
+    is_whole = data.fraction == 1 and not data.mix and not _lacks_domains(dataset, data.domains)
+    if not is_whole or data.clients_per_domain != 1 or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None
     if dataset == "RotatedMNIST":
-        return (dataset, backbone) if data.variant == "csac" and model.weights == "none" else None
-    return (dataset, backbone) if model.weights == "imagenet" else None
+        is_theirs = data.variant == "csac" and model.weights == "none"
+    else:
+        is_theirs = model.weights == "imagenet"
+    return (dataset, backbone) if is_theirs else None
 
 
 def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
@@ -99,46 +105,59 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
         return False
     frame = federated()
     printed = set(frame.loc[frame["dataset"] == dataset, "target_domain"]) - {"average"}
-    return not {domain_key(name) for name in printed} <= {domain_key(name) for name in domains}
+    return not set(map(domain_key, printed)) <= set(map(domain_key, domains))
 
 
-def beside(
-    experiments: Mapping[str, Experiment],
-    labels: Mapping[str, str],
-    lines: Mapping[str, str],
-    targets: Iterable[str],
-    recorded: Mapping[str, Mapping[str, Any]],
-) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows of methods that we ran as the paper did, and notes on why other rows are left out.
+@dataclass(frozen=True)
+class RunsOfTable:
+    """The runs beside which papers' rows may be shown; each field has a value for each run.
 
-    experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
-    row of our table that a run is in; a paper's row needs one row of ours with its protocol.
-    recorded: environment.json of each run. Parts that its recipe does not have are no difference; its defaults are the
-    values where a protocol gives none.
+    labels: a label other than the method's name is a variant
+    lines: the row of our table that a run is in; a paper's row needs one row of ours with its protocol
+    recorded: environment.json. Parts that its recipe does not have are no difference; its defaults are the values where
+        a protocol gives none.
     """
-    first, settings = next(iter(experiments.values())), {setting(experiment) for experiment in experiments.values()}
-    name, why = DATASETS.get(first.data.dataset, ""), ""
-    if len(settings) > 1:
-        why = "beside rows with different data sets, backbones or settings of the papers."
-    elif None in settings:
-        why = f"of {name}: the papers have all images of all domains, one client for each, images of "
-        why += f"{IMAGE_SIZES.get(name, 224)} pixels, their own backbones, and the weights that these start from."
-    if why:
-        return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
-    rows = published_rows(first, dict.fromkeys(one.method_name for one in experiments.values()), targets)
-    kept = []
-    left_out: dict[tuple[str, str], list[str]] = {}  # the methods by paper and reason
-    for (method, source), own in rows.groupby(["method", "source"], sort=False):
+
+    experiments: Mapping[str, Experiment]
+    labels: Mapping[str, str]
+    lines: Mapping[str, str]
+    recorded: Mapping[str, Mapping[str, Any]]
+
+
+def beside(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The papers' rows of methods that we ran as the paper did, and notes on why other rows are left out."""
+    experiments = list(runs.experiments.values())
+    first = experiments[0]
+    if why := _why_none(experiments):
+        is_printed = first.data.dataset in DATASETS
+        return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if is_printed else []
+    rows = published_rows(first, dict.fromkeys(experiment.method_name for experiment in experiments), targets)
+    shown = [rows[:0]]
+    left_out: dict[tuple[str, str], list[str]] = {}  # {(paper, reason): the methods}
+    for (method, source), printed in rows.groupby(["method", "source"], sort=False):
         paper = source.split(" Table")[0]
-        if reason := _reason(paper, method, experiments, labels, lines, recorded):
+        if reason := _reason(paper, method, runs):
             left_out.setdefault((paper, reason), []).append(method)
         else:
-            kept.append(own)
-    notes = [
-        f"No published number of {paper} beside {', '.join(methods)}: {reason}."
-        for (paper, reason), methods in left_out.items()
-    ]
-    return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), notes
+            shown.append(printed)
+    notes = []
+    for (paper, reason), methods in left_out.items():
+        notes.append(f"No published number of {paper} beside {', '.join(methods)}: {reason}.")
+    return pd.concat(shown, ignore_index=True), notes
+
+
+def _why_none(experiments: Sequence[Experiment]) -> str:
+    """Why no paper's number can stand beside these runs; empty where one can."""
+    settings = {setting(experiment) for experiment in experiments}
+    if len(settings) > 1:
+        return "beside rows with different data sets, backbones or settings of the papers."
+    if None not in settings:
+        return ""
+    dataset = DATASETS.get(experiments[0].data.dataset, "")
+    return (
+        f"of {dataset}: the papers have all images of all domains, one client for each, images of "
+        f"{IMAGE_SIZES.get(dataset, 224)} pixels, their own backbones, and the weights that these start from."
+    )
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
@@ -147,85 +166,93 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     Columns: label, method (ours), source (paper and table), target (our name, or `average`), mean, std (fractions).
     A paper that prints one method in several tables gives one row, from its fullest table.
     """
-    found, frame = setting(experiment) or ("", ""), federated()
-    return as_ours(frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])], methods, targets)
+    dataset, backbone = setting(experiment) or ("", "")
+    frame = federated()
+    is_printed = (frame["dataset"] == dataset) & (frame["backbone"] == backbone)
+    return as_ours(frame[is_printed], methods, targets)
 
 
 def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
     """Rows in the form of published.csv for one data set and backbone, under our names of methods and targets."""
     ours = {squeeze(method): method for method in methods}
     domains = {domain_key(target): target for target in targets} | {"average": "average"}
+    squeezed = frame["method"].map(lambda name: squeeze(METHODS.get(name) or name))
+    keys = frame["target_domain"].map(domain_key)
     rows = frame.assign(
-        method_name=frame["method"].map(lambda name: ours.get(squeeze(METHODS.get(name) or name))),
-        target=frame["target_domain"].map(lambda name: domains.get(domain_key(name))),
+        ours=squeezed.map(ours.get),
+        target=keys.map(domains.get),
         paper_name=frame["paper"].str.split(" Table").str[0],
-    ).dropna(subset=["method_name", "target"])
-    # Of several tables of one paper with the same method, the first of those with the most columns.
-    size = rows.groupby(["method_name", "paper"])["target"].transform("size")
-    rows = rows.assign(size=size).sort_values("size", ascending=False, kind="stable")
-    source = rows.groupby(["method_name", "paper_name"])["paper"].transform("first")
-    rows = rows[rows["paper"] == source].sort_index()
+    )
+    rows = _fullest(rows.dropna(subset=["ours", "target"]))
     # A printed average is over all of the data set's domains; it is shown only when ours is over all of them too.
-    if not set(frame["target_domain"].map(domain_key)) <= set(domains):
+    if not set(keys) <= set(domains):
         rows = rows[rows["target"] != "average"]
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "label": rows["method"].replace(SHOWN),
-            "method": rows["method_name"],
+            "method": rows["ours"],
             "source": rows["paper"],
             "target": rows["target"],
             "mean": _fraction(rows["accuracy_percent"]),
             "std": _fraction(rows["std_percent"]),
         }
-    ).reset_index(drop=True)
+    )
+    return table.reset_index(drop=True)
 
 
-def _reason(
-    paper: str,
-    method: str,
-    experiments: Mapping[str, Experiment],
-    labels: Mapping[str, str],
-    lines: Mapping[str, str],
-    recorded: Mapping[str, Mapping[str, Any]],
-) -> str:
+def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of several tables of one paper with the same method, the first of those with the most columns."""
+    size = rows.groupby(["ours", "paper"])["target"].transform("size")
+    ordered = rows.assign(size=size).sort_values("size", ascending=False, kind="stable")
+    source = ordered.groupby(["ours", "paper_name"])["paper"].transform("first")
+    return ordered[ordered["paper"] == source].sort_index()
+
+
+def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
     """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
-    own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
-    plain = [run for run in own if labels[run] == method]
+    ours = {run: experiment for run, experiment in runs.experiments.items() if experiment.method_name == method}
+    plain = [run for run in ours if runs.labels[run] == method]
     if not plain:
-        variants = ", ".join(dict.fromkeys(labels[run] for run in own))
+        variants = ", ".join(dict.fromkeys(runs.labels[run] for run in ours))
         return f"the runs are variants ({variants})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
-    bare = any(not method_words(own[run]) for run in plain)
-    found: dict[str, list[str]] = {}
+    repeats_defaults = any(not method_words(ours[run]) for run in plain)
+    differences: dict[str, list[str]] = {}  # {row of our table: what differs}
     for run in plain:
-        protocol = protocol_of(paper, own[run])
+        protocol = protocol_of(paper, ours[run])
         if protocol is None:
-            return f"its protocol is not shipped for {own[run].data.dataset}"
-        record = recorded.get(run, {})
-        theirs = used_settings(with_values(protocol, record.get("defaults", {})), record)
-        differences = protocol_differences(used_settings(own[run], record), theirs)
-        found.setdefault(lines[run], []).extend(
-            text for text in differences if not (bare and text.startswith("method."))
-        )
-    least = min(found.values(), key=len)
+            return f"its protocol is not shipped for {ours[run].data.dataset}"
+        texts = differences.setdefault(runs.lines[run], [])
+        for text in _run_differences(ours[run], protocol, runs.recorded.get(run, {})):
+            if not (repeats_defaults and text.startswith("method.")):
+                texts.append(text)
+    least = min(differences.values(), key=len)
     return f"not its protocol ({shortened(least)})" if least else ""
+
+
+def _run_differences(experiment: Experiment, protocol: Experiment, record: Mapping[str, Any]) -> list[str]:
+    """What differs between a run and a protocol, without parts that the recorded recipe does not have."""
+    theirs = used_settings(with_values(protocol, record.get("defaults", {})), record)
+    return protocol_differences(used_settings(experiment, record), theirs)
 
 
 def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
     """A text like `data.holdout is 0.1, there 0.2` for every setting in which a run differs from a protocol."""
-    own, other = _protocol_settings(ours), _protocol_settings(theirs)
-    return [
-        f"{key} is {value_text(own.get(key, ABSENT))}, there {value_text(other.get(key, ABSENT))}"
-        for key in dict.fromkeys([*other, *own])
-        if own.get(key) != other.get(key)
-    ]
+    here, there = _protocol_settings(ours), _protocol_settings(theirs)
+    texts = []
+    for key in dict.fromkeys([*there, *here]):
+        if here.get(key) != there.get(key):
+            values = value_text(here.get(key, ABSENT)), value_text(there.get(key, ABSENT))
+            texts.append(f"{key} is {values[0]}, there {values[1]}")
+    return texts
 
 
 def shortened(differences: Iterable[str]) -> str:
     """The first few of these texts in one line, without repetitions."""
-    found = list(dict.fromkeys(differences))
-    more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
-    return "; ".join(found[:SHOWN_DIFFERENCES]) + more
+    texts = list(dict.fromkeys(differences))
+    shown = "; ".join(texts[:SHOWN_DIFFERENCES])
+    more = len(texts) - SHOWN_DIFFERENCES
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _fraction(percent: pd.Series) -> pd.Series:
@@ -238,17 +265,64 @@ def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
 
     Columns: method (as printed), target (squeezed by `domain_key`), mean, std (fractions; NaN where none is printed).
     """
-    data, model = DATASETS.get(experiment.data.dataset), BACKBONES.get(experiment.model.backbone)
     frame = _everything()
-    frame = frame[(frame["paper"] == paper) & (frame["dataset"] == data) & (frame["backbone"] == model)]
-    return pd.DataFrame(
+    is_dataset = frame["dataset"] == DATASETS.get(experiment.data.dataset)
+    is_backbone = frame["backbone"] == BACKBONES.get(experiment.model.backbone)
+    frame = frame[is_dataset & is_backbone & (frame["paper"] == paper)]
+    table = pd.DataFrame(
         {
             "method": frame["method"],
             "target": frame["target_domain"].map(domain_key),
             "mean": _fraction(frame["accuracy_percent"]),
             "std": _fraction(frame["std_percent"]),
         }
-    ).reset_index(drop=True)
+    )
+    return table.reset_index(drop=True)
+
+
+def added_rows(
+    file: Path,
+    experiment: Experiment,
+    methods: Iterable[str],
+    targets: Iterable[str],
+) -> tuple[pd.DataFrame, list[str]]:
+    """(the rows of a user's file of this data set, backbone and these methods, a note on them).
+
+    The file has the form of published.csv. Other settings are not compared, because fedsim does not know the papers'
+    protocols. Raises UserError for a file that cannot be read or lacks a column, and for an accuracy that is no number
+    from 0 to 100.
+    """
+    frame = _read_added(file)
+    data, backbone = experiment.data.dataset, experiment.model.backbone
+    names = {"dataset": {data, DATASETS.get(data, data)}, "backbone": {backbone, BACKBONES.get(backbone, backbone)}}
+    for column, ours in names.items():
+        is_ours = frame[column].astype(str).map(squeeze).isin(set(map(squeeze, ours)))
+        frame = frame[is_ours]
+    rows = as_ours(frame, methods, targets)
+    if rows.empty:
+        return rows, [f"{file}: no row of {data}, {backbone} and these methods."]
+    return rows, [f"Rows of {file} are shown without a check that their protocol is that of these runs."]
+
+
+def _read_added(file: Path) -> pd.DataFrame:
+    """The rows of a user's file with its numbers checked."""
+    if not file.is_file():
+        raise UserError(f"--published {file}: no such file")
+    try:
+        frame = pd.read_csv(file, keep_default_na=False, na_values=[""])
+    except ValueError as error:
+        raise UserError(f"--published {file}: not a readable CSV file: {error}") from None
+    lacking = [name for name in NEEDED if name not in frame]
+    if lacking:
+        raise UserError(f"--published {file}: no column {', '.join(lacking)}; needed: {', '.join(NEEDED)}")
+    for name in ("accuracy_percent", "std_percent"):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        is_no_number = numbers.isna() & frame[name].notna()
+        is_wrong = is_no_number | ~numbers.fillna(0).between(0, 100)
+        if is_wrong.any():
+            raise UserError(f"--published {file}: line {is_wrong.idxmax() + 2}: {name} is no number from 0 to 100")
+        frame[name] = numbers
+    return frame
 
 
 def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
@@ -265,8 +339,10 @@ def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
 def _protocol_settings(experiment: Experiment) -> dict[str, object]:
     """The settings that belong to a protocol; a list of domains that names all of them is left out."""
     data = experiment.data
-    known = DATASETS.get(data.dataset)
-    free = {*FREE_KEYS} | ({"data.domains"} if known and not _lacks_domains(known, data.domains) else set())
+    dataset = DATASETS.get(data.dataset)
+    free = [*FREE_KEYS]
+    if dataset and not _lacks_domains(dataset, data.domains):
+        free.append("data.domains")
     return {key: value for key, value in comparable_settings(experiment).items() if key not in free}
 
 

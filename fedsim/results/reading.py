@@ -1,5 +1,6 @@
 """Reads runs from disk into pandas: one call returns all records below a folder."""
 
+import itertools
 import math
 import os
 import tomllib
@@ -18,9 +19,9 @@ from fedsim.common.lists import with_commas
 from fedsim.parts.part import named_part
 from fedsim.results.differences import method_words, with_recorded_values, words_apart
 from fedsim.results.environment import read_environment
-from fedsim.results.from_rounds import remarks_on, select_again, trained_rounds
-from fedsim.results.record_files import read_record, summary_rows
+from fedsim.results.record_files import read_record, summary_rows, trained_rounds
 from fedsim.results.recorder import csv_text
+from fedsim.results.selection import remarks_on, select_again
 from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -55,12 +56,18 @@ class Runs:
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
         """(method, part) for the parts that [parts] of a run sets, but that are in no recorded recipe of the method."""
-        known: dict[str, set[str]] = {}
+        used: dict[str, set[str]] = {}  # {method: the parts of its recorded recipes}
+        given: dict[str, None] = {}
         for run, experiment in self.experiments.items():
-            if recipe := run_environment(self, run).get("recipe"):
-                known.setdefault(experiment.method_name, set()).update(name.split(".", 1)[1] for name in recipe)
-        parts = {part: named_part(part) for experiment in self.experiments.values() for part in experiment.parts}
-        return {(method, part) for method, own in known.items() for part in parts if parts[part] not in own}
+            given |= dict.fromkeys(experiment.parts)
+            recipe = run_environment(self, run).get("recipe")
+            if recipe:
+                parts = {name.split(".", 1)[1] for name in recipe}
+                used.setdefault(experiment.method_name, set()).update(parts)
+        unused = set()
+        for method, parts in used.items():
+            unused |= {(method, part) for part in given if named_part(part) not in parts}
+        return unused
 
     def labels(self) -> dict[str, str]:
         """The label of every run from its summary: the method, and what its recipe changes in it.
@@ -71,14 +78,17 @@ class Runs:
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
             labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
-        settings = {run: method_words(experiment) for run, experiment in self.experiments.items()}
-        told = {label: [run for run in labels if labels[run] == label] for label in set(labels.values())}
-        words: dict[str, str] = {}
-        for own in told.values():
-            if len({settings[run] for run in own}) > 1:
-                recipes = {run: run_environment(self, run).get("recipe", {}) for run in own}
-                words |= words_apart({run: settings[run] for run in own}, recipes)
-        return {run: f"{label}@{words[run]}" if words.get(run) else label for run, label in labels.items()}
+        runs_of_label: dict[str, list[str]] = {}
+        for run, label in labels.items():
+            runs_of_label.setdefault(label, []).append(run)
+        for label, runs in runs_of_label.items():
+            settings = {run: method_words(self.experiments[run]) for run in runs}
+            if len(set(settings.values())) < 2:
+                continue
+            recipes = {run: run_environment(self, run).get("recipe", {}) for run in runs}
+            for run, text in words_apart(settings, recipes).items():
+                labels[run] = f"{label}@{text}" if text else label
+        return labels
 
 
 def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
@@ -95,22 +105,25 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     folder = Path(folder)
     paths = {_key(path, folder): path for path in find_runs(folder)}
     finished = {run: path for run, path in paths.items() if (path / "summary.csv").is_file()}
-    wanted = paths if unfinished else finished
-    if not wanted:
+    chosen = paths if unfinished else finished
+    if not chosen:
         raise UserError(f"{folder}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
-    experiments = {run: read_settings(path) for run, path in wanted.items()}
-    frames = {name: _joined(wanted if name in only else {}, name, experiments) for name in TABLES}
+    experiments = {run: read_settings(path) for run, path in chosen.items()}
+    frames = {name: _joined(chosen if name in only else {}, name, experiments) for name in TABLES}
     rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
-    frames["summary"], again = select_again(frames["summary"], rounds, experiments)
-    summarized = set(frames["summary"]["run"])
-    chosen = dict(zip(frames["summary"]["run"], frames["summary"].get("best_validation_round", ())))
+    summary, reselected = select_again(frames["summary"], rounds, experiments)
+    frames["summary"] = summary
+    selected = dict(zip(summary["run"], summary.get("best_validation_round", itertools.repeat(math.nan))))
+    remarks = {}
+    for run, rows in rounds.items():
+        remarks[run] = remarks_on(rows, selected.get(run, math.nan)) | reselected.get(run, {})
     return Runs(
         **frames,
         experiments=experiments,
         folder=folder,
         unfinished=[run for run in paths if run not in finished],
-        remarks={run: remarks_on(rows, chosen.get(run, math.nan)) | again.get(run, {}) for run, rows in rounds.items()},
-        damaged=[run for run in rounds if run not in summarized],
+        remarks=remarks,
+        damaged=[run for run in rounds if run not in selected],
     )
 
 
@@ -130,7 +143,10 @@ def _experiment_name(runs: Runs, run: str) -> str:
 
 
 def choose_runs(
-    runs: Runs, methods: Sequence[str] = (), targets: Sequence[str] = (), seeds: Sequence[int] = ()
+    runs: Runs,
+    methods: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    seeds: Sequence[int] = (),
 ) -> Runs:
     """The part of `runs` with these methods (by name or label), targets and seeds; an empty list takes all.
 
@@ -138,54 +154,89 @@ def choose_runs(
     """
     labels = runs.labels()
     methods = with_commas(methods, set(labels.values()))
-    keys = {
-        run: ({experiment.method_name, labels[run], _named(run)[0]}, experiment.run.target, experiment.run.seed)
-        for run, experiment in runs.experiments.items()
-    }
-    _require_known("method", methods, [name for names, _, _ in keys.values() for name in sorted(names) if name])
-    _require_known("target", targets, [target for _, target, _ in keys.values()])
-    _require_known("seed", seeds, [seed for _, _, seed in keys.values()])
-
-    def is_wanted(names: set[str], target: str, seed: str) -> bool:
-        own = not methods or bool(names & set(methods))
-        return own and (not targets or target in targets) and (not seeds or seed in {f"seed{one}" for one in seeds})
-
-    kept = [run for run, (names, target, seed) in keys.items() if is_wanted(names, target, f"seed{seed}")]
-    if not kept:
+    names = {run: _names_of_method(run, experiment, labels[run]) for run, experiment in runs.experiments.items()}
+    settings = [experiment.run for experiment in runs.experiments.values()]
+    all_names = []
+    for run in names:
+        all_names += sorted(names[run])
+    _require_known("method", methods, all_names)
+    _require_known("target", targets, [each.target for each in settings])
+    _require_known("seed", seeds, [each.seed for each in settings])
+    choice = Choice(methods, targets, [f"seed{seed}" for seed in seeds])
+    chosen = []
+    for run, experiment in runs.experiments.items():
+        if choice.has(names[run], experiment.run.target, f"seed{experiment.run.seed}"):
+            chosen.append(run)
+    if not chosen:
         raise UserError("no finished run has one of these methods, targets and seeds together")
-    part = part_of(runs, kept)
-    wanted = {"methods": methods, "targets": targets, "seeds": seeds}
-    chosen = [f"{what} {', '.join(map(str, names))}" for what, names in wanted.items() if names]
-    part.only = "; ".join(filter(None, [runs.only, *chosen]))
-    paths = {run: _named(run) for run in runs.unfinished}  # nothing else of them is read
-    part.unfinished = [
-        run for run, (folder, *rest) in paths.items() if is_wanted({folder, folder.partition("@")[0]}, *rest)
-    ]
+    part = part_of(runs, chosen)
+    part.only = "; ".join(filter(None, [runs.only, _choice_text(methods, targets, seeds)]))
+    part.unfinished = [run for run in runs.unfinished if choice.has_unfinished(run)]
     return part
 
 
-def _require_known(what: str, wanted: Sequence[Any], known: Sequence[Any]) -> None:
-    for name in wanted:
-        if name not in known:
-            listed = ", ".join(map(str, dict.fromkeys(known)))
-            near = nearest(str(name), map(str, known))
+def _names_of_method(run: str, experiment: Experiment, label: str) -> set[str]:
+    """The names by which a run's method is chosen: its method, its label, and its method's folder."""
+    return {experiment.method_name, label, _path_names(run)[0]} - {""}
+
+
+def _choice_text(methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int]) -> str:
+    """`methods fedavg; seeds 0, 1` of the lists that are not empty."""
+    texts = []
+    for what, values in {"methods": methods, "targets": targets, "seeds": seeds}.items():
+        if values:
+            texts.append(f"{what} {', '.join(map(str, values))}")
+    return "; ".join(texts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Methods, targets and seeds (`seed0`) by which runs are chosen; an empty list takes all."""
+
+    methods: Sequence[str]
+    targets: Sequence[str]
+    seeds: Sequence[str]
+
+    def has(self, names: set[str], target: str, seed: str) -> bool:
+        """Whether a run with one of these names of a method, this target and seed is chosen."""
+        has_method = not self.methods or not names.isdisjoint(self.methods)
+        has_target = not self.targets or target in self.targets
+        return has_method and has_target and (not self.seeds or seed in self.seeds)
+
+    def has_unfinished(self, run: str) -> bool:
+        """Whether an unfinished run is chosen, of which nothing is read but its path."""
+        folder, target, seed = _path_names(run)
+        return self.has({folder, folder.partition("@")[0]}, target, seed)
+
+
+def _require_known(what: str, names: Sequence[Any], available: Sequence[Any]) -> None:
+    """UserError for a name that is not available."""
+    for name in names:
+        if name not in available:
+            listed = ", ".join(map(str, dict.fromkeys(available)))
+            near = nearest(str(name), map(str, available))
             raise UserError(f"no finished run of the {what} {str(name)!r}; {near}there are: {listed}")
 
 
-def _named(run: str) -> list[str]:
+def _path_names(run: str) -> list[str]:
     """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`, `photo`, `seed0`; empty where the path is shorter."""
     return ["", "", *run.split("/")][-3:]
 
 
-def part_of(runs: Runs, kept: Sequence[str]) -> Runs:
+def part_of(runs: Runs, chosen: Sequence[str]) -> Runs:
     """The records of these runs alone."""
-    names = set(kept)
-    frames = {name: getattr(runs, name) for name in TABLES}
-    frames = {name: frame[frame["run"].isin(names)].reset_index(drop=True) for name, frame in frames.items()}
-    experiments = {run: runs.experiments[run] for run in kept}
-    remarks = {run: own for run, own in runs.remarks.items() if run in names}
-    damaged = [run for run in runs.damaged if run in names]
-    return replace(runs, **frames, experiments=experiments, remarks=remarks, damaged=damaged)
+    names = set(chosen)
+    frames = {}
+    for name in TABLES:
+        frame = getattr(runs, name)
+        frames[name] = frame[frame["run"].isin(names)].reset_index(drop=True)
+    return replace(
+        runs,
+        **frames,
+        experiments={run: runs.experiments[run] for run in chosen},
+        remarks={run: texts for run, texts in runs.remarks.items() if run in names},
+        damaged=[run for run in runs.damaged if run in names],
+    )
 
 
 def find_runs(folder: Path | str) -> list[Path]:
@@ -230,11 +281,15 @@ def write_results(folder: Path) -> None:
     """
     find_runs(folder)  # a folder that does not exist is said
     with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
-        rows = [row for path in find_runs(folder) for row in summary_rows(path)]
+        rows = []
+        for path in find_runs(folder):
+            rows += summary_rows(path)
         if not rows:
             raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
         rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-        header = dict.fromkeys(column for row in rows for column in row)
+        header: dict[str, None] = {}
+        for row in rows:
+            header |= dict.fromkeys(row)
         atomic_write(folder / "results.csv", csv_text(header, rows))
 
 
@@ -254,10 +309,12 @@ def _joined(paths: Mapping[str, Path], name: str, experiments: dict[str, Experim
                 raise
             continue  # the run is listed as damaged, and the others are read
         if len(frame):
-            own = experiments[key]
+            experiment = experiments[key]
+            target = experiment.run.target or path.parent.name
             frames.append(frame.drop(columns=KEYS, errors="ignore"))
-            keys.append((key, own.name, own.method_name, own.run.target or path.parent.name, own.run.seed))
+            keys.append((key, experiment.name, experiment.method_name, target, experiment.run.seed))
     if not frames:
         return pd.DataFrame(columns=KEYS)
-    repeated = pd.DataFrame(keys, columns=KEYS).loc[np.repeat(np.arange(len(keys)), list(map(len, frames)))]
-    return pd.concat([repeated.reset_index(drop=True), pd.concat(frames, ignore_index=True)], axis=1)
+    places = np.repeat(np.arange(len(keys)), list(map(len, frames)))
+    repeated = pd.DataFrame(keys, columns=KEYS).loc[places].reset_index(drop=True)
+    return pd.concat([repeated, pd.concat(frames, ignore_index=True)], axis=1)

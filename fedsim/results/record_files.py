@@ -23,15 +23,15 @@ CHANGED = f"so that another program has changed it; {AGAIN}"
 
 def parse_csv(text: str, where: str) -> pd.DataFrame:
     """A record file's text as a frame with typed columns; an incomplete last line is left out."""
-    whole = text[: text.rfind("\n") + 1]
-    if not whole:
+    text = text[: text.rfind("\n") + 1]
+    if not text:
         return pd.DataFrame()
-    header, *first = csv.reader(whole.splitlines()[:2])
+    header, *first = csv.reader(text.splitlines()[:2])
     if first and len(first[0]) > len(header):  # pandas would take the first cells for names of the rows
         raise UserError(f"{where}: rows have more cells than columns, {CHANGED}")
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
-        return pd.read_csv(io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
+        return pd.read_csv(io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
     except ValueError as error:
         raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}; {AGAIN}") from None
 
@@ -45,15 +45,17 @@ def read_record(file: Path) -> pd.DataFrame:
     frame = parse_csv(_text(file), str(file)) if file.is_file() else pd.DataFrame()
     if frame.empty:
         return frame
-    for key in SUMMARY_KEYS if file.name == "summary.csv" else ("round",):
+    is_summary = file.name == "summary.csv"
+    for key in SUMMARY_KEYS if is_summary else ("round",):
         if key not in frame:
             raise UserError(f"{file}: it has no column {key!r}, {CHANGED}")
-    for rule in RULES if file.name == "summary.csv" else ():
-        if f"{rule}_round" not in frame or not any(name.startswith(f"{rule}_target_") for name in frame):
+    for rule in RULES if is_summary else ():
+        has_target = any(name.startswith(f"{rule}_target_") for name in frame)
+        if f"{rule}_round" not in frame or not has_target:
             raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', {CHANGED}")
-    strange = [column for column in frame if column not in TEXT_COLUMNS and not _has_numbers(frame[column])]
-    if strange:
-        raise UserError(f"{file}: {strange[0]!r} has text in place of numbers, {CHANGED}")
+    for column in frame:
+        if column not in TEXT_COLUMNS and not _has_numbers(frame[column]):
+            raise UserError(f"{file}: {column!r} has text in place of numbers, {CHANGED}")
     return frame
 
 
@@ -66,10 +68,24 @@ def text_rows(file: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 
+def trained_rounds(run: Path) -> list[dict[str, str]]:
+    """The rows of rounds.csv from round 1 on, as text; an incomplete last line and an unreadable file are left out."""
+    rows = []
+    for row in text_rows(run / "rounds.csv"):
+        number = row.get("round") or ""
+        if number.isdecimal() and int(number) >= 1:
+            rows.append(row)
+    return sorted(rows, key=lambda row: int(row["round"]))
+
+
 def summary_rows(run: Path) -> list[dict[str, str]]:
     """The rows of a run's summary as text; none where it is cut off or no summary any more."""
-    rows = text_rows(run / "summary.csv")
-    return [row for row in rows if all(row.get(key) is not None for key in SUMMARY_KEYS) and row["seed"].isdecimal()]
+    rows = []
+    for row in text_rows(run / "summary.csv"):
+        is_complete = all(row.get(key) is not None for key in SUMMARY_KEYS)
+        if is_complete and row["seed"].isdecimal():
+            rows.append(row)
+    return rows
 
 
 def _text(file: Path) -> str:

@@ -5,15 +5,15 @@ Equal numbers therefore give equal bytes, and a line that was not written comple
 """
 
 import csv
-import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.common.errors import UserError, printable
+from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
+from fedsim.common.tables import csv_text
 
 ROUND_COLUMNS = (
     "round",
@@ -55,27 +55,6 @@ DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
 CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
 
 
-def _plain(value: Any) -> Any:
-    """A value for csv's writer, which writes floats by `repr` and None as an empty cell; text becomes one line.
-
-    NumPy and torch scalars become Python's numbers.
-    """
-    if hasattr(value, "item"):
-        value = value.item()
-    return " ".join(value.splitlines()) if isinstance(value, str) else value
-
-
-def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
-    """Rows as CSV lines in the header's order, without control characters; a key that a row lacks is an empty cell."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    header = list(header)
-    if with_header:
-        writer.writerow(header)
-    writer.writerows([_plain(row.get(column)) for column in header] for row in rows)
-    return printable(buffer.getvalue())
-
-
 class Table:
     """One CSV file that grows at its end; new columns extend the header, earlier rows get empty cells."""
 
@@ -88,14 +67,17 @@ class Table:
         """Add rows in one write; the file is created with the first row."""
         if not rows:
             return
-        known = self.header or self.columns
-        new = list(dict.fromkeys(key for row in rows for key in row if key not in known))
-        first = not self.header
-        if new and not first:
+        columns = self.header or self.columns
+        keys: dict[str, None] = {}
+        for row in rows:
+            keys |= dict.fromkeys(row)
+        new = [key for key in keys if key not in columns]
+        is_first = not self.header
+        if new and not is_first:
             self._extend(new)
-        self.header = known + new
+        self.header = columns + new
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(csv_text(self.header, rows, with_header=first))
+            file.write(csv_text(self.header, rows, with_header=is_first))
 
     def truncate(self, after_round: int) -> None:
         """Drop the rows of later rounds; a negative round drops the file."""
@@ -180,15 +162,22 @@ class Recorder:
         """
         if done < 0:
             return
-        known = self.rounds.rounds()
-        busy = {row["round"] for row in self.rounds.numbers() if row.get("bytes_down") or row.get("bytes_up")}
-        for table, found, wanted in (
-            (self.rounds, known, range(done + 1)),
-            (self.clients, self.clients.rounds(), [round for round in range(done + 1) if round in busy]),
+        rounds = set(self.rounds.rounds())  # first: it refuses a file that has no column of rounds
+        done_rounds = set(range(done + 1))
+        with_messages = set()
+        for row in self.rounds.numbers():
+            if row.get("bytes_down") or row.get("bytes_up"):
+                with_messages.add(row["round"])
+        for table, recorded, needed in (
+            (self.rounds, rounds, done_rounds),
+            (self.clients, set(self.clients.rounds()), done_rounds & with_messages),
         ):
-            if missing := sorted(set(wanted) - set(found)):
-                raise UserError(f"{table.path}: there is no row of round {missing[0]}, but the run has a checkpoint of "
-                                f"round {done}{CHANGED}")  # fmt: skip
+            missing = needed - recorded
+            if missing:
+                raise UserError(
+                    f"{table.path}: there is no row of round {min(missing)}, but the run has a checkpoint of "
+                    f"round {done}{CHANGED}"
+                )
 
     def truncate(self, after_round: int) -> None:
         """Remove the records of later rounds, for a resumed run; -1 removes everything."""

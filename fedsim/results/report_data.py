@@ -11,9 +11,8 @@ import pandas as pd
 
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_of
-from fedsim.results.cell_texts import shown_label
 from fedsim.results.client_rows import client_key, client_metrics, layer_group
-from fedsim.results.compare import Comparison
+from fedsim.results.comparison import Comparison, shown_label
 from fedsim.results.differences import comparable_settings, value_text
 from fedsim.results.metrics import confusion_matrix
 from fedsim.results.notes import missing_cells
@@ -22,6 +21,7 @@ from fedsim.results.reading import Runs, run_environment, run_folder
 from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
 from fedsim.results.statistics import grid_of, interval, whole_run_costs
+from fedsim.settings.experiment import Experiment
 
 Json = dict[str, Any]
 MOST_CLASSES = 100  # a matrix with more would be most of the page
@@ -35,25 +35,22 @@ def numbers(values: Iterable[float], factor: float = 1.0) -> list[float | None]:
 
 def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pages: Mapping[str, int]) -> Json:
     """What the charts of one experiment show; pages: the place of each of its runs among the report's runs."""
-    table, methods = comparison.table, comparison.methods
     rounds = runs.rounds.assign(label=runs.rounds["run"].map(comparison.labels))
-    costs = whole_run_costs(rounds).join(methods.set_index("label")["steps"])
-    base = grid_of(table, comparison.baseline) if comparison.baseline else None
-    ours: list[Json] = []
-    for row in methods.to_dict("records"):
-        label, grid = row["label"], grid_of(table, row["label"])
-        cells = comparison.cells[comparison.cells["label"] == label]
-        own = table[table["label"] == label].sort_values(["target", "seed"])
-        ours.append(
+    steps = comparison.methods.set_index("label")["steps"]
+    costs = whole_run_costs(rounds).join(steps)
+    methods = []
+    for method in comparison.methods.to_dict("records"):
+        label = method["label"]
+        methods.append(
             {
                 "label": label,
-                "shown": shown_label(pd.Series(row)),
-                "group": groups.get(row["method"], ""),
-                "ranked": row["group"],
-                "cells": {cell.target: numbers([cell.mean, cell.std], 100) for cell in cells.itertuples()},
-                "differences": {} if base is None or label == comparison.baseline else _differences(grid - base),
+                "shown": shown_label(method),
+                "group": groups.get(method["method"], ""),
+                "ranked": method["group"],
+                "cells": _cells(comparison, label),
+                "differences": _differences(comparison, label),
                 "costs": dict(zip(costs, numbers(costs.loc[label]))) if label in costs.index else {},
-                "runs": [[target, pages[run]] for target, run in zip(own["target"], own["run"])],
+                "runs": _pages(comparison, label, pages),
             }
         )
     return {
@@ -63,67 +60,104 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pa
         "seeds": comparison.most_seeds,
         "targets": comparison.targets,
         "curves": list(curve_titles(runs.rounds).items()),
-        "missing": missing_cells(table, comparison.targets),
-        "methods": ours,
+        "missing": missing_cells(comparison.table, comparison.targets),
+        "methods": methods,
     }
 
 
-def _differences(grid: pd.DataFrame) -> dict[str, list[float | None]]:
+def _cells(comparison: Comparison, label: str) -> dict[str, list[float | None]]:
+    """{target: [mean, deviation] in percent} of one method."""
+    cells = comparison.cells[comparison.cells["label"] == label]
+    return {cell.target: numbers([cell.mean, cell.std], 100) for cell in cells.itertuples()}
+
+
+def _pages(comparison: Comparison, label: str, pages: Mapping[str, int]) -> list[list[Any]]:
+    """[target, place of its page] of every run of one method."""
+    table = comparison.table
+    runs = table[table["label"] == label].sort_values(["target", "seed"])
+    return [[target, pages[run]] for target, run in zip(runs["target"], runs["run"])]
+
+
+def _differences(comparison: Comparison, label: str) -> dict[str, list[float | None]]:
     """{target, and `average` over all: [mean difference in points, lower and upper bound of its interval, pairs]}."""
-    cells = {"average": grid, **{target: grid[target] for target in grid}}
-    values = {name: own.to_numpy(dtype=float).ravel() for name, own in cells.items()}
-    known = {name: own[np.isfinite(own)] for name, own in values.items()}
-    return {name: [*numbers(interval(own), 100), len(own)] for name, own in known.items() if len(own)}
+    if comparison.baseline in ("", label):
+        return {}
+    grid = grid_of(comparison.table, label) - grid_of(comparison.table, comparison.baseline)
+    differences = {}
+    for name in ("average", *grid):
+        cells = grid if name == "average" else grid[name]
+        values = cells.to_numpy(dtype=float).ravel()
+        values = values[np.isfinite(values)]
+        if len(values):
+            differences[name] = [*numbers(interval(values), 100), len(values)]
+    return differences
 
 
 def curve_titles(rounds: pd.DataFrame) -> dict[str, str]:
     """{column: title} of the columns of rounds.csv that are drawn and have values."""
     task = task_of(rounds)
-    titles = {column.format(task.metric): title.format(task.title) for column, title in CURVES.items()}
-    return {column: title for column, title in titles.items() if column in rounds and rounds[column].notna().any()}
+    titles = {}
+    for column, title in CURVES.items():
+        name = column.format(task.metric)
+        if name in rounds and rounds[name].notna().any():
+            titles[name] = title.format(task.title)
+    return titles
 
 
 def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -> list[Json]:
     """The page of each run, in the order of the summaries; shared: settings of all runs, which a page leaves out."""
-    labels = comparison.labels
     rounds, clients, details = (_by_run(frame) for frame in (runs.rounds, runs.clients, runs.details))
-    titles, metrics = curve_titles(runs.rounds), client_metrics(runs.clients)
+    metrics = client_metrics(runs.clients)
     metric = task_of(runs.summary, "last_target_").metric
-    found = []
-    for row in runs.summary.to_dict("records"):
-        run = row["run"]
-        experiment, own = runs.comparable[run], rounds.get(run, runs.rounds.iloc[:0])
-        scale = {column: 100 if "%" in title else 1 for column, title in titles.items()}
-        found.append(
-            {
-                "run": run,
-                "label": labels[run],
-                "target": row["target"],
-                "seed": int(row["seed"]),
-                "results": {rule: _result(row, rule, metric) for rule in RULES},
-                "round": numbers(own["round"]) if len(own) else [],
-                "curves": {column: numbers(own[column], scale[column]) for column in titles if column in own},
-                **(client_data(clients[run], metrics) if run in clients else {}),
-                "details": detail_data(details[run]) if run in details else {},
-                "confusion": confusion(runs, run, comparison.select),
-                "settings": {
-                    key: value_text(value)
-                    for key, value in comparable_settings(experiment).items()
-                    if key not in shared
-                },
-                "recipe": recipe(run_environment(runs, run)),
-                "command": command_line(experiment, run_folder(runs, run) / "experiment.toml"),
-            }
-        )
-    return found
+    titles = curve_titles(runs.rounds)
+    no_rounds = runs.rounds.iloc[:0]
+    pages = []
+    for summary in runs.summary.to_dict("records"):
+        run = summary["run"]
+        experiment = runs.comparable[run]
+        page = {
+            "run": run,
+            "label": comparison.labels[run],
+            "target": summary["target"],
+            "seed": int(summary["seed"]),
+            "results": {rule: _result(summary, rule, metric) for rule in RULES},
+            **_curves(rounds.get(run, no_rounds), titles),
+            **(client_data(clients[run], metrics) if run in clients else {}),
+            "details": detail_data(details[run]) if run in details else {},
+            "confusion": confusion(runs, run, comparison.select),
+            "settings": _own_settings(experiment, shared),
+            "recipe": recipe(run_environment(runs, run)),
+            "command": command_line(experiment, run_folder(runs, run) / "experiment.toml"),
+        }
+        pages.append(page)
+    return pages
+
+
+def _curves(rounds: pd.DataFrame, titles: Mapping[str, str]) -> Json:
+    """The rounds of a run, and its curves; those whose title has a percent sign are in percent."""
+    curves = {}
+    for column, title in titles.items():
+        if column in rounds:
+            curves[column] = numbers(rounds[column], 100 if "%" in title else 1)
+    return {"round": numbers(rounds["round"]) if len(rounds) else [], "curves": curves}
+
+
+def _own_settings(experiment: Experiment, shared: Mapping[str, object]) -> dict[str, str]:
+    """The settings of a run that not all runs share."""
+    settings = comparable_settings(experiment)
+    return {key: value_text(value) for key, value in settings.items() if key not in shared}
 
 
 def _result(row: Mapping[str, Any], rule: str, metric: str) -> list[float | None]:
-    return [*numbers([row[f"{rule}_target_{metric}"]], 100), *numbers([row[f"{rule}_round"]])]
+    """[the primary metric in percent, the round] under a selection rule."""
+    percent = 100 * float(row[f"{rule}_target_{metric}"])
+    return numbers([percent, row[f"{rule}_round"]])
 
 
 def _by_run(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {str(run): own for run, own in frame.groupby("run", sort=False)} if len(frame) else {}
+    if frame.empty:
+        return {}
+    return {str(run): rows for run, rows in frame.groupby("run", sort=False)}
 
 
 def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
@@ -134,16 +168,15 @@ def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
     frame, key, _ = client_key(frame)
     drawn = [column for column in metrics if frame[column].notna().any()]
     means = frame.groupby([key, "round"])[drawn].mean()
-    series = {
-        column: {str(client): _line(own[column].droplevel(0)) for client, own in means.groupby(level=0)}
-        for column in drawn
-    }
     sizes = [column for column in frame if column.startswith("bytes_") and frame[column].notna().any()]
-    sums = frame.groupby("client").agg(messages=("round", "size"), **{name: (name, "sum") for name in sizes})
+    messages = frame.groupby("client").agg(messages=("round", "size"), **{name: (name, "sum") for name in sizes})
     failed = frame[frame["status"].astype(str) != "ok"]
     return {
-        "clients": series,
-        "messages": [list(sums), *([str(client), *numbers(own)] for client, own in zip(sums.index, sums.to_numpy()))],
+        "clients": {column: _lines(means[column]) for column in drawn},
+        "messages": [
+            list(messages),
+            *([str(client), *numbers(row)] for client, row in zip(messages.index, messages.to_numpy())),
+        ],
         "failures": [f"round {row.round}: {row.client}: {row.status}" for row in failed.itertuples()],
     }
 
@@ -153,18 +186,21 @@ def detail_data(frame: pd.DataFrame) -> Json:
     frame = frame.assign(
         client=frame["client"].fillna("server").astype(str), group=frame["name"].fillna("").map(layer_group)
     )
-    found = {}
-    for quantity, own in frame.groupby("quantity", sort=False):
-        keys = ["client"] + ["group"] * bool(own["group"].any())
-        means = [own.groupby([key, "round"], sort=False)["value"].mean() for key in keys]
-        found[str(quantity)] = {
-            str(name): _line(line.droplevel(0)) for one in means for name, line in one.groupby(level=0, sort=False)
-        }
-    return found
+    quantities = {}
+    for quantity, rows in frame.groupby("quantity", sort=False):
+        lines: Json = {}
+        for key in ("client", "group") if rows["group"].any() else ("client",):
+            lines |= _lines(rows.groupby([key, "round"], sort=False)["value"].mean())
+        quantities[str(quantity)] = lines
+    return quantities
 
 
-def _line(values: pd.Series) -> list[list[float | None]]:
-    return [numbers(values.index), numbers(values)]
+def _lines(values: pd.Series) -> dict[str, list[list[float | None]]]:
+    """{name: [rounds, values]} of values whose index holds names and rounds."""
+    lines = {}
+    for name, line in values.groupby(level=0, sort=False):
+        lines[str(name)] = [numbers(line.index.get_level_values(1)), numbers(line)]
+    return lines
 
 
 def confusion(runs: Runs, run: str, select: str) -> Json:
@@ -180,7 +216,7 @@ def confusion(runs: Runs, run: str, select: str) -> Json:
 
 def recipe(environment: Mapping[str, Any]) -> dict[str, str]:
     """{slot and part: its fields} as the run has recorded them."""
-    return {
-        part: ", ".join(f"{name} = {value_text(value)}" for name, value in fields.items())
-        for part, fields in environment.get("recipe", {}).items()
-    }
+    texts = {}
+    for part, fields in environment.get("recipe", {}).items():
+        texts[part] = ", ".join(f"{name} = {value_text(value)}" for name, value in fields.items())
+    return texts

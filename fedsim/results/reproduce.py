@@ -21,12 +21,13 @@ def command_line(experiment: Experiment, file: Path) -> str:
     The folder of the data is left out, because it differs between machines.
     """
     run = experiment.run
-    words = ["--method", experiment.method_name, "--target", run.target, "--seed", str(run.seed)]
+    options = ["--method", experiment.method_name, "--target", run.target, "--seed", str(run.seed)]
     overrides = _overrides(experiment)
     if overrides is None:
-        return shlex.join(["fedsim", "run", file.as_posix(), *words])
-    sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={override_text(value)}")]
-    return shlex.join(["fedsim", "run", experiment.name, *words, *sets])
+        return shlex.join(["fedsim", "run", file.as_posix(), *options])
+    for key, value in overrides.items():
+        options += ["--set", f"{key}={override_text(value)}"]
+    return shlex.join(["fedsim", "run", experiment.name, *options])
 
 
 def override_text(value: Any) -> str:
@@ -44,7 +45,9 @@ def _overrides(experiment: Experiment) -> dict[str, Any] | None:
     except UserError:
         return None
     before, after = flatten(shipped.model_dump()), flatten(experiment.model_dump())
-    ignored = {*SHORT, *MACHINE_KEYS}
-    if any(key not in after for key in before if key not in ignored):
+    for key in (*SHORT, *MACHINE_KEYS):
+        before.pop(key, None)
+        after.pop(key, None)
+    if before.keys() - after.keys():
         return None
-    return {key: value for key, value in after.items() if key not in ignored and before.get(key) != value}
+    return {key: value for key, value in after.items() if before.get(key) != value}

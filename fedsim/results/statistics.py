@@ -34,8 +34,11 @@ def per_seed_average(grid: pd.DataFrame, targets: Sequence[str]) -> pd.Series:
 def mean_and_std(values: pd.Series) -> dict[str, Any]:
     """{mean, std, seeds}: seeds is the number of values, std their sample standard deviation (NaN below two values)."""
     values = values.dropna()
-    std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-    return {"mean": float(values.mean()) if len(values) else math.nan, "std": std, "seeds": len(values)}
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std(ddof=1)),
+        "seeds": len(values),
+    }
 
 
 def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
@@ -71,12 +74,14 @@ def interval(differences: np.ndarray) -> tuple[float, float, float]:
 
     It takes the values as independent draws, which cells with shared source data are not.
     """
-    count, mean = len(differences), float(np.mean(differences)) if len(differences) else math.nan
+    count = len(differences)
+    mean = float(np.mean(differences)) if count else math.nan
     if count < 2:
         return mean, math.nan, math.nan
     from scipy.special import stdtrit
 
-    half = stdtrit(count - 1, 0.975) * float(np.std(differences, ddof=1)) / math.sqrt(count)
+    std = float(np.std(differences, ddof=1))
+    half = stdtrit(count - 1, 0.975) * std / math.sqrt(count)
     return mean, mean - half, mean + half
 
 
@@ -86,7 +91,9 @@ def holm(p_values: pd.Series) -> pd.Series:
     A value that is missing is no test. Source: Holm (Scandinavian Journal of Statistics, 1979).
     """
     ordered = p_values.dropna().sort_values()
-    return (ordered * np.arange(len(ordered), 0, -1)).clip(upper=1).cummax().reindex(p_values.index)
+    factors = np.arange(len(ordered), 0, -1)
+    corrected = (ordered * factors).clip(upper=1).cummax()
+    return corrected.reindex(p_values.index)
 
 
 def corrected(methods: pd.DataFrame, correction: str) -> pd.DataFrame:
@@ -105,13 +112,15 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
     choices, the one with the most shared seeds. The seeds are all that these methods share. Both are empty when no
     method has a complete seed.
     """
-    best: tuple[list[str], list[int]] = ([], [])
-    for seed in sorted({seed for values in averages.values() for seed in values.index}):
-        holders = [label for label, values in averages.items() if seed in values.index]
-        shared = sorted(set.intersection(*(set(averages[label].index) for label in holders)))
-        if (len(holders), len(shared)) > (len(best[0]), len(best[1])):
-            best = (holders, shared)
-    return best
+    seeds = {label: set(values.index) for label, values in averages.items()}
+    methods: list[str] = []
+    shared: list[int] = []
+    for seed in sorted(set().union(*seeds.values())):
+        holders = [label for label in seeds if seed in seeds[label]]
+        common = sorted(set.intersection(*(seeds[label] for label in holders)))
+        if (len(holders), len(common)) > (len(methods), len(shared)):
+            methods, shared = holders, common
+    return methods, shared
 
 
 def ranks(scores: pd.Series) -> pd.Series:
@@ -123,9 +132,13 @@ def whole_run_costs(rounds: pd.DataFrame) -> pd.DataFrame:
     """Gigabytes and minutes of one whole run, as means over the runs of a label; rounds: label, run, costs."""
     names = ["bytes_down", "bytes_up", "round_seconds"]
     columns = [column for column in names if column in rounds]
-    totals = rounds.groupby(["label", "run"])[columns].sum(min_count=1).groupby("label").mean().reindex(columns=names)
+    runs = rounds.groupby(["label", "run"])[columns].sum(min_count=1)
+    totals = runs.groupby("label").mean().reindex(columns=names)
     return pd.DataFrame(
-        {"gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9, "minutes": totals["round_seconds"] / 60}
+        {
+            "gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9,
+            "minutes": totals["round_seconds"] / 60,
+        }
     )
 
 

@@ -58,9 +58,8 @@ class WandB:
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """Write the summary and close the record."""
-        self._run.summary.update(
-            {name: value for name, value in summary.items() if isinstance(value, str | int | float)}
-        )
+        values = {name: value for name, value in summary.items() if isinstance(value, str | int | float)}
+        self._run.summary.update(values)
         self._run.finish()
 
     def on_failure(self, error: BaseException) -> None:
@@ -89,18 +88,21 @@ class MLflow:
             reason = str(error).partition("\n")[0]
             raise UserError(f"run.callbacks: MLflow cannot write to {self._mlflow.get_tracking_uri()} ({reason}); set "
                             "MLFLOW_TRACKING_URI") from None  # fmt: skip
-        found = client.get_experiment_by_name(experiment.name)
-        number = found.experiment_id if found else client.create_experiment(experiment.name)
-        own = str(folder.resolve())
-        known = client.search_runs([number], f"tags.`{FOLDER_TAG}` = '{own}'", max_results=1)
-        if known:
-            self._id = known[0].info.run_id
+        group = client.get_experiment_by_name(experiment.name)
+        number = group.experiment_id if group else client.create_experiment(experiment.name)
+        tag = str(folder.resolve())
+        earlier = client.search_runs([number], f"tags.`{FOLDER_TAG}` = '{tag}'", max_results=1)
+        if earlier:
+            self._id = earlier[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return
-        self._id = client.create_run(number, run_name=_name(experiment), tags={FOLDER_TAG: own}).info.run_id
-        settings = flatten(experiment.model_dump(mode="json")).items()
-        given = [(name, value) for name, value in settings if value not in ("", None, [])]
-        self._write("params", [self._mlflow.entities.Param(name, str(value)) for name, value in given])
+        record = client.create_run(number, run_name=_name(experiment), tags={FOLDER_TAG: tag})
+        self._id = record.info.run_id
+        parameters = []
+        for name, value in flatten(experiment.model_dump(mode="json")).items():
+            if value not in ("", None, []):
+                parameters.append(self._mlflow.entities.Param(name, str(value)))
+        self._write("params", parameters)
 
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
         """Write the numbers of a round as its step."""

@@ -16,7 +16,7 @@ from fedsim.export.cli import export
 from fedsim.export.features import domain_features, plot_features
 from fedsim.export.pictures import draw_pictures
 from fedsim.results import read_runs
-from fedsim.results.report import pictures
+from fedsim.results.report import feature_pictures
 from fedsim.run.plan import resolve
 
 
@@ -31,9 +31,9 @@ def test_picture_and_its_place_in_the_report(tmp_path):
     pixels = imread(files[0])
     assert min(pixels.shape[:2]) > 500
     assert 0.005 < float(np.mean(pixels[..., :3].min(axis=2) < 0.9)) < 0.6
-    (picture,) = pictures(read_runs(run.parents[2]), "digits", {})
-    assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in picture
-    assert picture.count('src="data:image/png;base64,') == 1
+    (picture,) = feature_pictures(read_runs(run.parents[2]))
+    assert picture.caption == "t-SNE of features by class and by domain: fedavg/rot45/seed0"
+    assert picture.source.startswith("data:image/png;base64,")
 
 
 SMALL = {"fraction": 0.03, "domains": ["rot0", "rot15", "rot45"]}

@@ -20,9 +20,9 @@ MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, an
 DENSITY = {
     "fedsim/data": 12.4,
     "fedsim/deploy": 10.2,
-    "fedsim/export": 12.0,
+    "fedsim/export": 11.7,
     "fedsim/methods": 10.1,
-    "fedsim/results": 12.5,
+    "fedsim/results": 11.4,
     "fedsim/run": 10.5,
     "fedsim/runtime": 10.3,
     "fedsim/tensors": 13.0,

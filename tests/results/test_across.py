@@ -8,15 +8,14 @@ import pytest
 from invented import PACS, one_each, pacs_experiment, table_of_runs
 
 from fedsim.common.errors import UserError
+from fedsim.common.tables import escape_latex, escape_markdown
 from fedsim.results import Comparison, Runs, compare, notes
 from fedsim.results.across import across, notes_on, pairs, refuse_one_data_set
-from fedsim.results.added_numbers import added_rows
-from fedsim.results.cell_texts import amount
 from fedsim.results.compare import numbers
-from fedsim.results.critical_figure import critical_figure
-from fedsim.results.latex import escape_latex
+from fedsim.results.comparison import amount
+from fedsim.results.comparison_figures import critical_figure
 from fedsim.results.notes import rank_notes
-from fedsim.results.tables import escape_markdown
+from fedsim.results.published import added_rows
 
 
 def part(scores, metric="accuracy"):

@@ -15,6 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
 from fedsim.results.figure_style import styles
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
+from fedsim.results.prediction_figures import reliability_figure
 from fedsim.results.predictions import (
     Predictions,
     keep_selected,
@@ -22,9 +23,7 @@ from fedsim.results.predictions import (
     predictions_file,
     read_predictions,
 )
-from fedsim.results.reliability import reliability_figure
-from fedsim.results.report import write_report
-from fedsim.results.report_metrics import more_than_accuracy
+from fedsim.results.report import more_than_accuracy, write_report
 from fedsim.results.selection import RULES
 
 # Six images of three classes and none of the fourth: a is right 2 of 3, b 1 of 2, c 0 of 1 (taken for b).
@@ -154,7 +153,7 @@ def test_the_verb_takes_a_metric(outputs, tmp_path):
     for file in folder.rglob("round*.safetensors"):
         file.unlink()
     runs = read_runs(folder)
-    assert more_than_accuracy(runs, compare(runs), []) == ""
+    assert more_than_accuracy(runs, compare(runs), []) == (None, None)
     for metric, said in (
         ("macrof1", "did you mean 'macro_f1'"), ("ece", "ece needs kept predictions.*keep_predictions"),
         ("dice", "no dice, a metric of another task; theirs are accuracy, "),

@@ -12,8 +12,7 @@ from matplotlib.image import imread
 
 from fedsim.common.errors import UserError
 from fedsim.results import choose_runs, compare, read_runs
-from fedsim.results.bars import target_bars
-from fedsim.results.cost_figure import FRONT, cost_front, readable
+from fedsim.results.comparison_figures import FRONT, cost_front, readable, target_bars
 from fedsim.results.figure_style import styles
 from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, metric_over_rounds
 from fedsim.results.plots import draw, plot_all

@@ -16,12 +16,19 @@ from invented import embedded, one_each, pacs_experiment, write_run
 
 from fedsim.commands.live import STALE_SECONDS, Server, cells_of, state_html
 from fedsim.commands.results import method_notes
+from fedsim.common.tables import Cell as TableCell
+from fedsim.common.tables import Column, Row, Table
 from fedsim.results import compare, read_runs
 from fedsim.results.cases import Cases
-from fedsim.results.markup import Data, table
 from fedsim.results.predictions import Predictions
-from fedsim.results.report import premise, report_page, settings_apart, settings_section, write_report
-from fedsim.results.report_metrics import class_accuracies, segmentation
+from fedsim.results.report import (
+    class_accuracies,
+    premise,
+    report_page,
+    segmentation,
+    settings_apart,
+    write_report,
+)  # fmt: skip
 from fedsim.results.reproduce import command_line, override_text
 from fedsim.results.statistics import interval
 from fedsim.run.claim import claim
@@ -114,8 +121,13 @@ def test_intervals_and_escaped_cells_by_hand():
     """1, 2 and 3: mean 2, s = 1, t of 2 degrees of freedom 4.30265, so 2 ± 4.30265 / sqrt(3)."""
     assert interval(np.array([1.0, 2, 3])) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-5)
     assert np.isnan(interval(np.array([1.0]))[1:]).all()
-    rows = [["<script>"], [Data("1.5 kB", 1500.0)], [Data("-", float("nan"))], [Data("<a>", link="#run=3")]]
-    text = table(["a & b"], rows)
+    cells = [
+        "<script>",
+        TableCell("1.5 kB", value=1500.0),
+        TableCell("-", value=float("nan")),
+        TableCell("<a>", link="#run=3"),
+    ]
+    text = Table([Column("a & b")], [Row([cell]) for cell in cells]).html()
     for cell in ("a &amp; b", "<td>&lt;script&gt;</td>", '<td data-order="1500" data-search="1500">1.5 kB</td>',
                  '<td data-order="" data-search="">-<', '<td><a href="#run=3">&lt;a&gt;</a></td>'):  # fmt: skip
         assert cell in text
@@ -128,11 +140,10 @@ def test_every_experiment_has_a_section_and_its_own_settings(tmp_path, unrendere
     for method, share, own in (("fada", 0.5, {}), ("fedprox", 0.0, {"mu": 0.1}), ("fedprox", 0.0, {"mu": 1.0})):
         experiment = pacs_experiment(method, method={"proximal": own} if own else {}, data={"adapt_share": share})
         write_run(tmp_path / "own" / str(own), experiment, finish=False)
-    text = settings_section(*settings_apart(read_runs(tmp_path / "own", unfinished=True)))
-    apart, shared = text.split("Settings that all runs share")
-    assert "data.adapt_share</td><td>0.0 | 0.5<" in apart
-    assert "adapt_share" not in shared
-    assert "fedprox: method.proximal.mu</td><td>0.1 | 1.0<" in apart
+    apart, shared = settings_apart(read_runs(tmp_path / "own", unfinished=True))
+    assert apart["data.adapt_share"] == "0.0 | 0.5"
+    assert "data.adapt_share" not in shared
+    assert apart["fedprox: method.proximal.mu"] == "0.1 | 1.0"
     shutil.rmtree(tmp_path / "own")
     write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
     page = Page(write_report(tmp_path))
@@ -172,16 +183,17 @@ def test_averages_are_over_the_targets_that_every_method_has():
         rows = np.repeat([[1, 0], [0, 1]], [right, 10 - right], axis=0).astype(np.float32)
         return Predictions(np.arange(10), np.zeros(10, int), rows, ("a", "b"))
 
-    for text in (
+    for table in (
         segmentation({"fedavg": {"easy": case(0.9), "hard": case(0.1)}, "fedprox": {"easy": case(0.8)}}),
         class_accuracies({"fedavg": {"easy": guess(9), "hard": guess(1)}, "fedprox": {"easy": guess(8)}}),
     ):
+        text = table.html()
         assert ">90.0<" in text
         assert "only easy, which every method has" in text
-    text = segmentation({"fedavg": {"hard": case(0.1)}, "fedprox": {"easy": case(0.8)}})
+    text = segmentation({"fedavg": {"hard": case(0.1)}, "fedprox": {"easy": case(0.8)}}).html()
     assert ">80.0<" not in text
     assert "no target that every method has" in text
-    text = class_accuracies({"fedavg": {"easy": guess(9)}, "fedprox": {"easy": guess(8)}})
+    text = class_accuracies({"fedavg": {"easy": guess(9)}, "fedprox": {"easy": guess(8)}}).html()
     assert "every method has" not in text
 
 

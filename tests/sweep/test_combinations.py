@@ -14,7 +14,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
 from fedsim.methods.recipe import SLOTS
 from fedsim.results import read_runs
-from fedsim.results.combinations import section
+from fedsim.results.combinations import tables
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.sweep.arms import command, option_cost, plan_arms, step_cost
 from fedsim.sweep.candidates import draw, find_options, overrides_of
@@ -148,4 +148,5 @@ def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_pr
     assert final["score"][0] == pytest.approx(sum(accuracy[fold] for fold in folds) / 3)
     assert (tmp_path / "digits" / "plots" / "combinations-1.svg").is_file()
     shutil.copy(tmp_path / "digits" / "combinations.csv", tmp_path / "digits-without-sketch")  # beside some runs
-    assert "winner: rank 1 of 2" in section(read_runs(tmp_path / "digits-without-sketch"))
+    (table,) = tables(read_runs(tmp_path / "digits-without-sketch"))
+    assert "winner: rank 1 of 2" in table.html()
