@@ -7,7 +7,7 @@ from method_pages import write_method_pages
 from pair_page import pair_page
 from part_pages import write_code_pages, write_part_pages
 
-from fedsim.results.markup import libraries
+from fedsim.results.page import libraries
 
 API = {
     "strategies.parts": "Contracts of the server's parts",

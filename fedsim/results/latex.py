@@ -1,4 +1,4 @@
-"""Pieces of LaTeX that fedsim/sweep still takes from here; the writer of tables is fedsim/common/tables.py."""
+"""Pieces of a LaTeX table with lines between its rows, as a reproduction of a paper's table prints it."""
 
 from fedsim.common.tables import escape_latex
 

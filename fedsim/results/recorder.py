@@ -55,7 +55,7 @@ DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
 CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
 
 
-class Table:
+class CsvFile:
     """One CSV file that grows at its end; new columns extend the header, earlier rows get empty cells."""
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
@@ -151,9 +151,9 @@ class Recorder:
     def __init__(self, folder: Path | str, metric: str = "accuracy") -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.rounds = Table(self.folder / "rounds.csv", columns_for(ROUND_COLUMNS, metric))
-        self.clients = Table(self.folder / "clients.csv", columns_for(CLIENT_COLUMNS, metric))
-        self.details = Table(self.folder / "details.csv", DETAIL_COLUMNS)
+        self.rounds = CsvFile(self.folder / "rounds.csv", columns_for(ROUND_COLUMNS, metric))
+        self.clients = CsvFile(self.folder / "clients.csv", columns_for(CLIENT_COLUMNS, metric))
+        self.details = CsvFile(self.folder / "details.csv", DETAIL_COLUMNS)
 
     def require(self, done: int) -> None:
         """UserError when rows of the rounds up to `done` are missing, which a resumed run does not compute again.

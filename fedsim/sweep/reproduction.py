@@ -17,11 +17,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.common.errors import UserError, nearest, printable
+from fedsim.common.tables import MISSING, Cell, escape_latex, escape_markdown, percent
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.methods.registry import refuse_outside
-from fedsim.results.cell_texts import MISSING, CellText, percent, plain
 from fedsim.results.differences import differing_settings, refuse_twice
-from fedsim.results.latex import escape_latex, latex_number, latex_row, table_begin
+from fedsim.results.latex import latex_number, latex_row, table_begin
 from fedsim.results.notes import (
     damaged_notes,
     missing_notes,
@@ -37,7 +37,6 @@ from fedsim.results.reading import Runs, of_experiment, part_of
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
-from fedsim.results.tables import escape_markdown
 from fedsim.settings.experiment import Experiment
 from fedsim.sweep.plan import once
 from fedsim.sweep.tables import (
@@ -380,7 +379,7 @@ def number_text(numbers: Mapping[str, Numbers], target: str) -> str:
     """Return mean and spread of a target in percent; a dash where there are none."""
     of_target = numbers.get(target, Numbers())
     spread = "" if math.isnan(of_target.std) else percent(of_target.std)
-    return plain(CellText(percent(of_target.mean), spread))
+    return Cell(percent(of_target.mean), spread).plain
 
 
 def difference_text(line: Line, target: str) -> str:
