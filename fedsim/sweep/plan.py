@@ -54,8 +54,8 @@ class Cell:
     reason: str = ""
     place: str = ""  # the name of the machine, on a cluster
     started: float = 0.0  # time.monotonic() at the start
-    heard: float = 0.0
-    doomed: Callable[[], bool] | None = None  # whether its records say that it is to be pruned
+    updated: float = 0.0  # time.monotonic() at the end of the latest round
+    should_prune: Callable[[], bool] | None = None  # whether its records say that it is to be pruned
     done_here: int = 0  # rounds that this sweep has run; an earlier, interrupted sweep may have run others
 
     @property
@@ -73,12 +73,12 @@ class Cell:
         """Note that a worker has received the cell."""
         self.state, self.place, self.started = "running", place, time.monotonic()
 
-    def hear(self, kind: str, value: Any, extra: Any) -> None:
+    def note(self, kind: str, value: Any, extra: Any) -> None:
         """Note a message: ("round", number, accuracy), ("finished" or "pruned", "", None), or ("failed", reason,
         traceback)."""
         if kind == "round":
             self.done_here += value > 0  # round 0 only evaluates the initial model
-            self.round, self.target_accuracy, self.heard = value, extra, time.monotonic()
+            self.round, self.target_accuracy, self.updated = value, extra, time.monotonic()
             return
         self.state, self.reason = kind, value
         file = self.folder / "error.txt"
@@ -271,7 +271,7 @@ def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:
     for cell in cells:
         if cell.done_here:
             seconds, rounds = found.get(cell.experiment.method_name, (0.0, 0))
-            found[cell.experiment.method_name] = (seconds + cell.heard - cell.started, rounds + cell.done_here)
+            found[cell.experiment.method_name] = (seconds + cell.updated - cell.started, rounds + cell.done_here)
     return {method: seconds / rounds for method, (seconds, rounds) in found.items()}
 
 

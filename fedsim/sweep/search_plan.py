@@ -70,8 +70,8 @@ class Trial:
         return next((reason for reason in reasons if reason != NOT_RUN), reasons[0] if reasons else "")
 
     @property
-    def told(self) -> float | None:
-        """What a sampler is told of the trial: its score, 0 when it diverged, and nothing of one that failed."""
+    def sampler_value(self) -> float | None:
+        """What a sampler gets of the trial: its score, 0 when it diverged, and nothing of one that failed."""
         return 0.0 if self.outcome == DIVERGED else self.score
 
     def count(self, state: str) -> int:
@@ -146,13 +146,13 @@ class PlannedSearch:
                     trial.measured[place], trial.stopped[place] = f"pruned after round {stop}", stop
             newest = different[-1].cells[place]
             if newest.state == "waiting" and len(different) > STARTUP:
-                newest.doomed = functools.partial(_doomed, self.search.pruner, curves[:-1], newest)
+                newest.should_prune = functools.partial(_should_prune, self.search.pruner, curves[:-1], newest)
 
     def _suggested(self) -> dict[str, str]:
         """The next trial of a sampler, which depends on the trials so far alone."""
         search, number = self.search, len(self.trials)
         seed = stream_seed(search.seed, search.method, *self.targets, *map(str, search.seeds), number)
-        earlier = [(self.typed(trial), trial.told) for trial in self.trials if trial.told is not None]
+        earlier = [(self.typed(trial), trial.sampler_value) for trial in self.trials if trial.sampler_value is not None]
         return suggest(search.sampler, seed, self.knobs, earlier)
 
     def typed(self, trial: Trial) -> dict[str, Any]:
@@ -254,5 +254,5 @@ def _curve(cell: Cell) -> dict[int, float]:
     return dict(zip(known["round"].astype(int), known[column].astype(float), strict=True)) if column in known else {}
 
 
-def _doomed(pruner: str, curves: Sequence[dict[int, float]], cell: Cell) -> bool:
+def _should_prune(pruner: str, curves: Sequence[dict[int, float]], cell: Cell) -> bool:
     return pruned_rounds(pruner, [*curves, _curve(cell)], STARTUP)[-1] is not None
