@@ -78,8 +78,8 @@ class ForkedGrid(InlineGrid, RunCallback):
         """Ids of the processes; 0 for one that was not needed yet."""
         return [process.pid for process in self._processes]
 
-    def lanes(self) -> list[int]:
-        """As many nodes as processes: of so many messages each process gets one."""
+    def nodes_of_processes(self) -> list[int]:
+        """Return as many nodes as processes: of so many messages each process gets one."""
         return self.node_ids[: len(self._processes)]
 
     def _fork(self, count: int) -> str:
