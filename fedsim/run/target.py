@@ -128,7 +128,7 @@ logger = logging.getLogger("fedsim")
 
 
 class SharedTarget:
-    """Evaluates a global model in this process, or in all processes of a grid that has `lanes`.
+    """Evaluates a global model in this process, or in all processes of a grid that has `nodes_of_processes`.
 
     They are asked together with the clients that validate, so that none waits for another. The batches are those of one
     process. Their logits are measured here, in the order of the batches, so that the score is the same to the last bit.
@@ -146,10 +146,10 @@ class SharedTarget:
         """One message to each process, where there are several and the rule predicts each image by itself."""
         self._sent, self._logits, self._score = [], {}, None
         divisible = self.evaluator.divisible and not self._alone
-        lanes = self.grid.lanes() if divisible and hasattr(self.grid, "lanes") else []  # a node for each process
+        nodes = self.grid.nodes_of_processes() if divisible and hasattr(self.grid, "nodes_of_processes") else []
         common: Config = {**self.settings, "round": round, "phase": "predict", "client": ""}
-        for index, node in enumerate(lanes if len(lanes) > 1 else []):
-            places = list(range(len(self.evaluator.cuts())))[index :: len(lanes)]
+        for index, node in enumerate(nodes if len(nodes) > 1 else []):
+            places = list(range(len(self.evaluator.cuts())))[index :: len(nodes)]
             content = RecordDict({"arrays": arrays, "config": ConfigRecord({**common, "places": places})})
             self._sent.append(Message(content, node, "query.predict"))
         return self._sent

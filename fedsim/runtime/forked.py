@@ -12,14 +12,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from multiprocessing.connection import wait
 from typing import Any
 
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedsim.common.cores import free_cores
-from fedsim.common.values import Foreign
+from fedsim.common.errors import UserError
+from fedsim.common.workers import ready, stop
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan
 from fedsim.run.processes import reason_of_machine, reason_of_settings
@@ -78,8 +78,8 @@ class ForkedGrid(InlineGrid, RunCallback):
         """Ids of the processes; 0 for one that was not needed yet."""
         return [process.pid for process in self._processes]
 
-    def lanes(self) -> list[int]:
-        """As many nodes as processes: of so many messages each process gets one."""
+    def nodes_of_processes(self) -> list[int]:
+        """Return as many nodes as processes: of so many messages each process gets one."""
         return self.node_ids[: len(self._processes)]
 
     def _fork(self, count: int) -> str:
@@ -88,10 +88,10 @@ class ForkedGrid(InlineGrid, RunCallback):
         try:
             for process in self._processes:
                 process.start()
-        except OSError as error:
+        except UserError as error:
             self.close()
             self._processes = []
-            return f"another could not be forked ({error})"
+            return f"another could not be forked ({error.__cause__})"
         return ""
 
     def _divide(self, count: int) -> None:
@@ -128,43 +128,37 @@ class ForkedGrid(InlineGrid, RunCallback):
             while True:
                 made += islice(source, max(most - len(made), 0))
                 self._hand_out(made)
-                busy: dict[Foreign, ForkedProcess] = {
-                    process.pipe: process for process in self._processes if process.waiting
-                }
+                busy = [process for process in self._processes if process.tasks]
                 if not busy:
                     return
-                ready = wait(list(busy), None if deadline is None else max(deadline - time.monotonic(), 0.0))
-                if not ready:
+                heard = ready(busy, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+                if not heard:
                     return
-                for pipe in ready:
-                    reply = busy[pipe].receive()
-                    busy[pipe].send_next()
+                for process in heard:
+                    answered = process.receive()
                     self._hand_out(made)  # before the reply is judged
-                    if reply is not None:
-                        yield reply
-                        del reply
+                    while answered:
+                        yield answered.pop(0)[1]
         finally:
             for process in self._processes:
-                if process.waiting:  # nobody listens any more
-                    process.end()
+                if process.tasks:  # nobody listens any more
+                    process.give_up()
 
     def _hand_out(self, made: list[Message]) -> None:
         """Give messages to the processes: one to each that has none, and a second one while many are left.
 
         A process gets its own clients first, whose data it has read, and any other rather than nothing.
         """
-        for has, own in itertools.product((0, 1), (True, False)):
+        for has, is_own in itertools.product((0, 1), (True, False)):
             for process in self._processes:
-                if len(process.waiting) != has or len(made) <= 2 * has * len(self._processes):
+                if len(process.tasks) != has or len(made) <= 2 * has * len(self._processes):
                     continue
                 nodes = [message.metadata.dst_node_id for message in made]
-                places = [place for place, node in enumerate(nodes) if not own or self._served.get(node) is process]
+                places = [place for place, node in enumerate(nodes) if not is_own or self._served.get(node) is process]
                 if places:
                     self._served[nodes[places[0]]] = process
-                    process.waiting.append(made.pop(places[0]))
-                    process.send_next()
+                    process.give(made.pop(places[0]))
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.end()
+        stop(self._processes)

@@ -1,4 +1,4 @@
-"""One of the processes of `fedsim.runtime.forked`: how it gets messages, what it does with them, how it is replaced."""
+"""One of the processes of `fedsim.runtime.forked`: how it gets messages, and what it does with them."""
 
 import contextlib
 import ctypes
@@ -7,130 +7,116 @@ import os
 import pickle
 import signal
 import sys
-from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.process import BaseProcess
 
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.common.errors import CLIENT_APP_RAISED, UserError
-from fedsim.runtime.parcel import Kept, answer, bytes_of, parcel, select, standing, unpack, written
+from fedsim.common.workers import ProcessWorker
+from fedsim.runtime.message_bytes import (
+    TensorBytes,
+    answer,
+    message_bytes,
+    position_among,
+    reduced,
+    select,
+    tensor_bytes,
+    unpack,
+)
 from fedsim.tensors.arrays import keep_views
 
 FITS = 2**16  # bytes that a pipe holds for a process that does not read
-KEPT = 4  # records of tensors that a process keeps
-ATTEMPTS = 2  # at a message whose process dies
+MOST_SHARED = 4  # records of tensors that a process keeps
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 
 
-class ForkedProcess:
-    """One process and the messages of its clients.
+class ForkedProcess(ProcessWorker[Message, Message]):
+    """A process that was forked from this one; its tasks are the messages of clients.
 
-    It has one of them at a time, and the next one when that is so small that it waits in the pipe: neither side then
-    waits for the other to read. A model that several messages have in common is sent once.
+    It answers one of them at a time, and has the next one when that is so small that it waits in the pipe: neither side
+    then waits for the other to read. A model that several messages have in common is sent once.
     """
 
-    def __init__(self, app: ClientApp, contexts: dict[int, Context], cores: Sequence[int]) -> None:
-        self._app, self.contexts, self._cores = app, contexts, cores
-        self._process: Any = None
-        self.pipe: Connection | None = None
-        self.waiting: deque[Message] = deque()
-        self._sent = 0  # messages, the first of those that wait, which the process has
-        self._attempts = 0  # at the first message
-        self._kept: list[Kept] = []  # what both sides keep of the latest messages
+    repeats = True
+    most = 2
 
-    def start(self) -> None:
-        """Fork the process; OSError when the machine has no more of them, or no memory."""
-        self.pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("fork")
-        arguments = (theirs, self.pipe, self._app, self.contexts, self._cores, os.getpid())
-        process = context.Process(target=answer_messages, args=arguments, daemon=True)
-        with theirs:
-            process.start()
-        self._process = process
+    def __init__(self, app: ClientApp, contexts: dict[int, Context], cores: Sequence[int]) -> None:
+        super().__init__()
+        self._app, self.contexts, self._cores = app, contexts, cores
+        self._shared: list[TensorBytes] = []  # what both sides keep of the latest messages
 
     @property
     def pid(self) -> int:
         """Its id; 0 before it is needed."""
-        return 0 if self._process is None else self._process.pid or 0
+        return 0 if self.process is None else self.process.pid or 0
 
-    def _started(self) -> Connection:
-        assert self.pipe is not None
-        return self.pipe
+    def new_process(self, ours: Connection, theirs: Connection) -> BaseProcess:
+        context = multiprocessing.get_context("fork")
+        arguments = (theirs, ours, self._app, self.contexts, self._cores, os.getpid())
+        return context.Process(target=answer_messages, args=arguments, daemon=True)
 
-    def end(self) -> None:
-        """Kill the process, which keeps nothing that is not in the state folder; what waits is forgotten."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self.pipe is not None:
-            self.pipe.close()
-        self._process = self.pipe = None
-        self._sent = self._attempts = 0
-        self._kept = []
-        self.waiting.clear()
-
-    def send_next(self) -> None:
-        """Send the messages that the process may have now; it is forked when it does not exist yet."""
-        if self._process is None and self.waiting:
-            try:
-                self.start()
-            except OSError as error:
-                raise UserError(
-                    f"a process for clients could not be forked ({error}); the same command continues the run, and "
-                    "with run.processes = 1 it needs no other process"
-                ) from error
-        while self._sent < min(len(self.waiting), 2):
-            letter, kept = self._letter(self.waiting[self._sent])
-            if self._sent and len(letter) > FITS:
-                return
-            self._sent += 1
-            self._kept = kept
-            try:
-                self._started().send_bytes(letter)
-            except OSError:  # the process is dead: `receive` finds the end of the pipe
-                return
-
-    def _letter(self, message: Message) -> tuple[memoryview, list[Kept]]:
-        """The message with the tensors that the process does not keep, and what it keeps from then on."""
-        kept = list(self._kept)
-
-        def write(record: ArrayRecord) -> tuple:
-            place = standing(record, kept)
-            if place is not None:
-                return known, (place, list(record))
-            if len(kept) == KEPT:
-                kept.clear()
-            kept.append(bytes_of(record))
-            return fresh, (len(kept) - 1, *parcel(record)[1])
-
-        return written(message, write), kept
-
-    def receive(self) -> Message | None:
-        """The reply to the first message; None when the process has died and its successor repeats the message."""
+    def start(self) -> None:
+        """Fork the process; UserError when the machine has no more of them, or no memory."""
         try:
-            reply = pickle.loads(self._started().recv_bytes())
-        except (EOFError, OSError):
-            return self._replace()
-        self.waiting.popleft()
-        self._sent -= 1
-        self._attempts = 0
-        return reply
+            super().start()
+        except OSError as error:
+            raise UserError(
+                f"a process for clients could not be forked ({error}); the same command continues the run, and "
+                "with run.processes = 1 it needs no other process"
+            ) from error
 
-    def _replace(self) -> Message | None:
-        attempts, waiting = self._attempts + 1, list(self.waiting)
-        self._process.join()
-        code = self._process.exitcode
-        self.end()
-        self.waiting.extend(waiting)
-        if attempts < ATTEMPTS:
-            self._attempts = attempts
-            return None
-        reason = f"the process of its client died {attempts} times (exit code {code}; out of memory?)"
-        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=self.waiting.popleft())
+    def send(self, tasks: Sequence[Message]) -> None:
+        _, pipe = self.link
+        while self.sent < len(tasks):
+            content, shared = self._content(tasks[self.sent])
+            if self.sent and len(content) > FITS:
+                return
+            self.sent += 1
+            self._shared = shared
+            try:
+                pipe.send_bytes(content)
+            except OSError:  # the process is dead: `results` finds the end of the pipe
+                return
+
+    def _content(self, message: Message) -> tuple[memoryview, list[TensorBytes]]:
+        """The message with the tensors that the process does not keep, and what it keeps from then on."""
+        shared = list(self._shared)
+
+        def reduce(record: ArrayRecord) -> tuple:
+            place = position_among(record, shared)
+            if place is not None:
+                return shared_tensors, (place, list(record))
+            if len(shared) == MOST_SHARED:
+                shared.clear()
+            shared.append(tensor_bytes(record))
+            return new_tensors, (len(shared) - 1, *reduced(record)[1])
+
+        return message_bytes(message, reduce), shared
+
+    def results(self) -> list[Message]:
+        return [self.message()]
+
+    def suspects(self) -> int:
+        return 1  # the next message was still in the pipe
+
+    @staticmethod
+    def cause(code: int | None) -> str:
+        return f"exit code {code}; out of memory?"
+
+    def failure(self, task: Message, cause: str) -> Message:
+        return Message(Error(CLIENT_APP_RAISED, f"the process of its client died 2 times ({cause})"), reply_to=task)
+
+    def ask_to_end(self) -> None:
+        """Kill it: it keeps nothing that is not in the state folder."""
+        self.link[0].kill()
+
+    def release(self, deadline: float) -> None:
+        super().release(deadline)
+        self._shared = []
 
 
 def answer_messages(
@@ -141,7 +127,7 @@ def answer_messages(
     cores: Sequence[int],
     parent: int,
 ) -> None:
-    """What a forked process does: answer messages until the parent closes the pipe or dies."""
+    """Do the work of a forked process: answer messages until the parent closes the pipe or dies."""
     end.close()
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a progress bar may have taken their place, with its locks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent too, which ends this process
@@ -159,20 +145,21 @@ def answer_messages(
             message = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        pipe.send_bytes(written(answer(app, message, contexts)))
+        pipe.send_bytes(message_bytes(answer(app, message, contexts)))
 
 
-_kept: list[ArrayRecord] = []  # in a forked process: the array records of the latest messages
+_shared: list[ArrayRecord] = []  # in a forked process: the array records of the latest messages
 
 
-def fresh(place: int, heads: Sequence, buffers: Sequence) -> ArrayRecord:
-    """In a forked process: an array record that is sent with the message; it takes the last place among the kept."""
+def new_tensors(place: int, heads: Sequence, buffers: Sequence) -> ArrayRecord:
+    """Return, in a forked process, an array record that came with the message; it is kept, and those after `place`
+    are forgotten."""
     record = unpack(heads, buffers)
     keep_views(record)
-    _kept[place:] = [record]
+    _shared[place:] = [record]
     return record
 
 
-def known(place: int, names: Sequence[str]) -> ArrayRecord:
-    """In a forked process: tensors of an array record that came with an earlier message."""
-    return select(_kept[place], names)
+def shared_tensors(place: int, names: Sequence[str]) -> ArrayRecord:
+    """Return, in a forked process, tensors of an array record that came with an earlier message."""
+    return select(_shared[place], names)

@@ -52,9 +52,7 @@ class LonelyGrid(ForkedGrid):
     def _hand_out(self, made: list[Message]) -> None:
         """Each process serves one client, also while others have nothing to do."""
         for message in made:
-            process = self._processes[self.node_ids.index(message.metadata.dst_node_id)]
-            process.waiting.append(message)
-            process.send_next()
+            self._processes[self.node_ids.index(message.metadata.dst_node_id)].give(message)
         made.clear()
 
 

@@ -22,7 +22,7 @@ from fedsim.settings.experiment import parse_experiment
 if TYPE_CHECKING:
     from fedsim.sweep.plan import Cell
 
-Message = tuple[str, Any, Any]  # the arguments of Cell.hear
+Message = tuple[str, Any, Any]  # the arguments of Cell.note
 ORPHANED = 3
 END = signal.SIGUSR1  # SIGINT is for the sweep only, and Ray installs its own handler of SIGTERM
 

@@ -109,7 +109,7 @@ def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:
         if cell.done_here:
             method = cell.experiment.method_name
             spent = seconds.get(method, 0.0)
-            seconds[method] = spent + cell.heard - cell.started
+            seconds[method] = spent + cell.updated - cell.started
             rounds[method] = rounds.get(method, 0) + cell.done_here
     return {method: seconds[method] / rounds[method] for method in rounds}
 

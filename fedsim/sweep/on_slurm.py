@@ -1,17 +1,18 @@
 """Runs cells as Slurm jobs, one each, through submitit."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError
+from fedsim.common.workers import WorkerDiedError
 from fedsim.run.claim import is_claimed
 from fedsim.run.plan import results_folder
 from fedsim.sweep.budget import Budget
 from fedsim.sweep.cell_process import Message, for_elsewhere, run_cell_elsewhere
 from fedsim.sweep.plan import Cell, rounds_on_disk
-from fedsim.sweep.waiting import Pool
+from fedsim.sweep.waiting import CallWorker, Pool
 
 LAUNCHERS = ("slurm", "local")
 LOGS = "slurm-jobs"  # in the experiment's folder
@@ -40,6 +41,7 @@ class SlurmPool(Pool):
 
     def __init__(self, cells: Sequence[Cell], budget: Budget) -> None:
         super().__init__(cells, budget.jobs)
+        self.workers = [CallWorker(self.submit, self._result, self._cancel) for _ in range(self.jobs)]
         name, minutes, options = job_options(budget)
         submitit = import_submitit()
         self._died = submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError
@@ -56,28 +58,29 @@ class SlurmPool(Pool):
         )
 
     def submit(self, cell: Cell) -> Any:
+        """Start a job for a cell; returns the job."""
         return self._executor.submit(CellJob(), *for_elsewhere(cell))
-
-    def ended(self, tasks: Mapping[Any, Cell]) -> Iterator[tuple[Any, Message]]:
-        time.sleep(POLL_SECONDS)
-        for job, cell in list(tasks.items()):
-            if job.done():
-                yield job, self._result(job)
-            elif cell.state == "waiting" and is_claimed(cell.folder):
-                cell.begin(f"job {job.job_id}")
-            elif cell.state == "running" and (done := rounds_on_disk(cell)) > cell.round:
-                cell.hear("round", done, None)
-
-    def stop(self, tasks: Iterable[Any]) -> None:
-        for job in tasks:
-            job.cancel(check=False)
 
     def _result(self, job: Any) -> Message:
         try:
             return job.result()
         except self._died as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return "failed", f"job {job.job_id} died: {lines[-1]} (log: {job.paths.stderr})", None
+            raise WorkerDiedError(f"job {job.job_id} died: {lines[-1]} (log: {job.paths.stderr})") from error
+
+    def _cancel(self, job: Any) -> None:
+        job.cancel(check=False)
+
+    def ready(self, busy: Sequence[CallWorker]) -> Iterator[CallWorker]:
+        time.sleep(POLL_SECONDS)
+        for worker in busy:
+            cell = worker.tasks[0]
+            if worker.call.done():
+                yield worker
+            elif cell.state == "waiting" and is_claimed(cell.folder):
+                cell.begin(f"job {worker.call.job_id}")
+            elif cell.state == "running" and (done := rounds_on_disk(cell)) > cell.round:
+                cell.note("round", done, None)
 
 
 def job_options(budget: Budget) -> tuple[str, int, dict[str, str]]:

@@ -48,8 +48,8 @@ class Cell:
     reason: str = ""
     place: str = ""  # the name of the machine, on a cluster
     started: float = 0.0  # time.monotonic() at the start
-    heard: float = 0.0
-    doomed: Callable[[], bool] | None = None  # whether its records say that it is to be pruned
+    updated: float = 0.0  # time.monotonic() at the end of the latest round
+    should_prune: Callable[[], bool] | None = None  # whether its records say that it is to be pruned
     done_here: int = 0  # rounds that this sweep has run; an earlier, interrupted sweep may have run others
 
     @property
@@ -67,7 +67,7 @@ class Cell:
         """Note that a worker has received the cell."""
         self.state, self.place, self.started = "running", place, time.monotonic()
 
-    def hear(
+    def note(
         self,
         kind: str,
         value: Any,
@@ -77,7 +77,7 @@ class Cell:
         traceback)."""
         if kind == "round":
             self.done_here += value > 0  # round 0 only evaluates the initial model
-            self.round, self.target_accuracy, self.heard = value, extra, time.monotonic()
+            self.round, self.target_accuracy, self.updated = value, extra, time.monotonic()
             return
         self.state, self.reason = kind, value
         file = self.folder / "error.txt"

@@ -177,7 +177,7 @@ class PlannedSearch(Study):
                     trial.prune(place, last)
             newest = different[-1].cells[place]
             if newest.state == "waiting" and len(different) > STARTUP:
-                newest.doomed = functools.partial(_falls_behind, newest, pruner, curves[:-1])
+                newest.should_prune = functools.partial(_falls_behind, newest, pruner, curves[:-1])
 
     def _suggested(self) -> dict[str, str]:
         """The next trial of a sampler, which depends on the trials so far alone."""

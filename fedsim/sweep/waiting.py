@@ -3,10 +3,11 @@
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from fedsim.common.workers import Worker, stop
 from fedsim.run import admission
 from fedsim.run.claim import is_claimed
 from fedsim.run.leftovers import is_finished
@@ -38,20 +39,20 @@ class Waiting:
             if is_claimed(cell.folder):
                 self._pass_over(cell)
             elif is_finished(cell.folder):
-                cell.hear(*_verdict(cell))
-            elif cell.doomed and cell.doomed():  # another process has left it for that
-                cell.hear(PRUNED, "", None)
+                cell.note(*_verdict(cell))
+            elif cell.should_prune and cell.should_prune():  # another process has left it for that
+                cell.note(PRUNED, "", None)
             else:
                 return cell
         self._next_look = time.monotonic() + LOOK_SECONDS
         return None
 
-    def hear(self, cell: Cell, message: Message) -> None:
+    def note(self, cell: Cell, message: Message) -> None:
         """Note a message about a cell that was taken; one that another process has claimed before comes back."""
         if message[0] == "claimed":
             self._pass_over(cell)
         else:
-            cell.hear(*message)
+            cell.note(*message)
 
     def _pass_over(self, cell: Cell) -> None:
         cell.state = "elsewhere"
@@ -65,10 +66,11 @@ def _verdict(cell: Cell) -> Message:
 
 
 class Pool(AbstractContextManager):
-    """Runs cells, each as a task of a machine or a cluster, which may be found or started on entry."""
+    """Runs cells on workers of a machine or a cluster, which may be found or started on entry."""
 
     def __init__(self, cells: Sequence[Cell], jobs: int) -> None:
         self.cells, self.jobs = list(cells), jobs or len(cells)
+        self.workers: list[Any] = []
 
     def __exit__(self, *error: object) -> None:
         return
@@ -79,26 +81,62 @@ class Pool(AbstractContextManager):
         return min(self.jobs, len(self.cells))
 
     @abstractmethod
-    def submit(self, cell: Cell) -> Any:
-        """Start a task for a cell; returns the task."""
-
-    @abstractmethod
-    def ended(self, tasks: Mapping[Any, Cell]) -> Iterable[tuple[Any, Message]]:
-        """Wait a moment, and note the progress of the cells; the tasks that have ended, each with its last message."""
-
-    @abstractmethod
-    def stop(self, tasks: Iterable[Any]) -> None:
-        """End the tasks; their cells can be resumed."""
+    def ready(self, busy: Sequence[Any]) -> Iterable[Worker[Cell, Message]]:
+        """Wait a moment, and note the progress of the cells; returns the workers from which something has come."""
 
     def run(self, view: SweepView) -> None:
-        """Run all cells. A cell whose task dies is reported as failed; after Ctrl-C every cell can be resumed."""
-        waiting, tasks = Waiting(self.cells), dict[Any, Cell]()
+        """Run all cells. A cell whose worker dies is reported as failed; after Ctrl-C every cell can be resumed."""
+        waiting = Waiting(self.cells)
         try:
-            while waiting or tasks:
-                while len(tasks) < self.jobs and (cell := waiting.take()) is not None:
-                    tasks[self.submit(cell)] = cell
-                for task, message in self.ended(tasks):
-                    waiting.hear(tasks.pop(task), message)
+            while waiting or any(worker.tasks for worker in self.workers):
+                self._hand_out(waiting)
+                for worker in self.ready([worker for worker in self.workers if worker.tasks]):
+                    for cell, message in worker.receive():
+                        waiting.note(cell, message)
                 view.update()
         finally:
-            self.stop(tasks)
+            stop(self.workers)
+
+    def _hand_out(self, waiting: Waiting) -> None:
+        for worker in self.workers:
+            if not worker.tasks:
+                cell = waiting.take()
+                if cell is None:
+                    return
+                worker.give(cell)
+
+
+class CallWorker(Worker[Cell, Message]):
+    """Runs a cell by a call of a cluster, a Ray task or a Slurm job, and lives only for it.
+
+    submit: starts the call for a cell
+    result: the last message of a call that is over; WorkerDiedError when it has died
+    cancel: ends a call, whose cell can be resumed
+    """
+
+    def __init__(
+        self, submit: Callable[[Cell], Any], result: Callable[[Any], Message], cancel: Callable[[Any], object]
+    ) -> None:
+        super().__init__()
+        self._submit, self._result, self._cancel = submit, result, cancel
+        self.call: Any = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.call is not None
+
+    def send(self, tasks: Sequence[Cell]) -> None:
+        self.call, self.sent = self._submit(tasks[0]), 1
+
+    def results(self) -> list[Message]:
+        call, self.call = self.call, None
+        return [self._result(call)]
+
+    def failure(self, task: Cell, cause: str) -> Message:
+        return "failed", cause, None
+
+    def ask_to_end(self) -> None:
+        self._cancel(self.call)
+
+    def release(self, deadline: float) -> None:
+        self.call = None

@@ -34,16 +34,15 @@ def two_processes():
 
     yield forked
     for process in started:
-        process.end()
+        process.give_up()
 
 
 def answer(process, record):
     """The tensor "w" that the process sends back when it gets this record."""
     message = Message(RecordDict({"arrays": record, "config": ConfigRecord({"round": 1})}), 2, "train")
     stamp(message, "m1")
-    process.waiting.append(message)
-    process.send_next()
-    reply = process.receive()
+    process.give(message)
+    [(_, reply)] = process.receive()
     assert not reply.has_error(), reply.error.reason
     return record_to_arrays(arrays_of(reply.content)["arrays"])["w"]
 

@@ -13,14 +13,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from probe_app import Killer
 from support import numbers, run_small, tiny_experiment
 
-import fedsim.runtime.ray
+import fedsim.runtime.ray_worker
 from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.serve import serve
 from fedsim.runtime import cluster
 from fedsim.runtime.launch import launch
-from fedsim.runtime.parcel import Parcel
-from fedsim.runtime.ray import RayGrid, Shelf, addressee
+from fedsim.runtime.message_bytes import RecordBytes
+from fedsim.runtime.ray import RayGrid, SharedTensors
+from fedsim.runtime.ray_worker import addressee
 from fedsim.settings import RunSettings
 from fedsim.sweep import Axes, Budget, run_sweep
 from fedsim.sweep.cell_process import run_cell_elsewhere
@@ -204,30 +205,30 @@ def test_a_late_client_is_missing_and_its_worker_replaced(probes):
 
 
 @pytest.mark.parametrize("size", [4, 100_000])
-def test_the_shelf_puts_equal_bytes_once(ray_cluster, size):
+def test_equal_tensors_are_stored_once(ray_cluster, size):
     """A record with fewer tensors of the same model is not stored again; another model is."""
     state = {name: np.full(size, number, dtype=np.float32) for number, name in enumerate("abc")}
     whole = state_to_record(state)
     part = ArrayRecord({name: whole[name] for name in "ac"})
-    shelf = Shelf()
-    reference, names = shelf.place(whole)
+    shared = SharedTensors()
+    reference, names = shared.share(whole)
     assert names is None
-    assert isinstance(reference, Parcel) == (size == 4)
-    assert shelf.place(part) == (reference, ["a", "c"])
-    other, _ = shelf.place(state_to_record(state))
+    assert isinstance(reference, RecordBytes) == (size == 4)
+    assert shared.share(part) == (reference, ["a", "c"])
+    other, _ = shared.share(state_to_record(state))
     assert other != reference
-    shelf.forget_all_but([other])
-    assert shelf.place(part)[0] != reference
+    shared.release_all_but([other])
+    assert shared.share(part)[0] != reference
 
 
-def test_the_shelf_keeps_a_model_as_it_was_stored():
+def test_a_shared_model_stays_as_it_was_stored():
     """The guard puts an earlier model back into the record, in place; this is another model than the stored one."""
     record = state_to_record({"w": np.zeros(3, np.float32)})
-    shelf = Shelf()
-    stored, _ = shelf.place(record)
+    shared = SharedTensors()
+    stored, _ = shared.share(record)
     record.__dict__["_data"].update(state_to_record({"w": np.ones(3, np.float32)}))
-    again, _ = shelf.place(record)
-    assert [list(record_to_arrays(parcel.record)["w"]) for parcel in (stored, again)] == [[0, 0, 0], [1, 1, 1]]
+    again, _ = shared.share(record)
+    assert [list(record_to_arrays(content.record)["w"]) for content in (stored, again)] == [[0, 0, 0], [1, 1, 1]]
     message = Message(RecordDict({"config": ConfigRecord({"client": ""})}), 3, "query")
     assert addressee(message) == "node 3"  # in the handshake, where no client is known
 
@@ -237,7 +238,7 @@ def test_a_killed_worker_changes_nothing(grid, ray_cluster, tmp_path, monkeypatc
     """Its clients continue in a new process, or in the other one; both read their personal batch norm from files."""
     inline, _ = run_small(tiny_experiment(tmp_path / "inline", "fedbn"))
     sitter = None if room else ray_cluster.remote(num_cpus=1)(type("Sitter", (), {})).remote()  # takes its processor
-    monkeypatch.setattr(fedsim.runtime.ray, "START_SECONDS", 60.0 if room else 1.0)
+    monkeypatch.setattr(fedsim.runtime.ray_worker, "START_SECONDS", 60.0 if room else 1.0)
     killer = Killer(lambda: [pid for pid, _ in grid.workers()])
     ray = serve(grid, resolve(tiny_experiment(tmp_path / "ray", "fedbn")), [killer])
     assert killer.before[0] not in [pid for pid, _ in grid.workers()]

@@ -19,7 +19,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             while line:
                 if cell := line.take():
                     cell.begin()
-                    line.hear(cell, run_cell(cell.experiment.toml(), lambda message, cell=cell: cell.hear(*message)))
+                    line.note(cell, run_cell(cell.experiment.toml(), lambda message, cell=cell: cell.note(*message)))
                 view.update()
 
     gc.freeze()  # each cell ends with a search for garbage: among its own objects, not among all since the first test

@@ -37,16 +37,16 @@ def test_a_killed_sweep_ends_like_an_unbroken_one(tmp_path, in_this_process, mon
     assert table[["seed", "draws", "scored"]].to_numpy().tolist() == [[0, 2, 2], [1, 2, 2]]
     assert len(list((tmp_path / "whole" / "digits").glob("fedprox*"))) == 2
 
-    hear = Cell.hear
+    note = Cell.note
 
     def killed(cell, kind, *rest):
-        hear(cell, kind, *rest)
+        note(cell, kind, *rest)
         if kind == "finished":
             raise KeyboardInterrupt
 
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(Cell, "hear", killed)
+            patch.setattr(Cell, "note", killed)
             with pytest.raises(AssertionError):
                 sweep(tmp_path / "killed", *options)
     again, same = sweep(tmp_path / "killed", *options)

@@ -75,7 +75,7 @@ def tiny_cells(output):
 
 
 def run(line, cell):
-    line.hear(cell, run_cell(cell.experiment.toml(), lambda message: None))
+    line.note(cell, run_cell(cell.experiment.toml(), lambda message: None))
 
 
 def states(cells):
@@ -122,7 +122,7 @@ def test_a_cell_that_another_process_claims_first_or_leaves_comes_back(tmp_path,
 
 def test_a_cell_that_another_process_has_pruned_or_run_with_other_settings_is_not_run(tmp_path):
     cells = tiny_cells(tmp_path)[:2]
-    cells[0].doomed, cells[1].doomed = lambda: True, lambda: False
+    cells[0].should_prune, cells[1].should_prune = lambda: True, lambda: False
     assert Waiting(cells).take() is cells[1]
     assert states(cells) == ["pruned", "waiting"]
     cells = tiny_cells(tmp_path)[:1]  # another process has finished a run with other settings

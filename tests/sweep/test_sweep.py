@@ -20,7 +20,7 @@ from fedsim.sweep.axes import check_axes, grid_points, split_values
 from fedsim.sweep.estimate import guessed_rates
 from fedsim.sweep.loop import run_cells
 from fedsim.sweep.plan import Cell, plan_cells
-from fedsim.sweep.pool import cause
+from fedsim.sweep.pool import CellProcess
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
 SET = [part for word in SMALL for part in ("--set", word)]
@@ -166,12 +166,12 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
     causes = {-9: "SIGKILL, out of memory?", -15: "SIGTERM", 3: "exit code 3"}
-    assert {code: cause(code) for code in causes} == causes
+    assert {code: CellProcess.cause(code) for code in causes} == causes
 
 
 STARTS = {
-    "fedsim.sweep.pool.give": ["sweep", "pacs", "--targets", "photo"],  # the start of a process for a cell
-    "fedsim.sweep.pool.start": ["sweep", "tables/csac-table-3", "--targets", "M0"],
+    "fedsim.common.workers.Worker.give": ["sweep", "pacs", "--targets", "photo"],  # the start of a process for a cell
+    "fedsim.sweep.pool.CellProcess.start": ["sweep", "tables/csac-table-3", "--targets", "M0"],
     "fedsim.run.plan.build_net": ["run", "pacs", "--method", "fedavg", "--target", "sketch"],  # perhaps a download
 }
 

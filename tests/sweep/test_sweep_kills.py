@@ -17,10 +17,11 @@ import torch
 from processes import is_alive, until
 
 from fedsim.common.errors import UserError
+from fedsim.common.workers import stop
 from fedsim.run.claim import is_claimed
 from fedsim.sweep import Axes, Budget, budget, run_sweep
 from fedsim.sweep.plan import plan_cells
-from fedsim.sweep.pool import LocalPool, WorkerProcess, give, stop
+from fedsim.sweep.pool import CellProcess, LocalPool
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
@@ -88,7 +89,7 @@ def test_a_worker_that_cannot_be_started_is_one_line(error, monkeypatch):
         raise error
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(refuse))
-    cells, said = [SimpleNamespace(folder=Path("/nowhere"), doomed=None)], str(error) or "EOFError"
+    cells, said = [SimpleNamespace(folder=Path("/nowhere"), should_prune=None)], str(error) or "EOFError"
     pool = LocalPool(cells, [budget.Reservation(1, ())] * 2)
     with pytest.raises(UserError, match=rf"no worker process can be started \({said}\); .* \(TMPDIR\)"):
         pool.run(None)
@@ -106,14 +107,14 @@ def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(monkeypatch):
         return SimpleNamespace(sentinel=None, poll=lambda: 0, wait=lambda timeout: 0)
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(interrupted))
-    worker = WorkerProcess(budget.Reservation(1, ()))
+    worker = CellProcess(budget.Reservation(1, ()))
     with pytest.raises(KeyboardInterrupt):
-        give(worker, SimpleNamespace())
+        worker.give(SimpleNamespace())
     tracker._stop()
     assert worker.process is not None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    stop([worker, WorkerProcess(budget.Reservation(1, ()))])
+    stop([worker, CellProcess(budget.Reservation(1, ()))])
 
 
 def test_a_sweep_of_an_unguarded_script_is_refused_in_its_workers(monkeypatch):
