@@ -43,6 +43,8 @@ def test_vmap_takes_a_network_in_channels_last_order_through_cudnn():
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
 
     net = Net(DigitsCNN(1, batch_norm=True), 50, 10)
+    # At its first use, autograd starts a thread for each device that it sees; after that, this process cannot fork.
+    torch.ones(1, requires_grad=True).backward()
     with FakeTensorMode():
         for part in net.modules():
             part._buffers.update({name: on_gpu(value) for name, value in part._buffers.items()})
