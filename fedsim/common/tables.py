@@ -238,7 +238,7 @@ class Table:
 def show_tables(tables: Sequence[Table], notes: Iterable[str], console: Console | None = None) -> None:
     """Print tables, one under the other, then the notes.
 
-    Output that does not go to a terminal is as wide as needed, so that no cell is broken into lines.
+    Output that does not go to a terminal is as wide as needed, so that no cell and no note is broken into lines.
     """
     console = console or Terminal()
     shown = [each.rich() for each in tables]
@@ -249,7 +249,7 @@ def show_tables(tables: Sequence[Table], notes: Iterable[str], console: Console 
     for each in shown:
         console.print(each)
     for note in notes:
-        console.print(f"- {note}", markup=False, highlight=False)
+        console.print(f"- {note}", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def tables_text(tables: Sequence[Table], notes: Iterable[str]) -> str:

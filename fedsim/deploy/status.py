@@ -14,7 +14,7 @@ from rich.text import Text
 from fedsim.common.errors import UserError, printable
 from fedsim.common.values import JsonTable
 from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
-from fedsim.deploy.federation import Federation
+from fedsim.deploy.federation import Federation, Site
 from fedsim.deploy.renewal import warnings
 
 RECENT_SECONDS = 60.0
@@ -41,17 +41,27 @@ def status_table(federation: Federation, now: float | None = None) -> Group:
     below: list[str] = []
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
-        state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
-        status = _status_in_run(progress, site.domain)
-        if status:
-            state += f"\n{progress['round']}: {'ok' if status == 'ok' else 'failed'}"
-        if status not in ("", "ok"):
-            below.append(f"{site.name}: round {progress['round']}: {status}")
-        domain = escape(site.domain + (" (target)" if site.role == "target" else ""))
-        table.add_row(f"{site.name}\n{domain}", state, *_contact_cells(contact, now))
-        below += [f"{site.name}: {text}" for text in _said(contact, now)]
+        table.add_row(*_site_cells(site, contact, progress, now))
+        below += _site_problems(site, contact, progress, now)
     lines = [Text(printable(text)) for text in [*below, *warnings(federation)]]
     return Group(table, *lines)
+
+
+def _site_cells(site: Site, contact: Contact, progress: JsonTable, now: float) -> tuple[str, ...]:
+    """The cells of a site, in the order of the table's columns."""
+    state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
+    status = _status_in_run(progress, site.domain)
+    if status:
+        state += f"\n{progress['round']}: {'ok' if status == 'ok' else 'failed'}"
+    domain = escape(site.domain + (" (target)" if site.role == "target" else ""))
+    return f"{site.name}\n{domain}", state, *_contact_cells(contact, now)
+
+
+def _site_problems(site: Site, contact: Contact, progress: JsonTable, now: float) -> list[str]:
+    """What went wrong at a site, a line each: its status in the last round, then what its contact says."""
+    status = _status_in_run(progress, site.domain)
+    problems = [] if status in ("", "ok") else [f"round {progress['round']}: {status}"]
+    return [f"{site.name}: {text}" for text in [*problems, *_said(contact, now)]]
 
 
 def _status_in_run(progress: JsonTable, domain: str) -> str:

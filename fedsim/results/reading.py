@@ -16,11 +16,11 @@ import pandas as pd
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import alone, atomic_write
 from fedsim.common.lists import with_commas
+from fedsim.common.tables import csv_text
 from fedsim.parts.part import named_part
 from fedsim.results.differences import method_words, with_recorded_values, words_apart
 from fedsim.results.environment import read_environment
 from fedsim.results.record_files import read_record, summary_rows, trained_rounds
-from fedsim.results.recorder import csv_text
 from fedsim.results.selection import remarks_on, select_again
 from fedsim.settings.experiment import Experiment, parse_experiment
 

@@ -27,6 +27,13 @@ from fedsim.tensors.records import configs_of
 
 KEPT_SECONDS = 30 * 86_400.0  # a run's client state is removed when it was not used for so long
 GRACE_SECONDS = 30.0
+MOST_SECONDS = 7 * 86_400.0  # of the work for one message
+MOST_TEXT = 1 << 20  # characters of an experiment
+MOST_NAME = 300  # characters of a client's name
+LAST_ROUND = 999_999  # the files of a client's state have six digits
+TOKEN = "[0-9a-f]{16}"
+# In the place of these a site has folders of its own.
+REPLACED = ("data.root", "data.cache", "run.output", "run.federation")
 
 
 def state_folder(root: str, token: str) -> str:
@@ -77,15 +84,6 @@ def time_limit(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-MOST_SECONDS = 7 * 86_400.0  # of the work for one message
-MOST_TEXT = 1 << 20  # characters of an experiment
-MOST_NAME = 300  # characters of a client's name
-LAST_ROUND = 999_999  # the files of a client's state have six digits
-TOKEN = "[0-9a-f]{16}"
-# In the place of these a site has folders of its own.
-REPLACED = ("data.root", "data.cache", "run.output", "run.federation")
 
 
 def stays_inside(text: str) -> str:

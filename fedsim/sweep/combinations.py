@@ -20,13 +20,13 @@ from rich.table import Column, Table
 from fedsim.common.console import console, say
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import atomic_write
+from fedsim.common.tables import csv_text
 from fedsim.data import benchmark, resolve_domain, unseen_domains
 from fedsim.methods.listing import step_costs
 from fedsim.methods.part_settings import typed
 from fedsim.methods.recipe import SLOTS
 from fedsim.results.plots import plot_search
 from fedsim.results.record_files import read_record
-from fedsim.results.recorder import csv_text
 from fedsim.run.plan import results_folder
 from fedsim.settings.experiment import Experiment, parse_override, read_experiment
 from fedsim.sweep.arms import Arm, arm_table, command, compare_command, plan_arm, plan_arms

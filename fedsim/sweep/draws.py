@@ -20,11 +20,10 @@ from rich.table import Table
 from fedsim.common.console import console, say
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
-from fedsim.common.tables import MISSING, percent
+from fedsim.common.tables import MISSING, csv_text, percent
 from fedsim.data import unseen_domains
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.record_files import read_record
-from fedsim.results.recorder import csv_text
 from fedsim.results.selection import DEFAULT_RULE, RULE_TITLES, rule_title
 from fedsim.results.statistics import comparable, grid_of, mean_and_std, per_seed_average
 from fedsim.settings.experiment import read_experiment

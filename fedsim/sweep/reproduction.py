@@ -13,15 +13,12 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from fedsim.common.errors import UserError, nearest, printable
-from fedsim.common.tables import MISSING, Cell, escape_latex, escape_markdown, percent
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, csv_text, percent
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.methods.registry import refuse_outside
 from fedsim.results.differences import differing_settings, refuse_twice
-from fedsim.results.latex import latex_number, latex_row, table_begin
 from fedsim.results.notes import (
     damaged_notes,
     missing_notes,
@@ -34,7 +31,6 @@ from fedsim.results.notes import (
 from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment, part_of
-from fedsim.results.recorder import csv_text
 from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.settings.experiment import Experiment
@@ -346,24 +342,22 @@ def notes_on_others(runs: Runs, shown: set[str], targets: Sequence[str]) -> list
     return notes
 
 
-def text_lines(result: Reproduction) -> list[tuple[str, list[str]]]:
-    """(name, cells) of every printed line: our numbers, then the paper's and the difference if it has the row.
-
-    The names of the last two begin with two spaces.
-    """
-    columns = (*result.targets, AVERAGE)
+def table_of(result: Reproduction) -> Table:
+    """Return the block as a table: our numbers of each row, then the paper's and the difference if it has the row."""
+    targets = (*result.targets, AVERAGE)
     counts = {numbers.seeds for line in result.lines for numbers in line.ours.values()}
-    texts = []
+    rows = []
     for line in result.lines:
-        title = line.row.title if len(counts) <= 1 else f"{line.row.title} ({seeds_text(line)})"
-        ours = [number_text(line.ours, target) for target in columns]
-        texts.append((title, ours))
+        label = line.row.title if len(counts) <= 1 else f"{line.row.title} ({seeds_text(line)})"
+        ours = [number_cell(line.ours, target) for target in targets]
+        rows.append(Row([label, *ours], is_apart=True))
         if line.theirs:
-            theirs = [number_text(line.theirs, target) for target in columns]
-            differences = [difference_text(line, target) for target in columns]
-            texts.append((f"  {result.block.published}", theirs))
-            texts.append(("  difference", differences))
-    return texts
+            theirs = [number_cell(line.theirs, target) for target in targets]
+            differences = [difference_text(line, target) for target in targets]
+            rows.append(Row([result.block.published, *theirs], kind="detail"))
+            rows.append(Row(["difference", *differences], kind="detail"))
+    columns = [LABEL, *map(Column, result.targets), Column("Average")]
+    return Table(columns, rows, result.title, notes=result.notes)
 
 
 def seeds_text(line: Line) -> str:
@@ -375,11 +369,11 @@ def seeds_text(line: Line) -> str:
     return f"{many} seeds" if few == many else f"{few} to {many} seeds"
 
 
-def number_text(numbers: Mapping[str, Numbers], target: str) -> str:
+def number_cell(numbers: Mapping[str, Numbers], target: str) -> Cell:
     """Return mean and spread of a target in percent; a dash where there are none."""
     of_target = numbers.get(target, Numbers())
     spread = "" if math.isnan(of_target.std) else percent(of_target.std)
-    return Cell(percent(of_target.mean), spread).plain
+    return Cell(percent(of_target.mean), spread)
 
 
 def difference_text(line: Line, target: str) -> str:
@@ -424,66 +418,21 @@ def none_for_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def rich_table(result: Reproduction) -> Table:
-    """Return the block as a table for the terminal; every row of the paper's table is a section."""
-    columns = [Column(escape(name), justify="right") for name in (*result.targets, "Average")]
-    table = Table("Method", *columns, title=escape(result.title), title_justify="left")
-    for number, (name, cells) in enumerate(text_lines(result)):
-        is_ours = not name.startswith(" ")
-        if number and is_ours:
-            table.add_section()
-        table.add_row(escape(name), *cells, style="" if is_ours else "dim")
-    return table
-
-
-def markdown(result: Reproduction) -> str:
-    """Return the block as GitHub Markdown."""
-    columns = [*map(escape_markdown, result.targets), "Average"]
-    lines = [
-        f"**{escape_markdown(result.title)}**",
-        "",
-        f"| Method | {' | '.join(columns)} |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for name, cells in text_lines(result):
-        text = escape_markdown(name.strip())
-        if name.startswith(" "):
-            text = f"_{text}_"
-        lines.append(f"| {' | '.join([text, *cells])} |")
-    lines.append("")
-    lines += [f"- {escape_markdown(note)}" for note in result.notes]
-    return "\n".join(lines) + "\n"
-
-
-def latex(result: Reproduction) -> str:
-    """Return the block as a booktabs table; the title and the notes are comments."""
-    columns = [escape_latex(name) for name in ("Method", *result.targets, "Average")]
-    lines = [*table_begin(result.title, len(columns), result.select), latex_row(columns), "\\midrule"]
-    for name, cells in text_lines(result):
-        text = escape_latex(name.strip())
-        if name.startswith(" "):
-            text = f"\\quad {text}"
-        lines.append(latex_row([text, *map(latex_number, cells)]))
-    lines += ["\\bottomrule", "\\end{tabular}"]
-    lines += [f"% {note}" for note in result.notes]
-    return "\n".join(lines) + "\n"
-
-
 def render(results: Sequence[Reproduction], form: str) -> str:
     """Return the blocks as text; form: `csv`, `markdown` or `latex`."""
     if form == "csv":
         rows = csv_rows(results)
         return csv_text(rows[0] if rows else ["block"], rows)
-    write = {"markdown": markdown, "latex": latex}[form]
-    return printable("\n".join(map(write, results)))
+    tables = [table_of(result) for result in results]
+    if form == "markdown":
+        return "\n".join(table.markdown() for table in tables)
+    shown = [result.select == "oracle" for result in results]  # an oracle's title is in the table: nobody overlooks it
+    return "\n".join(
+        table.latex(has_lines=False, shows_title=shows_title) for table, shows_title in zip(tables, shown, strict=True)
+    )
 
 
 def show(results: Sequence[Reproduction], console: Console) -> None:
     """Print the blocks to the terminal."""
     for result in results:
-        table = rich_table(result)
-        if not console.is_terminal:
-            console.width = max(console.width, 200)
-        console.print(table)
-        for note in result.notes:
-            console.print(f"- {note}", markup=False, highlight=False)
+        table_of(result).show(console)

@@ -20,10 +20,10 @@ from fedsim.common.console import console, say
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.common.seeding import stream_seed
+from fedsim.common.tables import csv_text
 from fedsim.common.tasks import TASKS, Task
 from fedsim.data import find_dataset
 from fedsim.results.differences import short_names, value_text
-from fedsim.results.recorder import csv_text
 from fedsim.results.selection import DEFAULT_RULE, rule_title, validation_column
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, sweep_command

@@ -14,7 +14,7 @@ from house.count import PARTS, VAGUE, floors, folders, graphs, imported_once, si
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fedsim", "strategies", "clients", "tests", "benchmarks", "docs")
 ROOMS, PAIRS, FLOORS = 21, 122, 14  # whoever needs more says here what for
-LARGE_FUNCTIONS = 3  # of 350 syntax nodes or more; the aim is 0
+LARGE_FUNCTIONS = 2  # of 350 syntax nodes or more; the aim is 0
 MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, and where formulas live
 # Folders that are not yet there; numbers only fall.
 DENSITY = {

@@ -7,6 +7,7 @@ import re
 import shutil
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -24,7 +25,7 @@ from fedsim.common.errors import printable
 from fedsim.export.cli import _write
 from fedsim.results.predictions import Predictions
 from fedsim.results.reading import write_results
-from fedsim.sweep.reproduction import render
+from fedsim.sweep.reproduction import Line, Numbers, Reproduction, render
 from fedsim.sweep.view import STATE
 
 ROOT = Path(__file__).parents[2]
@@ -154,16 +155,24 @@ def test_files_that_collect_records(planted, tmp_path):
     assert (tmp_path / "predictions.csv").read_text().startswith(f"index,label,predicted,dog{PLAIN},cat\n")
 
 
-def test_cards_and_tables_of_papers(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("form", ["markdown", "latex"])
+def test_tables_of_papers(form):
+    row = SimpleNamespace(title=f"row{EVIL}")
+    line = Line(row, {"average": Numbers(0.5, 0.1, 1)}, {"average": Numbers(0.5)})
+    block = SimpleNamespace(published=f"paper{EVIL}")
+    result = Reproduction(block, f"title{EVIL}", [f"target{EVIL}"], [line], [f"note{EVIL}"], "oracle")
+    text = render([result], form)
+    assert controls(text) == []
+    assert all(word in text for word in ("row", "paper", "title", "target", "note"))
+
+
+def test_cards(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("fedsim.export.cli._model", lambda *_: None)
     monkeypatch.setattr("fedsim.export.card.card", lambda _: f"# card{EVIL}\n")
     monkeypatch.setattr("fedsim.export.files.export", lambda *_: (0.0, EVIL))
     app(["export", str(tmp_path)], standalone_mode=False)
     assert (tmp_path / "best-card.md").read_text() == f"# card{PLAIN}\n"
     assert controls(capsys.readouterr().out) == []
-    for form in ("markdown", "latex"):
-        monkeypatch.setattr(f"fedsim.sweep.reproduction.{form}", lambda _: f"title{EVIL}")
-        assert render(["one", "two"], form) == f"title{PLAIN}\ntitle{PLAIN}"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
