@@ -27,7 +27,7 @@ def page(title: str, content: Markup, data: Mapping[str, Any], live: bool = Fals
     """The whole document. data: what report.js draws. live: it may ask the server that it comes from."""
     texts = {**libraries(), "data": json.dumps(_printable(data), ensure_ascii=False, allow_nan=False)}
     return fill(
-        "results/page.html",
+        "analysis/page.html",
         title=title,
         content=content,
         policy=Markup(f"{POLICY}; connect-src 'self'" if live else POLICY),

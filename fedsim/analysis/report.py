@@ -123,7 +123,7 @@ def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: Markup |
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     data: Json = {"experiments": [], "runs": []}
     content = fill(
-        "results/report.html",
+        "analysis/report.html",
         premise=premise(runs),
         only=" ".join(part_notes(runs.only)),
         live=live or Markup(),

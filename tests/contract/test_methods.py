@@ -14,7 +14,6 @@ import torch
 from exchange_tables import TABLES, off_the_table
 
 from clients.parts import Term
-from fedsim.commands import contract
 from fedsim.commands.methods import show_findings
 from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
@@ -23,6 +22,7 @@ from fedsim.methods.registry import FOLDERS
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
 from fedsim.runtime import watched
+from fedsim.testing import contract
 from fedsim.testing.contract import findings, small_plan
 
 # Fewer images, rounds and steps than `fedsim check-method` takes.
