@@ -111,6 +111,15 @@ def test_rooms_do_not_grow_nothing_imports_in_a_circle_and_no_module_hides_one_o
     assert floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == 2  # a and b are a circle
 
 
+def test_six_files_show_a_run():
+    """The README names them in the order in which they are read."""
+    section = (ROOT / "README.md").read_text().split("## Read the code")[1].split("\n## ")[0]
+    files = re.findall(r"^\d\. \[`(.+?)`\]\((.+?)\)", section, re.M)
+    assert len(files) == 6
+    assert all(name == link for name, link in files)
+    assert sum(len((ROOT / name).read_text().splitlines()) for name, _ in files) <= 1000
+
+
 def sentences(docstring: str) -> Iterator[str]:
     """The sentences of a docstring without its formulas, which are indented, and without the texts of its tables."""
     for paragraph in re.split(r"\n\s*\n", docstring):
