@@ -23,8 +23,8 @@ from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Upda
 from strategies.server import Server
 from strategies.stored import Head, heads_of
 from strategies.wire.cuts import crop, uncrop
-from strategies.wire.fused_check import finite_loss
-from strategies.wire.limits import metrics_over_limit, model_norm, over_limit, records_over_limit, update_size
+from strategies.wire.fused_check import finite_loss, is_ruined
+from strategies.wire.limits import lower, metrics_over_limit, model_norm, over_limit, records_over_limit, update_size
 from strategies.wire.reply_checks import (
     Expected,
     check_collected,
@@ -36,6 +36,8 @@ from strategies.wire.round_notes import RoundNotes
 from strategies.wire.sites import implausible
 
 HISTORY = "guard"  # the key of the sizes of earlier updates in the server's state
+BLAMED = "blamed"  # the key of the clients whose update stood out in a round that was taken back
+LOWEST_LOSSES = "lowest losses"  # the key of the lowest loss of each client in its validations
 Failures = dict[str, tuple[str, str]]  # (reason, traceback) by client
 Validations = dict[str, dict[str, float]]  # the columns of clients.csv by client
 
@@ -161,7 +163,8 @@ def too_large(server: Server, sizes: Mapping[str, float]) -> dict[str, str]:
     limit = server.experiment.run.update_limit
     history, _ = server.state.of_part(HISTORY)
     norm = model_norm(server.parts.start) if limit and len(sizes) == 1 else 0.0  # a single size is compared with it
-    return over_limit(sizes, history, norm, limit)
+    blamed, _ = server.state.of_part(BLAMED)
+    return over_limit(sizes, history, norm, limit, blamed)
 
 
 def over_norms(server: Server, norms: Mapping[str, float]) -> dict[str, str]:
@@ -222,23 +225,40 @@ def norms_of(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float
 # --- validations ----------------------------------------------------------------------------------------------------
 
 
-def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Validations, Failures, int]:
-    """(validations by client, failures by client, number of clients that say that they cannot use the model).
+@dataclass
+class Complaints:
+    """How many clients say that they cannot use a model: its loss is not finite there, or far too large."""
+
+    not_finite: int = 0
+    too_large: int = 0
+
+    @property
+    def all(self) -> int:
+        """The clients of both kinds."""
+        return self.not_finite + self.too_large
+
+
+def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Validations, Failures, Complaints]:
+    """(validations by client, failures by client, how many clients cannot use the model).
 
     Nothing is recorded yet, because of a model that is taken back the clients are no failures. The replies of the
     unseen domain are not among these.
     """
-    useless = 0
+    complaints = Complaints()
+    lowest, _ = server.state.of_part(LOWEST_LOSSES)
 
     def check(content: RecordDict, expected: Expected) -> dict[str, float]:
-        nonlocal useless
-        useless += not finite_loss(metrics_of(content))
+        metrics = metrics_of(content)
+        if not finite_loss(metrics):
+            complaints.not_finite += 1
+        elif is_ruined(metrics, lowest.get(expected.client)):
+            complaints.too_large += 1
         return check_validation(content, expected)
 
     if server.target:
         replies = server.target.others(replies)
     results, failures = server.exchange.check(check, replies, "validation refused")
-    return results, failures, useless
+    return results, failures, complaints
 
 
 def accept_validations(server: Server, results: Validations, failures: Failures, used: bool) -> Validations:
@@ -251,8 +271,10 @@ def accept_validations(server: Server, results: Validations, failures: Failures,
         return {}
     refuse_implausible(server, results, failures)
     accepted = exchange.settle(results, failures)
+    lowest, _ = server.state.of_part(LOWEST_LOSSES)
     for client, columns in accepted.items():
         exchange.notes.row(client).update(columns)
+        lower(lowest, client, columns["validation_loss"])
     return accepted
 
 

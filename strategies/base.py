@@ -34,6 +34,16 @@ class Sink(Protocol):
         """A round has ended."""
 
 
+def not_a_hook(name: str) -> Callable[..., NoReturn]:
+    """A method that raises NotImplementedError, which says what to call instead of this hook of Flower."""
+
+    def refuse(self: object, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of "
+                                  f"strategies/round.py, not {name}")  # fmt: skip
+
+    return refuse
+
+
 class FedDG(Strategy):
     """Federated training by the server parts of a recipe.
 
@@ -110,13 +120,11 @@ class FedDG(Strategy):
     def summary(self) -> None:
         """Does nothing, because the run's records hold the results."""
 
-    def _play_whole_rounds(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError: `start` is this strategy's loop, and a round has no pieces to call."""
-        raise NotImplementedError("FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of "
-                                  "strategies/round.py, and none of Flower's four hooks")  # fmt: skip
-
-    # Flower's own loop would call these.
-    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _play_whole_rounds
+    # Flower's own loop would call these. `start` is this strategy's loop, and a round has no pieces to call.
+    configure_train = not_a_hook("configure_train")
+    aggregate_train = not_a_hook("aggregate_train")
+    configure_evaluate = not_a_hook("configure_evaluate")
+    aggregate_evaluate = not_a_hook("aggregate_evaluate")
 
 
 def means(validation: Mapping[str, Row]) -> MetricRecord:

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import ClientFailedError
 from fedsim.parts.part import Part
+from strategies.accept import BLAMED, HISTORY, Complaints
 from strategies.banks.checks import misfit, owned
 from strategies.parts import (
     SERVER,
@@ -32,13 +33,12 @@ from strategies.server import Server
 from strategies.server_parts import ServerParts
 from strategies.state import Snapshot
 from strategies.wire.fused_check import largest, not_finite, suspect
-from strategies.wire.limits import remember, update_size
+from strategies.wire.limits import RUINED, STANDS_OUT, either, remember, update_size
 from strategies.wire.reply_checks import one_line
 from strategies.wire.visits import ask_target, refuse_answer
 
-HISTORY = "guard"  # the key of the sizes of earlier updates in the server's state
 LARGE = 1e4  # below this, sums and products of a network stay far from the largest float32
-STANDS_OUT = 3.0  # an update is named when it is this many times as large as the others'
+MOST_LOST = 5  # rounds in a row that leave the model as it was, before the run ends
 
 
 def compute(
@@ -81,6 +81,7 @@ def compute(
         server.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
         updates = without(updates, client)
     state.restore(before)
+    server.exchange.notes.dropped = "no reply was accepted"
     server.exchange.notes.note("no reply was accepted; the model stays as it was")
     return {}
 
@@ -232,19 +233,29 @@ def culprit(
     return ""
 
 
-def useless(sizes: Mapping[str, float], count: int, asked: int) -> tuple[str, str]:
+def useless(sizes: Mapping[str, float], complaints: Complaints, asked: int) -> tuple[str, str]:
     """(client, reason) when most of the clients asked cannot use the model; two empty texts when they can.
 
-    sizes: of this round's updates. count: the clients whose loss is not finite. The client is the one whose update is
-    much larger than the others'; empty when there is none.
+    sizes: of this round's updates. The client is the one whose update is much larger than the others'; empty when there
+    is none. A loss that is finite and far too large counts where there is such an update, because honest clients that
+    diverge together do the same to it. Of two clients one such loss is enough, and neither is named.
     """
-    if 2 * count <= asked:
-        return "", ""
     client, times = suspect(sizes)
-    reason = f"the model's loss is not finite at {count} of {asked} sites"
-    if client and times >= STANDS_OUT:
+    stands_out = bool(client) and times >= STANDS_OUT
+    largest_is = f" (the largest is that of {client!r})" if client else ""
+    if 2 * complaints.not_finite > asked:
+        reason = f"the model's loss is not finite at {complaints.not_finite} of {asked} sites"
+    elif stands_out and (2 * complaints.all > asked or (asked == 2 and complaints.all)):
+        reason = (
+            f"the model's loss is {RUINED:g} times what it was, or not finite, at {complaints.all} of {asked} sites"
+        )
+        if asked == 2:
+            return "", f"{reason}{either(2)}"
+    else:
+        return "", ""
+    if stands_out:
         return client, f"{reason}; its update has {times:.3g} times the norm of the others'"
-    return "", f"{reason}, and no update stands out (the largest is that of {client!r})" if client else reason
+    return "", f"{reason}, and no update stands out{largest_is}" if client else reason
 
 
 # --- what is recorded -----------------------------------------------------------------------------------------------
@@ -254,6 +265,8 @@ def take_back(server: Server, before: Snapshot, client: str, reason: str) -> Non
     """Gives the server the state with which the round began; the client, if one is named, has failed."""
     server.state.restore(before)
     if client:
+        blamed, _ = server.state.of_part(BLAMED)
+        blamed[client] = True
         server.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
         server.exchange.notes.drop(f"the model was taken back because of {client!r}")
     else:
@@ -267,6 +280,20 @@ def drop(server: Server, reason: str) -> None:
         raise ClientFailedError(f"round {notes.round}: {reason}")
     notes.drop(reason)
     notes.note(f"{reason}; the model stays as it was")
+
+
+def end_if_lost(server: Server) -> None:
+    """Ends the run when MOST_LOST rounds in a row have left the model as it was: it would make no progress any more.
+
+    Raises ClientFailedError with the reasons of the last one.
+    """
+    notes = server.exchange.notes
+    server.lost_rounds = server.lost_rounds + 1 if notes.dropped else 0
+    if server.lost_rounds >= MOST_LOST:
+        raise ClientFailedError(
+            f"rounds {notes.round - MOST_LOST + 1} to {notes.round} left the model as it was, and the run ends; in the "
+            f"last one {notes.dropped}; the same command continues it"
+        )
 
 
 def note_down(

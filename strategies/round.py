@@ -20,7 +20,7 @@ from fedsim.common.seeding import seed_library
 from fedsim.common.values import Row
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.accept import accept_contributions, accept_updates, accept_validations, check_validations
-from strategies.compute import compute, take_back, useless
+from strategies.compute import compute, end_if_lost, take_back, useless
 from strategies.participation import trainers, validators
 from strategies.parts import ArrayDict, Bank, Update
 from strategies.server import Server
@@ -84,6 +84,7 @@ def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> R
         take_back(server, before, suspect, reason)
         new_model = model
     validation = accept_validations(server, results, failures, used=not reason)
+    end_if_lost(server)
     return RoundResult(number, new_model, validation, score(server, new_model), notes)
 
 

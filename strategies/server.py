@@ -27,6 +27,7 @@ class Server:
     storage: holds the tensors of a round's replies
     target: evaluates the unseen domain; None: nobody does
     probe: says whether a model gives finite outputs; None: only the values of a model are looked at
+    lost_rounds: rounds in a row that have left the model as it was
     """
 
     experiment: Experiment
@@ -37,6 +38,7 @@ class Server:
     storage: Storage = field(default_factory=Storage)
     target: Asked | None = None
     probe: Probe | None = None
+    lost_rounds: int = 0
 
     def wanted_entries(self) -> Entries:
         """The entries by client of the bank that the inference rule needs for the unseen domain; empty for no bank."""

@@ -2,8 +2,9 @@
 
 Before it is sent, every value must be finite, and so must the outputs of the model for a fixed batch of noise. Numbers
 near the largest float32 overflow in the first layer. After the sites have validated it, the loss of more than half of
-them must be finite. Otherwise the model of the round before is kept, and the message names the client with the largest
-update relative to the others.
+them must be finite. Where one update is much larger than the others, it must not be ten times what it was either.
+Otherwise the model of the round before is kept, and the message names the client with the largest update relative to
+the others.
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import nn
 from fedsim.models.layout import evaluating
 from fedsim.tensors.arrays import all_finite, load_arrays
 from strategies.parts import Arrays
-from strategies.wire.limits import upper_median_of_others
+from strategies.wire.limits import FIRST_LOSS, RUINED, USUAL_LOSS, upper_median_of_others
 
 PROBE_IMAGES = 4
 Probe = Callable[[Arrays], bool]
@@ -61,6 +62,13 @@ def finite_loss(records: Mapping[str, MetricRecord]) -> bool:
     """
     losses = [record.get("loss", 0.0) for record in records.values()]
     return all(isinstance(loss, int | float) and -math.inf < loss < math.inf for loss in losses)
+
+
+def is_ruined(records: Mapping[str, MetricRecord], lowest: float | None) -> bool:
+    """Whether the loss of a validation is RUINED times as large as the lowest loss of this site, and as 1."""
+    bound = RUINED * (FIRST_LOSS if lowest is None else max(lowest, USUAL_LOSS))
+    losses = [record.get("loss", 0.0) for record in records.values()]
+    return any(isinstance(loss, int | float) and loss > bound for loss in losses)
 
 
 def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:

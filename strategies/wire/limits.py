@@ -28,6 +28,9 @@ from strategies.parts import Arrays
 
 KEPT_SIZES = 20  # sizes of each client that are kept as its history
 MOST_HISTORIES = 200  # clients that have a history; with more clients, a round seldom has only one
+STANDS_OUT = 3.0  # an update is named when it is this many times as large as the others'
+RUINED = 10.0  # a loss that is this many times the lowest of its site, and of 1, is that of a ruined model
+FIRST_LOSS = 10.0  # stands for the lowest loss of a site that has not validated yet: no model is trained then
 BLOCK = 1 << 15  # values that are subtracted and converted at a time, so that they stay in the processor's cache
 
 
@@ -71,16 +74,23 @@ def lower_median(sizes: Sequence[float]) -> float:
 
 
 def over_limit(
-    sizes: Mapping[str, float], history: Mapping[str, Sequence[float]], previous: float, limit: float
+    sizes: Mapping[str, float],
+    history: Mapping[str, Sequence[float]],
+    previous: float,
+    limit: float,
+    blamed: Collection[str] = (),
 ) -> dict[str, str]:
     """Clients with an update that is too large, with the reason; none when the limit is 0 (off).
 
-    `sizes` are this round's by client, `history` the accepted ones of earlier rounds, `previous` the model's norm.
+    sizes: this round's by client. history: the accepted ones of earlier rounds. previous: the model's norm
+    blamed: clients whose update stood out in a round that was taken back; from then on their limit is STANDS_OUT
     """
     if not limit:
         return {}
+    usual_limit = limit
     refused, ordered = {}, sorted(sizes.values())
     for client, size in sizes.items():
+        limit = min(usual_limit, STANDS_OUT) if client in blamed else usual_limit
         usual = lower_median(history.get(client, ()))
         bound, whose = upper_median_of_others(ordered, size), "the median of the other replies"
         if len(ordered) == 1:
@@ -88,7 +98,8 @@ def over_limit(
         if bound and size > limit * bound:
             reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
             reason += f" and {size / usual:.3g} times its own earlier ones" if usual and len(ordered) > 1 else ""
-            refused[client] = f"{reason}; run.update_limit is {limit:g}"
+            why = "the limit of a client that has ruined a model" if client in blamed else "run.update_limit"
+            refused[client] = f"{reason}; {why} is {limit:g}"
     return both_of_two(refused, sizes)
 
 
@@ -122,6 +133,12 @@ def remember(history: MutableMapping[str, list[float]], client: str, size: float
     """Add the size of an accepted update to the history of its client, if that is one of the first clients."""
     if client in history or len(history) < MOST_HISTORIES:
         history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
+
+
+def lower(lowest: MutableMapping[str, float], client: str, loss: float) -> None:
+    """Keep the lowest loss of a client's validations, if that is one of the first clients."""
+    if client in lowest or len(lowest) < MOST_HISTORIES:
+        lowest[client] = min(loss, lowest.get(client, loss))
 
 
 COUNTS = {"gradient_count", "steps", "learning_rate"}

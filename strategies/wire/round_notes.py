@@ -24,6 +24,7 @@ class RoundNotes:
     details: list[Row] = field(default_factory=list)
     aggregation_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    dropped: str = ""  # why the round leaves the model as it was
 
     def row(self, client: str) -> Row:
         """The client's row, which is made when it is first used."""
@@ -51,6 +52,7 @@ class RoundNotes:
         Such a client has done nothing wrong and the run goes on with it. But its model has no weight, and its accuracy
         selects no round.
         """
+        self.dropped = reason
         for row in self.clients.values():
             for column in [name for name in row if name == "weight" or name.startswith("local_validation_")]:
                 del row[column]

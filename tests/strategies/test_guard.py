@@ -15,9 +15,10 @@ from tampering import CONTINUE, EVERYBODY, OTHERS, VICTIM, floats, rows_of, shor
 from fedsim.common.errors import ClientFailedError
 from fedsim.settings import RunSettings
 from strategies import compute
+from strategies.accept import Complaints
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import Update
-from strategies.wire.fused_check import finite_loss, model_probe, suspect
+from strategies.wire.fused_check import finite_loss, is_ruined, model_probe, suspect
 from strategies.wire.limits import (
     lower_median,
     metrics_over_limit,
@@ -93,13 +94,37 @@ def test_alone_a_client_is_held_against_itself():
     assert own == {"a": list(range(10, 30))}
 
 
-@pytest.mark.parametrize(("useless", "asked", "said"), [
-    (1, 2, ""), (1, 3, ""), (2, 3, "2 of 3 sites; its update has 30 times"), (2, 2, "2 of 2 sites; its update"),
+@pytest.mark.parametrize(("not_finite", "too_large", "asked", "said"), [
+    (1, 0, 3, ""), (2, 0, 3, "finite at 2 of 3 sites; its update has 30 times"), (2, 0, 2, "2 of 2 sites; its update"),
+    (0, 1, 3, ""), (0, 2, 3, "10 times what it was, or not finite, at 2 of 3 sites; its"), (1, 1, 3, "at 2 of 3 sites"),
+    (0, 1, 2, "1 of 2 sites (of two clients, either may be the wrong one)"), (1, 0, 2, "1 of 2 sites (of two"),
 ])  # fmt: skip
-def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(useless, asked, said):
-    client, reason = compute.useless({"a": 1.0, "b": 1.0, "c": 30.0}, useless, asked)
+def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(not_finite, too_large, asked, said):
+    complaints = Complaints(not_finite, too_large)
+    client, reason = compute.useless({"a": 1.0, "b": 1.0, "c": 30.0}, complaints, asked)
     assert said in reason
-    assert (client, bool(reason)) == (("c", True) if said else ("", False))
+    named = "" if "of two" in said or not said else "c"
+    assert (client, bool(reason)) == (named, bool(said))
+    # clients that diverge together are no liars
+    alike = compute.useless({"a": 1.0, "b": 1.0, "c": 2.9}, complaints, asked)
+    assert bool(alike[1]) == (2 * not_finite > asked)
+
+
+def test_a_client_that_ruined_a_model_has_a_small_limit_from_then_on():
+    sizes = {"a": 1.0, "b": 1.1, "c": 3.5}
+    assert over_limit(sizes, {}, 1.0, 100.0) == {}
+    (reason,) = over_limit(sizes, {}, 1.0, 100.0, {"c"}).values()
+    assert reason.endswith("the limit of a client that has ruined a model is 3")
+    assert over_limit({**sizes, "c": 3.2}, {}, 1.0, 100.0, {"c"}) == {}
+    assert over_limit(sizes, {}, 1.0, 2.0, {"c"})["c"].endswith("has ruined a model is 2")
+
+
+@pytest.mark.parametrize(("loss", "lowest", "ruined"), [
+    (100.0, None, False), (100.1, None, True), (10.1, 0.001, True), (39.0, 4.0, False), (41.0, 4.0, True),
+    (math.nan, 1.0, False), ("text", 1.0, False),
+])  # fmt: skip
+def test_the_loss_of_a_ruined_model(loss, lowest, ruined):
+    assert is_ruined({"metrics": {"loss": loss}}, lowest) == ruined
 
 
 @pytest.mark.parametrize(("counts", "refused"), [
