@@ -23,10 +23,7 @@ ROUND_TEXTS = {
     "unmade": "No client's reply was accepted in rounds of {runs}: they left the model as it was, and are not "
     "selected.",
     "thin": "The selected round was validated by fewer clients than other rounds in {runs}.",
-    "reselected": "In {few} of an earlier version of fedsim the first of several equal rounds that a reply made counts "
-    "here, and the files are of another one: {runs}.",
 }
-ABOUT_SELECTED = ("thin", "reselected")  # the kinds that are about the round that `best_validation` selects
 GROUP_TEXTS = {
     "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
     "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
@@ -112,14 +109,14 @@ def unfinished_notes(unfinished: list[str]) -> list[str]:
 
 
 def round_notes(runs: Runs, select: str) -> list[str]:
-    """Notes on the runs that have rounds without some clients, or whose files are of another round."""
+    """Notes on the runs that have rounds without some clients."""
     notes = []
     for kind, text in ROUND_TEXTS.items():
-        if kind in ABOUT_SELECTED and select != "best_validation":
+        if kind == "thin" and select != "best_validation":  # it is about the round that this rule selects
             continue
         named = [f"{run} ({texts[kind]})" for run, texts in runs.remarks.items() if kind in texts]
         if named:
-            notes.append(text.format(runs=_first_of(named), few=_counted(len(named), "run")))
+            notes.append(text.format(runs=_first_of(named)))
     return notes
 
 
@@ -128,10 +125,6 @@ def _first_of(named: list[str]) -> str:
     more = len(named) - NAMED_RUNS
     first = ", ".join(named[:NAMED_RUNS])
     return f"{first} and {more} more run{'s' if more > 1 else ''}" if more > 0 else first
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) -> list[str]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Notes = Mapping[str, Mapping[str, str]]
 ByTarget = Mapping[str, Mapping[str, Sequence[Cases]]]  # {label: {target: the cases of each seed}}
 PIXELS_PER_INCH = 120
-RECIPE = ("recipe", "defaults")  # of environment.json, which are no part of an environment
+RECIPE = ("format", "recipe", "defaults")  # of environment.json, which are no part of an environment
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 BYTES_NOTE = (
     "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "

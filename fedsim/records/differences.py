@@ -31,11 +31,6 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-FORMER_CLIENT = ("objective", "update", "companions")  # slots whose parts were in `client` before
-STANDARD = ("supervised_loss", "one_gradient", "supervised_step")  # what these slots have where a row says nothing
-NEW_RULES = {"infer.recompute": "batch"}  # parts that do something else since they have this field
-
-
 def recorded_settings(experiment: Experiment) -> dict[str, Any]:
     """All dotted settings of a run, except method name, target and seed."""
     settings = flatten(experiment.model_dump(exclude={"name"}))
@@ -131,16 +126,11 @@ def differing_settings(experiments: Iterable[Experiment], between_methods: bool 
 def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     """What differs between two recorded recipes: the parts of one alone, and fields that both know, with their values.
 
-    A field that only one of the records has came with another version, and its default is what was done before, except
-    for those of NEW_RULES.
+    A field that only one of the records has came with another version, and its default is what was done before.
     """
-    first, second = _by_former_slots(first), _by_former_slots(second)
     apart = [f"{name} (not in both)" for name in first.keys() ^ second.keys()]
     for name in first.keys() & second.keys():
         one, other = first[name], second[name]
-        rule = NEW_RULES.get(name)
-        if (rule in one) != (rule in other):
-            apart.append(f"{name} (it computes something else than in earlier versions)")
         for field in one.keys() & other.keys():
             before, after = value_text(one[field]), value_text(other[field])
             if before != after:
@@ -148,40 +138,10 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     return sorted(apart)
 
 
-def _by_former_slots(recipe: Recipe) -> Recipe:
-    """A recorded recipe with `objective.jigsaw` as `client.jigsaw`, as earlier versions recorded it."""
-    former = {}
-    for key, fields in recipe.items():
-        slot, part = key.split(".", 1)
-        is_local = slot in ("client", *FORMER_CLIENT)
-        if not is_local:
-            former[key] = fields
-        elif part not in STANDARD:
-            former[f"client.{part}"] = fields
-    return former
-
-
 def method_words(experiment: Experiment) -> str:
     """`guiding_head.weight=0.25`: the settings of a method as they were given."""
     settings = flatten({key: value for key, value in experiment.method.items() if key != "name"})
     return ",".join(f"{key}={value_text(value)}" for key, value in sorted(settings.items()))
-
-
-def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> dict[str, str]:
-    """What tells apart the runs of one label: their settings, of runs with the same recipe the shortest ones.
-
-    Empty where all have the same recipe.
-    settings: {run: its settings as text}; recipes: {run: its recorded recipe, empty where there is none}.
-    """
-    texts: dict[str, str] = {}
-    firsts: list[str] = []  # the run with the shortest settings of each recipe
-    for run in sorted(settings, key=lambda run: len(settings[run])):
-        recipe = recipes[run]
-        alike = [other for other in firsts if recipe and recipes[other] and not differing_parts(recipes[other], recipe)]
-        if not alike:
-            firsts.append(run)
-        texts[run] = settings[alike[0] if alike else run]
-    return texts if len(set(texts.values())) > 1 else dict.fromkeys(texts, "")
 
 
 def require_alike(

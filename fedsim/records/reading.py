@@ -18,10 +18,10 @@ from fedsim.common.files import alone, atomic_write
 from fedsim.common.lists import with_commas
 from fedsim.common.tables import csv_text
 from fedsim.parts.part import named_part
-from fedsim.records.differences import method_words, with_recorded_values, words_apart
+from fedsim.records.differences import with_recorded_values
 from fedsim.records.environment import read_environment
 from fedsim.records.record_files import read_record, summary_rows, trained_rounds
-from fedsim.records.selection import remarks_on, select_again
+from fedsim.records.selection import remarks_on
 from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -32,7 +32,7 @@ KEYS = ["run", "experiment", "method", "target", "seed"]
 class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
-    remarks: {run: {kind: text}} on its rounds (`remarks_on`, `select_again`).
+    remarks: {run: {kind: text}} on its rounds (`remarks_on`).
     damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
@@ -70,24 +70,10 @@ class Runs:
         return unused
 
     def labels(self) -> dict[str, str]:
-        """The label of every run from its summary: the method, and what its recipe changes in it.
-
-        Older records have one label for runs with different settings of a method. These settings are added to it. They
-        are not added where a setting repeats a default, so that the recorded recipes are the same.
-        """
+        """Return the label of every run: of a finished one from its summary, of another one its method."""
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
             labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
-        runs_of_label: dict[str, list[str]] = {}
-        for run, label in labels.items():
-            runs_of_label.setdefault(label, []).append(run)
-        for label, runs in runs_of_label.items():
-            settings = {run: method_words(self.experiments[run]) for run in runs}
-            if len(set(settings.values())) < 2:
-                continue
-            recipes = {run: run_environment(self, run).get("recipe", {}) for run in runs}
-            for run, text in words_apart(settings, recipes).items():
-                labels[run] = f"{label}@{text}" if text else label
         return labels
 
 
@@ -111,12 +97,9 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     experiments = {run: read_settings(path) for run, path in chosen.items()}
     frames = {name: _joined(chosen if name in only else {}, name, experiments) for name in TABLES}
     rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
-    summary, reselected = select_again(frames["summary"], rounds, experiments)
-    frames["summary"] = summary
+    summary = frames["summary"]
     selected = dict(zip(summary["run"], summary.get("best_validation_round", itertools.repeat(math.nan))))
-    remarks = {}
-    for run, rows in rounds.items():
-        remarks[run] = remarks_on(rows, selected.get(run, math.nan)) | reselected.get(run, {})
+    remarks = {run: remarks_on(rows, selected.get(run, math.nan)) for run, rows in rounds.items()}
     return Runs(
         **frames,
         experiments=experiments,
@@ -267,11 +250,21 @@ def run_environment(runs: Runs, run: str) -> dict[str, Any]:
 
 
 def read_settings(run: Path) -> Experiment:
-    """Resolved settings of one run's folder."""
+    """Return the resolved settings of one run's folder; UserError when they cannot be read, or for another format."""
+    read_environment(run)
     try:
         return parse_experiment((run / "experiment.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{run / 'experiment.toml'}: {error}") from None
+
+
+def unfinished(run: Path) -> str:
+    """Return a text when the run has not finished, so that a later round may still replace its best model; else ""."""
+    rounds = read_record(run / "rounds.csv")
+    if (run / "summary.csv").is_file() or rounds.empty:
+        return ""
+    planned = read_settings(run).train.rounds
+    return f"the run has not finished: this is the best of {rounds['round'].max()} of {planned} rounds"
 
 
 def write_results(folder: Path) -> None:
