@@ -165,6 +165,7 @@ class Step(ClientPart):
 
     side_by_side: ClassVar[bool] = False
     breaks: ClassVar[Facts] = (Fact.OBJECTIVE, Fact.UPDATE)
+    own_loss: ClassVar[bool] = False  # whether it computes the loss of a batch itself, without the task's
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
 
     def begin(self, round: LocalRound) -> StepFunction:

@@ -23,7 +23,6 @@ from clients.step.feature_generator import (
 from clients.tools.networks import apart, descend
 from fedsim.common.seeding import torch_generator
 from fedsim.models.layout import evaluating
-from fedsim.parts.facts import Fact, Facts
 from fedsim.settings.tuned import DECADE, Tuned
 
 log = logging.getLogger("fedsim")
@@ -108,7 +107,7 @@ class AdversarialReference(Step):
     d_loss: Literal["ls", "max"] = "ls"
     projection: Literal["frozen", "trained", "kaiming"] = "frozen"
     label_first: bool = False
-    breaks: ClassVar[Facts] = (*Step.breaks, Fact.TASK_LOSS)
+    own_loss: ClassVar[bool] = True
     bank: ClassVar[str] = "generator"
     requires: ClassVar[dict[str, str]] = {"banks": "feature_generator"}
     discloses: ClassVar[str] = (

@@ -39,10 +39,9 @@ def run_one(experiment: Experiment) -> None:
 def headline(folder: Path) -> str:
     """One run's result in two lines, without the oracle.
 
-    With differential privacy, a third line has its guarantee; another line says when tables report another round.
+    With differential privacy, a third line has its guarantee.
     """
     from fedsim.records.environment import read_environment
-    from fedsim.records.kept_model import other_round
     from fedsim.records.reading import read_settings
     from fedsim.records.record_files import AGAIN, read_record
     from fedsim.records.selection import DEFAULT_RULE, rule_title
@@ -54,7 +53,6 @@ def headline(folder: Path) -> str:
     row = summary.iloc[0]
     task = task_in(row.index, "last_target_")
     basis = rule_title(DEFAULT_RULE, [read_settings(folder)])
-    other = other_round(folder)
     privacy = read_environment(folder).get("privacy", "")
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
@@ -62,7 +60,6 @@ def headline(folder: Path) -> str:
         f"at round {row['best_validation_round']:.0f} ({basis}), "
         f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\n"
         + (f"{privacy}\n" if privacy else "")
-        + (f"{other}\n" if other else "")
         + f"records: {folder}"
     )
 

@@ -9,6 +9,7 @@ from fedsim.common.errors import UserError
 
 DISTRIBUTION = "feddg-sim"  # its name on a package index; another project is called fedsim there
 VERSION = "0.1.0"
+FORMAT = 1  # of a run's folder, its checkpoint and the image cache; another number is not read (docs/versions.md)
 
 
 def extra(name: str) -> str:

@@ -42,7 +42,7 @@ def kept(entry: Entry, name: str, shape: tuple[int, int], make: Callable[[], np.
         if values.shape == shape and values.dtype == np.uint8:
             return values
     values = make()
-    if file.parent.is_dir():  # an entry of an earlier version, perhaps of another user: then they are read again
+    if file.parent.is_dir():  # the folder of another user cannot be written: then they are read again
         with contextlib.suppress(OSError):
             buffer = io.BytesIO()
             np.save(buffer, values, allow_pickle=False)

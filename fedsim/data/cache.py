@@ -1,7 +1,7 @@
 """Decode once: the images of a domain as one memory-mapped uint8 array on disk, shared by all processes.
 
     <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,s,s]   labels.npy [N]   sizes.npy [N,2]   manifest.json
-                                         digests.npy [N,16], which entries of earlier versions get when it is needed
+                                         digests.npy [N,16]
                                          looks.npy [N,192], which an entry gets when it is needed
 
 Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
@@ -29,15 +29,16 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress
 
+from fedsim.common.about import FORMAT
 from fedsim.common.console import errors
 from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
 
-FORMAT = 5
 DIGESTS = "digests.npy"
 DIGEST_BYTES = 16
+HASHES = ("content", "nameless")  # in an entry's manifest, from `hashes_of`
 THREADS = min(8, max(2, os.cpu_count() or 2))  # that read files
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
@@ -110,13 +111,11 @@ class Entry:
         return opened
 
     def hashes(self) -> dict[str, str]:
-        """The hashes of the files, see `hashes_of`: from the cache, else by reading the files.
-
-        Entries of earlier versions have no hash without names.
-        """
+        """The hashes of the files, see `hashes_of`: from the cache, else by reading the files."""
         stored = _stored(self.folder)
-        hashes = {key: stored[key] for key in ("content", "nameless") if key in stored}
-        return hashes or hashes_of(self.listing, digests_of(self.listing))
+        if "content" in stored:
+            return {key: stored[key] for key in HASHES}
+        return hashes_of(self.listing, digests_of(self.listing))
 
 
 def rows_of(digests: list[bytes]) -> np.ndarray:

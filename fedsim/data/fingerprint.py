@@ -68,12 +68,12 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
     reasons = []
     for domain in sorted(then.keys() & now.keys()):
         counts = [then[domain]["images"], now[domain]["images"]]
-        numbers = [side[domain].get("environment") for side in (then, now)]  # older records do not have it
+        numbers = [side[domain]["environment"] for side in (then, now)]
         if counts[0] != counts[1]:
             reasons.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
         elif then[domain]["content"] != now[domain]["content"]:
             reasons.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
-        elif None not in numbers and numbers[0] != numbers[1]:
+        elif numbers[0] != numbers[1]:
             reasons.append(
                 f"{domain}: it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came or "
                 "went in data.root, which gives it another split"

@@ -66,8 +66,8 @@ class ImageTree(Reader):
         return image_looks(self._entry(domain))
 
     def nameless(self, domain: str) -> str:
-        """Hash of the files' labels and bytes; empty for what an earlier version has decoded."""
-        return self._hashes(domain).get("nameless", "")
+        """Hash of the files' labels and bytes, in any order and without names."""
+        return self._hashes(domain)["nameless"]
 
     def _hashes(self, domain: str) -> dict[str, str]:
         """The hashes of a domain's files, looked up or computed once."""

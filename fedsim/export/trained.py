@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError, nearest
 from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
-from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
 from fedsim.methods.registry import refuse_outside
@@ -22,8 +21,7 @@ from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
 from fedsim.records.environment import read_environment
-from fedsim.records.kept_model import other_round, unfinished
-from fedsim.records.reading import read_settings
+from fedsim.records.reading import read_settings, unfinished
 from fedsim.runs.frozen import refuse_other_frozen
 from fedsim.runs.inference_bank import kept_entries
 from fedsim.runs.plan import Plan, resolve
@@ -64,7 +62,7 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
-        self.remark = (unfinished(file.parent) or other_round(file.parent)) if file.stem == "best" else ""
+        self.remark = unfinished(file.parent) if file.stem == "best" else ""
         self._predict = self._begun()
         self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
@@ -159,7 +157,7 @@ def load_trained(run: str | Path, which: str = "best", trust: bool = False) -> T
     own = kept_entries(folder, which)
     if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
         raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
-                        "needs; the run is of an earlier version, make it again")  # fmt: skip
+                        "needs; copy the whole folder of the run again")  # fmt: skip
     return TrainedModel(plan, net, file, own)
 
 
@@ -199,19 +197,17 @@ def other_images(model: TrainedModel) -> str:
 
 
 def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
-    """The facts of the run's data set; None where nothing of them is on disk, or where the run is too old to have any.
+    """The facts of the run's data set; None where nothing of them is on disk.
 
-    The images may have been changed, moved or removed since the run, and domains may have come or gone. A run of an
-    earlier version did not record its domains, only those whose data it saw: without those of sites that never came.
+    The images may have been changed, moved or removed since the run, and domains may have come or gone.
     """
-    data, run = experiment.data, experiment.run
+    data = experiment.data
     row = find_dataset(data.dataset)
-    if not row.discover or not {"data", "classes"} <= recorded.keys():
+    if not row.discover:
         return None
-    domains = recorded.get("domains") or {run.target, run.validation_domain, *map(domain_of, recorded["data"])} - {""}
     structures = tuple(data.structures) or row.structures
     row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
-    return replace(row, domains=tuple(sorted(domains)), classes=tuple(recorded["classes"]))
+    return replace(row, domains=tuple(sorted(recorded["domains"])), classes=tuple(recorded["classes"]))
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:

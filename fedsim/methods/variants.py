@@ -36,7 +36,7 @@ def same_method(record: Experiment, asked: Experiment) -> bool:
         return False
     try:
         return method_label(record) == method_label(asked)
-    except UserError:  # a method or part of an old record does not exist any more
+    except UserError:  # a method or part of the record does not exist here
         return False
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.common.about import VERSION, installed_version
+from fedsim.common.about import FORMAT, VERSION, installed_version
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 
@@ -61,11 +61,13 @@ def environment() -> dict[str, Any]:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """What environment.json of a run's folder holds; empty when there is none.
+    """Return what environment.json of a run's folder holds; empty in a folder that holds no run.
 
-    Raises UserError when it cannot be read, or when its tables are not those that a run writes.
+    Raises UserError when it cannot be read, when its tables are not those that a run writes, or for another format.
     """
     file = run / "environment.json"
+    if not file.is_file() and not (run / "experiment.toml").is_file():
+        return {}
     try:
         record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:  # also what is not UTF-8
@@ -73,7 +75,16 @@ def read_environment(run: Path) -> dict[str, Any]:
     if odd := _odd_table(record):
         raise UserError(f"{file}: {odd} is not what a run writes there, so that another program has changed it; copy "
                         "the file again, or remove the run's folder and repeat the run")  # fmt: skip
+    if record.get("format") != FORMAT:
+        raise UserError(
+            f"{file}: the run has {_format_text(record)}, and this version of fedsim reads format {FORMAT}; read it "
+            "with the version that wrote it, or remove the folder and make the run again"
+        )
     return record
+
+
+def _format_text(record: Mapping[str, Any]) -> str:
+    return f"format {record['format']!r}" if "format" in record else "no format"
 
 
 def _odd_table(record: Any) -> str:

@@ -1,6 +1,5 @@
 """Reads runs from disk into pandas: one call returns all records below a folder."""
 
-import itertools
 import math
 import os
 import tomllib
@@ -15,13 +14,14 @@ import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import alone, atomic_write
-from fedsim.common.lists import with_commas
+from fedsim.common.lists import keys_of, with_commas
 from fedsim.common.tables import csv_text
 from fedsim.parts.part import named_part
-from fedsim.records.differences import method_words, with_recorded_values, words_apart
+from fedsim.records.archive import folder_of
+from fedsim.records.differences import Recipe, by_part, with_recorded_values
 from fedsim.records.environment import read_environment
-from fedsim.records.record_files import read_record, summary_rows, trained_rounds
-from fedsim.records.selection import remarks_on, select_again
+from fedsim.records.record_files import is_finished, read_record, summary_rows, trained_rounds
+from fedsim.records.selection import notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -32,7 +32,8 @@ KEYS = ["run", "experiment", "method", "target", "seed"]
 class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
-    remarks: {run: {kind: text}} on its rounds (`remarks_on`, `select_again`).
+    folder: where the records are; source: what was read, which is that folder or the archive that it was taken from
+    notes: {run: {kind: text}} on its rounds (`notes_on`).
     damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
@@ -44,14 +45,19 @@ class Runs:
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
-    remarks: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: dict[str, dict[str, str]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
+    source: Path = Path()
 
     @cached_property
     def comparable(self) -> dict[str, Experiment]:
         """The settings by which runs are compared (`with_recorded_values`)."""
-        return with_recorded_values(self.experiments, lambda run: run_environment(self, run).get("recipe", {}))
+        return with_recorded_values(self.experiments, self.recipe_of)
+
+    def recipe_of(self, run: str) -> Recipe:
+        """Return the recorded recipe of a run; empty where there is none."""
+        return run_environment(self, run).get("recipe", {})
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
@@ -60,39 +66,29 @@ class Runs:
         given: dict[str, None] = {}
         for run, experiment in self.experiments.items():
             given |= dict.fromkeys(experiment.parts)
-            recipe = run_environment(self, run).get("recipe")
-            if recipe:
-                parts = {name.split(".", 1)[1] for name in recipe}
-                used.setdefault(experiment.method_name, set()).update(parts)
+            if recipe := self.recipe_of(run):
+                parts = used.setdefault(experiment.method_name, set())
+                parts.update(by_part(recipe))
         unused = set()
         for method, parts in used.items():
-            unused |= {(method, part) for part in given if named_part(part) not in parts}
+            for part in given:
+                if named_part(part) not in parts:
+                    unused.add((method, part))
         return unused
 
     def labels(self) -> dict[str, str]:
-        """The label of every run from its summary: the method, and what its recipe changes in it.
-
-        Older records have one label for runs with different settings of a method. These settings are added to it. They
-        are not added where a setting repeats a default, so that the recorded recipes are the same.
-        """
-        labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
+        """Return the label of every run: of a finished one from its summary, of another one its method."""
+        labels = {}
+        for run, experiment in self.experiments.items():
+            labels[run] = experiment.method_name
         if "label" in self.summary:
-            labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
-        runs_of_label: dict[str, list[str]] = {}
-        for run, label in labels.items():
-            runs_of_label.setdefault(label, []).append(run)
-        for label, runs in runs_of_label.items():
-            settings = {run: method_words(self.experiments[run]) for run in runs}
-            if len(set(settings.values())) < 2:
-                continue
-            recipes = {run: run_environment(self, run).get("recipe", {}) for run in runs}
-            for run, text in words_apart(settings, recipes).items():
-                labels[run] = f"{label}@{text}" if text else label
+            labelled = self.summary.dropna(subset=["label"])
+            labels |= dict(zip(labelled["run"], labelled["label"]))
         return labels
 
 
 def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
-    """Records of all finished runs below `folder` (outputs/, one experiment's folder, or one run's).
+    """Records of all finished runs below `folder` (outputs/, one experiment's, or one run's), or of an archive.
 
     Frames: summary (a row per run), rounds (run and round), clients (run, round and client), details (run, round,
     client and layer); docs/records.md lists their columns. Accuracies are fractions, sizes bytes, times
@@ -102,35 +98,50 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     only: the tables that are read; the others are empty, which saves most of the time with hundreds of runs.
     Raises UserError if there is no such folder or no run in it.
     """
-    folder = Path(folder)
-    paths = {_key(path, folder): path for path in find_runs(folder)}
-    finished = {run: path for run, path in paths.items() if (path / "summary.csv").is_file()}
+    source = Path(folder)
+    folder = folder_of(source)
+    paths = {}
+    finished = {}
+    for path in find_runs(folder):
+        run = _key(path, folder)
+        paths[run] = path
+        if is_finished(path):
+            finished[run] = path
     chosen = paths if unfinished else finished
     if not chosen:
-        raise UserError(f"{folder}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
+        raise UserError(f"{source}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
     experiments = {run: read_settings(path) for run, path in chosen.items()}
-    frames = {name: _joined(chosen if name in only else {}, name, experiments) for name in TABLES}
-    rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
-    summary, reselected = select_again(frames["summary"], rounds, experiments)
-    frames["summary"] = summary
-    selected = dict(zip(summary["run"], summary.get("best_validation_round", itertools.repeat(math.nan))))
-    remarks = {}
-    for run, rows in rounds.items():
-        remarks[run] = remarks_on(rows, selected.get(run, math.nan)) | reselected.get(run, {})
-    return Runs(
-        **frames,
-        experiments=experiments,
-        folder=folder,
-        unfinished=[run for run in paths if run not in finished],
-        remarks=remarks,
-        damaged=[run for run in rounds if run not in selected],
-    )
+    frames = {}
+    for name in TABLES:
+        read = chosen if name in only else {}
+        frames[name] = _joined(read, name, experiments)
+    runs = Runs(**frames, experiments=experiments, folder=folder, source=source)
+    runs.unfinished = [run for run in paths if run not in finished]
+    if "summary" in only:
+        _note_rounds(runs, finished)
+    return runs
+
+
+def _note_rounds(runs: Runs, finished: Mapping[str, Path]) -> None:
+    """Add what is to be said of the rounds of finished runs, and the names of those whose summary is damaged."""
+    summary = runs.summary
+    selected = {}  # {run: the round of best_validation}
+    if len(summary):
+        selected = dict(zip(summary["run"], summary["best_validation_round"]))
+    for run, path in finished.items():
+        if run not in selected:
+            runs.damaged.append(run)
+        runs.notes[run] = notes_on(trained_rounds(path), selected.get(run, math.nan))
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
     """The part of `runs` that belongs to the experiment of that name."""
-    part = part_of(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
-    part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
+    names = {run: experiment.name for run, experiment in runs.experiments.items()}
+    part = part_of(runs, [run for run in names if names[run] == name])
+    part.unfinished = []
+    for run in runs.unfinished:
+        if _experiment_name(runs, run) in ("", name):
+            part.unfinished.append(run)
     return part
 
 
@@ -154,10 +165,12 @@ def choose_runs(
     """
     labels = runs.labels()
     methods = with_commas(methods, set(labels.values()))
-    names = {run: _names_of_method(run, experiment, labels[run]) for run, experiment in runs.experiments.items()}
-    settings = [experiment.run for experiment in runs.experiments.values()]
+    names = {}
+    settings = []
     all_names = []
-    for run in names:
+    for run, experiment in runs.experiments.items():
+        names[run] = _names_of_method(run, experiment, labels[run])
+        settings.append(experiment.run)
         all_names += sorted(names[run])
     _require_known("method", methods, all_names)
     _require_known("target", targets, [each.target for each in settings])
@@ -170,7 +183,8 @@ def choose_runs(
     if not chosen:
         raise UserError("no finished run has one of these methods, targets and seeds together")
     part = part_of(runs, chosen)
-    part.only = "; ".join(filter(None, [runs.only, _choice_text(methods, targets, seeds)]))
+    texts = [runs.only, _choice_text(methods, targets, seeds)]
+    part.only = "; ".join(filter(None, texts))
     part.unfinished = [run for run in runs.unfinished if choice.has_unfinished(run)]
     return part
 
@@ -234,7 +248,7 @@ def part_of(runs: Runs, chosen: Sequence[str]) -> Runs:
         runs,
         **frames,
         experiments={run: runs.experiments[run] for run in chosen},
-        remarks={run: texts for run, texts in runs.remarks.items() if run in names},
+        notes={run: texts for run, texts in runs.notes.items() if run in names},
         damaged=[run for run in runs.damaged if run in names],
     )
 
@@ -267,11 +281,31 @@ def run_environment(runs: Runs, run: str) -> dict[str, Any]:
 
 
 def read_settings(run: Path) -> Experiment:
-    """Resolved settings of one run's folder."""
+    """Return the resolved settings of one run's folder; UserError when they cannot be read, or for another format."""
+    read_environment(run)
     try:
         return parse_experiment((run / "experiment.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{run / 'experiment.toml'}: {error}") from None
+
+
+def unfinished(run: Path) -> str:
+    """Return a text when the run has not finished, so that a later round may still replace its best model; else ""."""
+    rounds = read_record(run / "rounds.csv")
+    if is_finished(run) or rounds.empty:
+        return ""
+    planned = read_settings(run).train.rounds
+    return f"the run has not finished: this is the best of {rounds['round'].max()} of {planned} rounds"
+
+
+def finished_runs(folder: Path) -> list[Path]:
+    """Return the folders of the finished runs below `folder`; UserError without any, or for another format."""
+    runs = list(filter(is_finished, find_runs(folder)))
+    if not runs:
+        raise UserError(f"{folder}: no finished run in it; repeat the commands of unfinished ones to resume them")
+    for run in runs:
+        read_settings(run)
+    return runs
 
 
 def write_results(folder: Path) -> None:
@@ -287,10 +321,7 @@ def write_results(folder: Path) -> None:
         if not rows:
             raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
         rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-        header: dict[str, None] = {}
-        for row in rows:
-            header |= dict.fromkeys(row)
-        atomic_write(folder / "results.csv", csv_text(header, rows))
+        atomic_write(folder / "results.csv", csv_text(keys_of(rows), rows))
 
 
 def _key(path: Path, folder: Path) -> str:
@@ -310,11 +341,14 @@ def _joined(paths: Mapping[str, Path], name: str, experiments: dict[str, Experim
             continue  # the run is listed as damaged, and the others are read
         if len(frame):
             experiment = experiments[key]
-            target = experiment.run.target or path.parent.name
+            run = experiment.run
+            target = run.target or path.parent.name
             frames.append(frame.drop(columns=KEYS, errors="ignore"))
-            keys.append((key, experiment.name, experiment.method_name, target, experiment.run.seed))
+            keys.append((key, experiment.name, experiment.method_name, target, run.seed))
     if not frames:
         return pd.DataFrame(columns=KEYS)
-    places = np.repeat(np.arange(len(keys)), list(map(len, frames)))
-    repeated = pd.DataFrame(keys, columns=KEYS).loc[places].reset_index(drop=True)
-    return pd.concat([repeated, pd.concat(frames, ignore_index=True)], axis=1)
+    lengths = [len(frame) for frame in frames]
+    places = np.repeat(np.arange(len(keys)), lengths)
+    repeated = pd.DataFrame(keys, columns=KEYS).loc[places]
+    rows = pd.concat(frames, ignore_index=True)
+    return pd.concat([repeated.reset_index(drop=True), rows], axis=1)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.common.about import FORMAT
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.common.tables import csv_text
@@ -90,5 +91,6 @@ class Recorder:
         atomic_write(self.folder / "experiment.toml", text)
 
     def write_environment(self, table: Mapping[str, Any]) -> None:
-        """Write environment.json: the result of `environment()`, and what the caller adds, such as the device."""
-        atomic_write(self.folder / "environment.json", json.dumps(table, indent=2, sort_keys=True) + "\n")
+        """Write environment.json: the format, and the result of `environment()` with what the caller adds."""
+        record = {"format": FORMAT, **table}
+        atomic_write(self.folder / "environment.json", json.dumps(record, indent=2, sort_keys=True) + "\n")

@@ -136,6 +136,6 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             **{name: meta[name] for name in PLAIN},
         )
         model = {name: arrays[name] for name in meta["order"]}
-        return Checkpoint(meta["round"], model, state, meta.get("data", {}))
+        return Checkpoint(meta["round"], model, state, meta["data"])
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove the run's folder") from None

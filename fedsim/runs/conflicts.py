@@ -79,13 +79,12 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
     if changed := changed_settings(then, experiment):
         raise UserError(f"{folder} holds a run with other settings ({', '.join(changed[:5])}); {ELSEWHERE}")
     recorded = read_environment(folder)
-    parts = differing_parts(recorded["recipe"], values_of(recipe)) if recorded.get("recipe") else []
-    if parts:
+    if parts := differing_parts(recorded.get("recipe", {}), values_of(recipe)):
         raise UserError(
             f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(parts[:5])}; {ELSEWHERE}"
         )
     weights = weights_record(experiment.model.weights).get(WEIGHTS_KEY)
-    if weights and recorded.get(WEIGHTS_KEY, weights) != weights:
+    if weights and recorded.get(WEIGHTS_KEY) != weights:
         raise UserError(
             f"{folder} holds a run that began with another file {experiment.model.weights!r} (model.weights); put that "
             f"back, {ELSEWHERE}"

@@ -48,10 +48,9 @@ def frozen_record(net: Net) -> dict[str, str]:
 def refuse_other_frozen(folder: Path, net: Net, weights: str) -> None:
     """UserError when the run in a folder had other frozen tensors than its initial network has now.
 
-    A run of an earlier version did not record them, and passes. weights: the setting model.weights
+    weights: the setting model.weights
     """
-    recorded = read_environment(folder).get(KEY)
-    if recorded is not None and {KEY: recorded} != frozen_record(net):
+    if read_environment(folder).get(KEY) != frozen_record(net).get(KEY):
         reason = (
             "this version of PyTorch makes others of the seed; take the versions in its environment.json"
             if weights == "none"

@@ -18,8 +18,7 @@ from fedsim.methods.recipe import Recipe
 from fedsim.methods.variants import method_label, variant_words
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
-from fedsim.parts.facts import Fact
-from fedsim.parts.part import Part, part_name
+from fedsim.parts.part import part_name
 from fedsim.runs.no_effect import refuse_no_effect
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
@@ -130,10 +129,9 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
     if weights and (len(weights) != len(bench.classes) or not any(weights)):
         raise UserError(f"train.class_weights needs a number for each of the {len(bench.classes)} classes of "
                         f"{bench.title}, not all of them 0: {', '.join(bench.classes)}")  # fmt: skip
-    for part in recipe.of(Part):
-        if Fact.TASK_LOSS in part.breaks:
-            raise UserError(f"{part_name(part)} computes a loss of its own, without train.class_weights and "
-                            "train.focal; leave both at their defaults")  # fmt: skip
+    if recipe.client.own_loss:
+        raise UserError(f"{part_name(recipe.client)} computes a loss of its own, without train.class_weights and "
+                        "train.focal; leave both at their defaults")  # fmt: skip
 
 
 def _with_size(experiment: Experiment) -> Experiment:

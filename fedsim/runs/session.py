@@ -86,7 +86,6 @@ class Session:
     def _record(self, done: int) -> None:
         """Write the settings, and the environment of the rounds after `done`."""
         space, experiment, server_data = self.space, self.experiment, self.server_data
-        self.recorder.write_experiment(experiment.toml())
         now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
         now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
@@ -95,6 +94,7 @@ class Session:
         now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
         self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
         self._write_environment()
+        self.recorder.write_experiment(experiment.toml())  # last: a folder with settings is a run's, with its format
 
     def attach(self, strategy: FedDG, evaluate_held_out: Evaluate | None = None) -> None:
         """Connect this session with a strategy; a resumed strategy gets its banks, states and finished rounds back.

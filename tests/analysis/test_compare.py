@@ -201,9 +201,6 @@ def test_runs_are_told_apart_by_labels_and_by_any_setting_of_the_run():
     """A sweep's grid may be over a setting of [run] on which numbers seldom depend."""
     shared = one_each("fedavg", "csac", labels={"fedavg": "X", "csac": "X"})
     assert labels(shared) == sorted(run_labels(shared).values()) == ["X [csac]", "X [fedavg]"]  # in tables and figures
-    weight = {"guiding_head": {"weight": 0.25}}
-    runs = one_each(pacs_experiment("gperxan"), pacs_experiment("gperxan", method=weight))
-    assert labels(runs) == ["gperxan@guiding_head.weight=0.25", "gperxan"]
     runs = one_each(*(pacs_experiment(run={"update_limit": limit}) for limit in (0, 100)))
     with pytest.raises(UserError, match=r"more than once: 0/photo/seed0, 1/photo/seed0; .*--by run\.update_limit"):
         compare(runs)

@@ -13,7 +13,6 @@ from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprints
 from fedsim.methods.assembly import build_recipe
 from fedsim.records import Recorder, choose_runs, read_runs
-from fedsim.records.differences import differing_parts
 from fedsim.runs.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
 
@@ -117,9 +116,6 @@ def test_a_real_run_records_what_is_compared_and_another_recipe_is_not_continued
     (folder / "environment.json").write_text(json.dumps(table))
     with pytest.raises(UserError, match=r"another recipe.*terms\.proximal\.mu \(0\.01 \| 0\.1\)"):
         refuse_other_settings(folder, experiment, build_recipe(experiment))
-    old, new = {"infer.recompute": {}}, {"infer.recompute": {"batch": 64}}  # since it pools groups
-    assert differing_parts(old, new) == ["infer.recompute (it computes something else than in earlier versions)"]
-    assert differing_parts(old, old) == differing_parts(new, new) == []
 
 
 def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
@@ -136,16 +132,3 @@ def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
     assert sorted(result.methods["label"]) == ["csac (align=cross)", "csac (align=logits)", "fedavg"]
     assert result.baseline == "fedavg"
     assert set(run_labels(runs, [ALIGN]).values()) == set(result.methods["label"])
-
-
-def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
-    """The recorded recipes tell; without them, or where they differ, the settings stand in the label."""
-    for seed, (own, mu) in enumerate([({}, 0.1), ({"proximal": {"mu": 0.1}}, 0.1), ({"proximal": {"mu": 0.5}}, 0.5)]):
-        recorded(tmp_path, pacs_experiment("fedprox", "photo", seed, method=own), recipe(mu=mu))
-    runs = read_runs(tmp_path / "pacs")
-    assert sorted(runs.labels().values()) == ["fedprox", "fedprox", "fedprox@proximal.mu=0.5"]
-    repeated = choose_runs(runs, seeds=[0, 1])
-    assert set(repeated.labels().values()) == {"fedprox"}
-    assert compare(repeated).methods["seeds"].tolist() == [2]
-    (tmp_path / "pacs/fedprox/photo/seed1/environment.json").unlink()
-    assert read_runs(tmp_path / "pacs").labels()["fedprox/photo/seed1"] == "fedprox@proximal.mu=0.1"

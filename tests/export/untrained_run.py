@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedsim.common.about import FORMAT
 from fedsim.runs.checkpoint import write_arrays
+from fedsim.runs.frozen import frozen_record
 from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import from_table
 
@@ -20,10 +22,11 @@ def untrained_run(folder: Path, method: dict | str = "fedavg", **sections: Any) 
     plan = resolve(from_table(table))
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(plan.experiment.toml())
-    prints = {domain: {"images": 8, "content": "a" * 20, "environment": 0} for domain in plan.data.domains}
-    record = {"classes": list(plan.data.classes), "data": prints}
-    (folder / "environment.json").write_text(json.dumps(record))
     net = plan.build_net()
+    prints = {domain: {"images": 8, "content": "a" * 20, "environment": 0} for domain in plan.data.domains}
+    record = {"format": FORMAT, "classes": list(plan.data.classes), "domains": list(plan.data.domains), "data": prints}
+    record |= frozen_record(net)
+    (folder / "environment.json").write_text(json.dumps(record))
     sent = {name: tensor.numpy() for name, tensor in net.state_dict().items() if name not in net.frozen}
     for which in ("best", "last"):
         write_arrays(folder / f"{which}.safetensors", sent, {"round": "1"})

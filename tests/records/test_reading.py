@@ -1,5 +1,6 @@
 """Reading runs back, the collected results.csv, and records that were cut off or saved in another form."""
 
+import json
 import os
 import shutil
 from contextlib import suppress
@@ -207,7 +208,7 @@ def one_line(words, file):
 
 @pytest.mark.parametrize(("run", "name", "edit"), [
     *((run, name, half) for run in ("finished", "stopped") for name in ("experiment.toml", "environment.json")),
-    ("stopped", "rounds.csv", semicolons), ("finished", "rounds.csv", german),
+    ("stopped", "rounds.csv", semicolons),
     ("finished", "summary.csv", semicolons), ("finished", "summary.csv", lambda text: ""),
     ("finished", "summary.csv", without_selection),
     *(("finished", "environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
@@ -218,6 +219,28 @@ def test_a_changed_run_given_again(run, name, edit, runs):
     (folder / name).write_text(edit(before))
     one_line(words, folder / name)
     (folder / name).write_text(before)
+
+
+@pytest.mark.parametrize(("table", "said"), [
+    ({"format": 2}, "has format 2"), ({"format": "1"}, "has format '1'"), ({"format": None}, "has format None"),
+    ({}, "has no format"),
+])  # fmt: skip
+@pytest.mark.parametrize("run", ["finished", "stopped"])
+def test_a_run_of_another_format_is_refused(run, table, said, runs):
+    words, folder = runs[run]
+    file = folder / "environment.json"
+    before = file.read_text()
+    record = json.loads(before)
+    assert record.pop("format") == 1
+    file.write_text(json.dumps(record | table))
+    line = f"{said}, and this version of fedsim reads format 1; read it with the version that wrote it, or remove"
+    for command in (words, ["evaluate", folder], *([["compare", folder]] if run == "finished" else [])):
+        assert line in one_line(command, file)
+    with pytest.raises(UserError, match="reads format 1"):
+        read_runs(folder.parents[2], unfinished=True)
+    file.unlink()
+    assert "has no format" in one_line(words, file)
+    file.write_text(before)
 
 
 @pytest.mark.parametrize(("verb", "edit"), [("plot", german), ("report", without_a_column)])

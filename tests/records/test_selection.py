@@ -10,10 +10,8 @@ from invented import pacs_experiment, write_run
 
 from fedsim.analysis import compare
 from fedsim.common.errors import UserError
-from fedsim.records import Recorder, choose_runs, read_runs, select, summary_row
-from fedsim.records.kept_model import other_round
+from fedsim.records import Recorder, read_runs, select, summary_row
 from fedsim.records.selection import RULES
-from fedsim.runs.checkpoint import write_arrays
 from fedsim.runs.round_rows import round_row
 
 LOCAL = "mean_local_validation_accuracy"
@@ -92,10 +90,6 @@ def test_every_client_counts_the_same_in_the_mean_validation_and_by_its_examples
     assert row["train_loss"] == pytest.approx(65 / 45)
 
 
-LAST_BIT = 0.9600000000000001  # the last bit of a sum
-COLUMN_OF = {"best_validation": "mean_validation_accuracy", "oracle": "target_accuracy"}
-
-
 def rewritten(root, best=None, seed=0, rounds=6, column="mean_validation_accuracy", summary=None, **columns):
     """(folder of a run, its rounds) with other values in them: those of `best` by round, whole columns, the summary."""
     folder = write_run(root, pacs_experiment("fedavg", "photo", seed, train={"rounds": rounds}))
@@ -108,50 +102,16 @@ def rewritten(root, best=None, seed=0, rounds=6, column="mean_validation_accurac
     return folder, table
 
 
-def old_run(root, rule="best_validation"):
-    """A run with equal rounds 3 and 5, of which its summary names the later one."""
-    said = {f"{rule}_round": 5, f"{rule}_mean_validation_accuracy": LAST_BIT}
-    return rewritten(root, {3: 0.96, 5: LAST_BIT}, column=COLUMN_OF[rule], summary=said)
-
-
 def summaries(root):
     return read_runs(root, only=["summary"])
 
 
 def said(kind, runs):
-    return {run: own[kind] for run, own in runs.remarks.items() if kind in own}
+    return {run: own[kind] for run, own in runs.notes.items() if kind in own}
 
 
 def notes_with(runs, words, *rule):
     return [note for note in compare(runs, *rule).notes if words in note]
-
-
-@pytest.mark.parametrize("rule", COLUMN_OF)
-def test_tables_show_the_first_of_equal_rounds_of_an_old_run(tmp_path, rule):
-    folder, rounds = old_run(tmp_path, rule)
-    runs = summaries(tmp_path)
-    assert runs.summary[f"{rule}_round"][0] == 3
-    for column in COLUMN_OF.values():
-        assert runs.summary[f"{rule}_{column}"][0] == rounds[column][3]
-    assert len(notes_with(runs, "(round 3 instead of 5)", rule)) == (rule == "best_validation")
-    write_run(tmp_path, pacs_experiment("fedavg", "photo", 1))
-    runs = summaries(tmp_path)
-    assert (len(said("reselected", runs)), said("reselected", choose_runs(runs, seeds=[1]))) == (
-        rule == "best_validation",
-        {},
-    )
-    (folder / "rounds.csv").write_text((folder / "rounds.csv").read_text() + "7,0.99")  # which is being written
-    assert summaries(tmp_path).summary[f"{rule}_round"][0] == 3
-
-
-def test_another_round_than_the_tables_is_said_of_the_kept_model(tmp_path):
-    folder, _ = old_run(tmp_path)
-    said = []
-    for metadata in ({"round": "5"}, {"round": "3"}, {}):  # {}: of a version that did not write the round
-        write_arrays(folder / "best.safetensors", {}, metadata)
-        said.append(other_round(folder))
-    assert "of round 5" in said[0]
-    assert [*said[1:], other_round(tmp_path)] == ["", "", ""]
 
 
 def test_a_selected_round_that_lacks_a_validation_is_named(tmp_path):
@@ -172,21 +132,8 @@ def test_a_selected_round_that_lacks_a_validation_is_named(tmp_path):
     assert not notes_with(runs, "validated by fewer", "last")
 
 
-@pytest.mark.parametrize("clients", [[0, 0, 3, 3], 0])
-def test_rounds_that_no_reply_made_are_counted_and_never_selected(tmp_path, clients):
-    """Another version selected round 1 of this run all the same, or the untrained model of a run without replies."""
-    summary = {"best_validation_round": 1}
-    _, rounds = rewritten(tmp_path, {1: 0.999}, rounds=3, summary=summary, clients=clients, failed=[0, 3, 0, 0])
-    write_run(tmp_path, pacs_experiment("fedavg", "photo", 1, train={"rounds": 3}))
-    runs = summaries(tmp_path)
-    comparison = compare(runs)
-    notes = " ".join(comparison.notes)
-    if clients:
-        best = rounds.iloc[2:]["mean_validation_accuracy"].idxmax()
-        assert runs.summary["best_validation_round"][0] == best
-        assert runs.summary["best_validation_target_accuracy"][0] == rounds.loc[best, "target_accuracy"]
-        assert "No client's reply was accepted in rounds of pacs/fedavg/photo/seed0 (1 of 3 rounds)" in notes
-        assert "rounds rest on the others" not in notes
-    else:
-        assert comparison.cells["seeds"].max() == 1
-        assert "seed0 (3 of 3 rounds)" in notes
+def test_rounds_that_no_reply_made_are_counted(tmp_path):
+    rewritten(tmp_path, rounds=3, clients=[0, 0, 3, 3], failed=[0, 3, 0, 0])
+    notes = " ".join(compare(summaries(tmp_path)).notes)
+    assert "No client's reply was accepted in rounds of pacs/fedavg/photo/seed0 (1 of 3 rounds)" in notes
+    assert "rounds rest on the others" not in notes

@@ -10,9 +10,11 @@ import fedsim
 from fedsim.analysis import compare
 from fedsim.common.errors import UserError
 from fedsim.export.features import domain_features
+from fedsim.methods.recipe import values_of
 from fedsim.models import build_model
-from fedsim.records import read_runs
+from fedsim.records import Recorder, read_runs
 from fedsim.runs.conflicts import refuse_other_settings
+from fedsim.runs.frozen import weights_record
 from fedsim.runs.plan import resolve
 from fedsim.runs.workspace import Workspace, close_workspaces
 from fedsim.settings import ModelSettings
@@ -72,11 +74,7 @@ def test_another_file_of_initial_weights_is_another_run(tmp_path):
     run_small(trained_whole(tmp_path, "fedsr"))
     with pytest.raises(UserError, match=r"'.*own.pth' in .* and in .*, but the file was another one"):
         compare(read_runs(tmp_path / "outputs" / "small"))
-    record = json.loads((folder / "environment.json").read_text())
-    assert len(record.pop("weights")) == 20  # an earlier version did not write it; nothing is compared then
-    (folder / "environment.json").write_text(json.dumps(record))
-    refuse_other_settings(*again)
-    compare(read_runs(tmp_path / "outputs" / "small"))
+    assert len(json.loads((folder / "environment.json").read_text())["weights"]) == 20
 
 
 def test_a_site_begins_with_the_personal_tensors_of_the_server(tmp_path):
@@ -100,6 +98,7 @@ def test_the_runtime_flower_names_the_file_by_its_whole_path(tmp_path, monkeypat
     assert sent.model.weights == str(tmp_path / "own.pth")
     assert with_absolute_weights(tiny_experiment("outputs")).model.weights == "none"
     plan = resolve(sent)
-    plan.folder.mkdir(parents=True)
-    (plan.folder / "experiment.toml").write_text(plan.experiment.toml())
+    recorder = Recorder(plan.folder)
+    recorder.write_experiment(plan.experiment.toml())
+    recorder.write_environment({"recipe": values_of(plan.recipe)} | weights_record(sent.model.weights))
     refuse_other_settings(plan.folder, resolve(given).experiment, plan.recipe)

@@ -217,7 +217,7 @@ def test_a_share_rule_that_keeps_nothing_back_is_said(method, backbone, said):
 
 
 def test_a_recorded_run_may_have_what_a_new_one_may_not():
-    """Models of older runs can still be exported and evaluated."""
+    """The model of a run that is not made any more can still be exported and evaluated."""
     data, run = {"variant": "domainbed"}, {"target": "rot75", "validation_domain": "rot0"}
     assert resolve(Experiment(data=data, run=run), recorded=True).clients == ("rot15", "rot30", "rot45", "rot60")
     shared = Experiment(data={"test_split": "list", "fraction": 0.5})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from fedsim.methods.recipe import values_of
 from fedsim.records import Recorder, read_runs, summary_row
 from fedsim.runs.plan import resolve
 from fedsim.studies.reproduction import Reproduction, reproductions, show
@@ -44,6 +45,7 @@ def finish(
     plan = resolve(row_experiment(own, own.rows[row], target, words))
     recorder = Recorder(plan.folder)
     recorder.write_experiment(plan.experiment.toml())
+    recorder.write_environment({"recipe": values_of(plan.recipe)})
     rounds = pd.DataFrame([{"round": 1, "mean_validation_accuracy": 0.9, "target_accuracy": accuracy}])
     recorder.write_summary(summary_row(plan.experiment, rounds, label=plan.folder.parent.parent.name))
     return plan.folder

@@ -140,7 +140,7 @@ def folder(tmp_path):
 
 
 def record(folder, target="photo", **facts):
-    (folder / "pacs" / "fedavg" / target / "seed0" / "environment.json").write_text(json.dumps(facts))
+    (folder / "pacs" / "fedavg" / target / "seed0" / "environment.json").write_text(json.dumps({"format": 1} | facts))
 
 
 def test_other_recipes_of_one_row_and_a_run_that_is_there_twice_are_refused(folder):
@@ -149,6 +149,7 @@ def test_other_recipes_of_one_row_and_a_run_that_is_there_twice_are_refused(fold
     with pytest.raises(UserError, match="FedAvg was not the same recipe"):
         compared(folder)
     record(folder)
+    record(folder, "cartoon")
     finish(BLOCK, folder, "photo", settings=["run.label=again"])
     with pytest.raises(UserError, match=r"FedAvg on photo with seed 0 is there more .*fedavg@again/photo/seed0"):
         compared(folder)
@@ -206,7 +207,7 @@ def test_a_row_does_not_average_over_runs_with_different_settings(tmp_path):
     for target in ("rot0", "rot75"):
         for seed, settings in ((0, ()), (1, ["train.rounds=1"]), (2, ["parts.proximal.mu=0.5"])):
             folder = finish(file, tmp_path, target, seed, settings=settings)
-            (folder / "environment.json").write_text('{"recipe": {"local.sgd": {}}}')
+            (folder / "environment.json").write_text('{"format": 1, "recipe": {"local.sgd": {}}}')
     with pytest.raises(UserError) as caught:
         compared(tmp_path)
     assert "\n" not in str(caught.value)

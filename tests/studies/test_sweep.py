@@ -86,6 +86,7 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     first = planned(grid=["train.lr=0.05,1e30"], more=[f"run.output={tmp_path}"])[0]
     first.folder.mkdir(parents=True)
     (first.folder / "experiment.toml").write_text(first.experiment.replace(train={"momentum": 0.1}).toml())
+    (first.folder / "environment.json").write_text('{"format": 1}')
     (first.folder / "summary.csv").touch()  # results of another experiment
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
