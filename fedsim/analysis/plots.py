@@ -40,7 +40,7 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
             for key, figure in counted(draw(part, name, comparison, by), "figures drawn:"):
                 paths += _save(figure, out / f"{prefix}{_file_name(key)}")
     if not paths:
-        raise UserError(f"{runs.folder}: the records hold nothing to plot yet")
+        raise UserError(f"{runs.source}: the records hold nothing to plot yet")
     is_main_folder = out.resolve() == (runs.folder / "plots").resolve()
     if is_main_folder and not runs.only:
         _remove_others(out, paths)

@@ -115,6 +115,7 @@ def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -
     for summary in runs.summary.to_dict("records"):
         run = summary["run"]
         experiment = runs.comparable[run]
+        place = runs.source / run_folder(runs, run).relative_to(runs.folder)
         page = {
             "run": run,
             "label": comparison.labels[run],
@@ -127,7 +128,7 @@ def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -
             "confusion": confusion(runs, run, comparison.select),
             "settings": _own_settings(experiment, shared),
             "recipe": recipe(run_environment(runs, run)),
-            "command": command_line(experiment, run_folder(runs, run) / "experiment.toml"),
+            "command": command_line(experiment, place / "experiment.toml"),
         }
         pages.append(page)
     return pages

@@ -9,7 +9,7 @@ import typer
 from typer.completion import completion_init, get_completion_script
 
 from fedsim.commands import options
-from fedsim.commands.results import compare, plot, report
+from fedsim.commands.results import archive, compare, plot, report
 from fedsim.commands.search import search
 from fedsim.commands.sweep import sweep
 from fedsim.common.about import VERSION
@@ -95,6 +95,7 @@ app.command()(sweep)
 app.command()(compare)
 app.command()(plot)
 app.command()(report)
+app.command()(archive)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The commands about finished runs: comparison, figures and report."""
 
 import contextlib
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ import typer
 
 from fedsim.common.console import console, errors, say
 from fedsim.common.errors import UserError, printable
-from fedsim.common.files import atomic_write, write_figure
+from fedsim.common.files import atomic_write, is_archive, write_figure
 from fedsim.common.lists import names_of, numbers_of
 from fedsim.export.cli import Trust
 from fedsim.settings.experiment import Experiment
@@ -27,7 +28,9 @@ OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (defau
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="folder of results, e.g. outputs/digits; or one per data set")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="results, e.g. outputs/digits or digits.zip, or several data sets")
+    ],
     select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
     baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
     by: By = None,
@@ -54,14 +57,14 @@ def compare(
         show_across(parts, select, baseline, format, metric, correction, figure)
     elif figure:
         raise UserError("--figure draws the mean ranks over several data sets; give their folders, or use fedsim plot")
-    elif is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
+    elif is_table(runs.folder) and not baseline and not by and metric in ("", "accuracy"):
         show_reproduction(folder, runs, select, format, trust)
     else:
         show_comparison(folder, runs, select, baseline, by or [], format, metric, correction, published)
 
 
 def plot(
-    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+    folder: Annotated[Path, typer.Argument(help="results, e.g. outputs/digits or digits.zip")],
     select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
     by: By = None,
     methods: OnlyMethods = "",
@@ -70,13 +73,14 @@ def plot(
 ) -> None:
     """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots.
 
-    Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
+    Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part. Those of NAME.zip go into
+    the folder NAME beside it.
     """
     from fedsim.analysis.fonts import fonts_for, missing_text
     from fedsim.analysis.plots import by_experiment, names_in, plot_all
 
     runs, by = chosen_runs(folder, methods, targets, seeds), by or []
-    files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
+    files = plot_all(runs, beside(folder) / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
     boxes = missing_text(fonts_for(names_in(runs, by))[1])
     if boxes:
         errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
@@ -89,7 +93,7 @@ def plot(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")],
+    folder: Annotated[Path, typer.Argument(help="one experiment, e.g. outputs/digits or digits.zip")],
     by: By = None,
     live: Annotated[bool, typer.Option("--live", help="serve the page on this machine while runs go on")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="with --live: its port (default: a free one)")] = 0,
@@ -103,6 +107,7 @@ def report(
 
     Its tables sort and filter, its charts follow the table, and every cell leads to its run. With --live the page also
     shows which cells run, wait or have failed, when the sweep will end, and the sites of a federation. Ctrl-C stops it.
+    The page of NAME.zip goes into the folder NAME beside it.
     """
     from fedsim.analysis.report import report_page, write_report
 
@@ -110,8 +115,10 @@ def report(
         if port or federation:
             raise UserError("--port and --federation belong to --live")
         runs = chosen_runs(folder, methods, targets, seeds)
-        say(f"report: {write_report(folder, method_notes(runs.experiments.values(), trust), runs, by or [])}")
+        say(f"report: {write_report(beside(folder), method_notes(runs.experiments.values(), trust), runs, by or [])}")
         return
+    if is_archive(folder):
+        raise UserError(f"--live is for a folder in which runs go on; without it: fedsim report {folder}")
     from fedsim.commands.live import serve_live
 
     def page(state: "Markup") -> str:
@@ -121,8 +128,32 @@ def report(
     serve_live(folder, page, port, federation)
 
 
+def archive(
+    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+    output: Annotated[Path | None, typer.Option(help="the archive (default: FOLDER.zip)")] = None,
+) -> None:
+    """Write the records of finished runs into one file, which compare, plot and report read like the folder.
+
+    It has settings, environments and tables of numbers, without this machine's folders. Models, predictions and
+    pictures are not in it.
+    """
+    from fedsim.records.archive import write_archive
+    from fedsim.records.reading import finished_runs
+
+    runs = finished_runs(folder)
+    named = folder.resolve() if folder.name in ("", "..") else folder
+    file = output or named.with_name(f"{named.name}.zip")
+    write_archive(folder, runs, file)
+    say(f"{file}: {len(runs)} run{'s' if len(runs) > 1 else ''}; fedsim compare {shlex.quote(str(file))}")
+
+
+def beside(path: Path) -> Path:
+    """Return the folder into which figures and reports go: that of the results, or one with an archive's name."""
+    return path.with_suffix("") if is_archive(path) else path
+
+
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":
-    """The finished runs of a folder, or only those of comma-separated methods, targets and seeds.
+    """The finished runs of a folder or an archive, or only those of comma-separated methods, targets and seeds.
 
     only: the record files that the caller needs (default: all). Raises UserError for a name that no run has.
     """
@@ -146,7 +177,8 @@ def show_comparison(
     """Print the comparison of a folder's finished runs.
 
     Under the default selection rule, the table of all runs is also written to FOLDER/comparison.csv. For another metric
-    than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not.
+    than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not, nor beside
+    an archive.
     """
     from fedsim.analysis import compare
 
@@ -154,7 +186,7 @@ def show_comparison(
     if format == "table":
         comparison.show(console)
         name = "comparison" if comparison.measure.primary else f"comparison-{metric}"
-        if is_whole(runs, select) and not (published or is_table(folder)):
+        if is_whole(runs, select) and not (published or is_archive(folder) or is_table(folder)):
             atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))
@@ -219,10 +251,10 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str, trus
 
     if format not in ("table", "csv", "markdown", "latex"):
         raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")
-    results = reproductions(folder, runs, select, trust)
+    results = reproductions(runs.folder, runs, select, trust)
     if format == "table":
         show(results, console)
-        if is_whole(runs, select):
+        if is_whole(runs, select) and not is_archive(folder):
             atomic_write(folder / "comparison.csv", render(results, "csv"))
     else:
         print(render(results, format))

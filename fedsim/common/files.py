@@ -79,6 +79,11 @@ def of_home(path: str) -> Path:
         raise UserError(f"{path}: no home folder is known for {path.split('/')[0]}; write the whole path") from None
 
 
+def is_archive(path: Path) -> bool:
+    """Return whether a path names a study's archive and no folder."""
+    return path.suffix == ".zip" and not path.is_dir()
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """One process at a time is in such a block for the folder; where the file system has no locks, all are."""

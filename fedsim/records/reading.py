@@ -18,6 +18,7 @@ from fedsim.common.files import alone, atomic_write
 from fedsim.common.lists import with_commas
 from fedsim.common.tables import csv_text
 from fedsim.parts.part import named_part
+from fedsim.records.archive import folder_of
 from fedsim.records.differences import with_recorded_values
 from fedsim.records.environment import read_environment
 from fedsim.records.record_files import read_record, summary_rows, trained_rounds
@@ -32,6 +33,7 @@ KEYS = ["run", "experiment", "method", "target", "seed"]
 class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
+    folder: where the records are; source: what was read, which is that folder or the archive that it was taken from
     remarks: {run: {kind: text}} on its rounds (`remarks_on`).
     damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
@@ -47,6 +49,7 @@ class Runs:
     remarks: dict[str, dict[str, str]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
+    source: Path = Path()
 
     @cached_property
     def comparable(self) -> dict[str, Experiment]:
@@ -78,7 +81,7 @@ class Runs:
 
 
 def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
-    """Records of all finished runs below `folder` (outputs/, one experiment's folder, or one run's).
+    """Records of all finished runs below `folder` (outputs/, one experiment's, or one run's), or of an archive.
 
     Frames: summary (a row per run), rounds (run and round), clients (run, round and client), details (run, round,
     client and layer); docs/records.md lists their columns. Accuracies are fractions, sizes bytes, times
@@ -88,12 +91,13 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     only: the tables that are read; the others are empty, which saves most of the time with hundreds of runs.
     Raises UserError if there is no such folder or no run in it.
     """
-    folder = Path(folder)
+    source = Path(folder)
+    folder = folder_of(source)
     paths = {_key(path, folder): path for path in find_runs(folder)}
     finished = {run: path for run, path in paths.items() if (path / "summary.csv").is_file()}
     chosen = paths if unfinished else finished
     if not chosen:
-        raise UserError(f"{folder}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
+        raise UserError(f"{source}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
     experiments = {run: read_settings(path) for run, path in chosen.items()}
     frames = {name: _joined(chosen if name in only else {}, name, experiments) for name in TABLES}
     rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
@@ -107,6 +111,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
         unfinished=[run for run in paths if run not in finished],
         remarks=remarks,
         damaged=[run for run in rounds if run not in selected],
+        source=source,
     )
 
 
@@ -265,6 +270,16 @@ def unfinished(run: Path) -> str:
         return ""
     planned = read_settings(run).train.rounds
     return f"the run has not finished: this is the best of {rounds['round'].max()} of {planned} rounds"
+
+
+def finished_runs(folder: Path) -> list[Path]:
+    """Return the folders of the finished runs below `folder`; UserError without any, or for another format."""
+    runs = [run for run in find_runs(folder) if (run / "summary.csv").is_file()]
+    if not runs:
+        raise UserError(f"{folder}: no finished run in it; repeat the commands of unfinished ones to resume them")
+    for run in runs:
+        read_settings(run)
+    return runs
 
 
 def write_results(folder: Path) -> None:
