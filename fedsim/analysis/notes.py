@@ -114,7 +114,7 @@ def round_notes(runs: Runs, select: str) -> list[str]:
     for kind, text in ROUND_TEXTS.items():
         if kind == "thin" and select != "best_validation":  # it is about the round that this rule selects
             continue
-        named = [f"{run} ({texts[kind]})" for run, texts in runs.remarks.items() if kind in texts]
+        named = [f"{run} ({texts[kind]})" for run, texts in runs.notes.items() if kind in texts]
         if named:
             notes.append(text.format(runs=_first_of(named)))
     return notes

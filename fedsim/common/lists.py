@@ -41,6 +41,14 @@ def numbers_of(option: str, text: str) -> list[int]:
     return [int(word) for word in numbers]
 
 
+def keys_of(tables: Iterable[Iterable[str]]) -> list[str]:
+    """Return the keys of several tables, each once, in the order in which they come first."""
+    keys: dict[str, None] = {}
+    for table in tables:
+        keys |= dict.fromkeys(table)
+    return list(keys)
+
+
 def times(ratio: float) -> str:
     """A factor with two digits that count and no exponent: `0.68`, `1.3`, `140`, `12,000`."""
     return f"{float(f'{ratio:.2g}'):,.10g}"

@@ -17,10 +17,9 @@ from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, read_federation
 from fedsim.deploy.progress import RUN, note_run
 from fedsim.records.callbacks import RunCallback
-from fedsim.records.record_files import read_record
+from fedsim.records.record_files import is_finished, read_record
 from fedsim.runs import admission
 from fedsim.runs.claim import is_claimed
-from fedsim.runs.leftovers import is_finished
 from fedsim.runs.log_lines import LOG
 from fedsim.runs.plan import Plan
 from fedsim.settings.experiment import Experiment

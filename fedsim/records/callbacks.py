@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError
+from fedsim.common.values import Row
 from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import load, makes
@@ -33,11 +34,11 @@ class RunCallback(Protocol):
         """Called before the first round, or before the next round of a resumed run; the folder exists."""
         return  # a body: a class may derive from this one and define some of the methods
 
-    def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
+    def on_round(self, row: Row, clients: list[Row]) -> None:
         """Called after each round, with the rows that were added to rounds.csv and clients.csv."""
         return
 
-    def on_end(self, summary: dict[str, Any]) -> None:
+    def on_end(self, summary: Row) -> None:
         """Called after the summary was written."""
         return
 
@@ -58,7 +59,8 @@ def find_callback(name: str) -> Callable[[], RunCallback]:
     if not makes(make, RunCallback):
         what = "is neither a class nor a function that says -> and the name of one"
         if isinstance(make, type):
-            what = f"has no {', '.join(hook for hook in HOOKS if not hasattr(make, hook))}"
+            missing = [hook for hook in HOOKS if not hasattr(make, hook)]
+            what = f"has no {', '.join(missing)}"
         raise UserError(f"callback {name!r} {what}; see RunCallback in {__name__}")
     return make
 
@@ -86,7 +88,7 @@ class TensorBoardCallback:
         """Remember the folder; the writer opens with the first round, whose number it needs."""
         self._folder = folder / "tensorboard"
 
-    def on_round(self, row: dict[str, Any], clients: Sequence[dict[str, Any]]) -> None:
+    def on_round(self, row: Row, clients: Sequence[Row]) -> None:
         """Write the scalars `round/<column>` and `<client>/<column>`."""
         step = int(row["round"])
         if self._writer is None:
@@ -96,13 +98,13 @@ class TensorBoardCallback:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def on_end(self, summary: dict[str, Any]) -> None:
+    def on_end(self, summary: Row) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
-def scalars(row: dict[str, Any], clients: Iterable[dict[str, Any]]) -> dict[str, float]:
+def scalars(row: Row, clients: Iterable[Row]) -> dict[str, float]:
     """The numbers of a round as `round/<column>` and `<client>/<column>`; texts and NaN are left out."""
     values = numbers(row, "round")
     for client in clients:
@@ -110,7 +112,7 @@ def scalars(row: dict[str, Any], clients: Iterable[dict[str, Any]]) -> dict[str,
     return values
 
 
-def numbers(table: dict[str, Any], prefix: str) -> dict[str, float]:
+def numbers(table: Row, prefix: str) -> dict[str, float]:
     """The numbers of a row as `prefix/<column>`, without that of its round."""
     values = {}
     for column, value in table.items():
@@ -120,4 +122,6 @@ def numbers(table: dict[str, Any], prefix: str) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not math.isnan(value)

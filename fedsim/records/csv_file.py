@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
+from fedsim.common.lists import keys_of
 from fedsim.common.tables import csv_text
 
 CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
@@ -18,17 +19,15 @@ class CsvFile:
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self.path = path
         self.columns = list(columns)
-        self.header = next(csv.reader(self._complete_lines(repair=True)[:1]), [])
+        first_lines = self._complete_lines(repair=True)[:1]
+        self.header = next(csv.reader(first_lines), [])
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows in one write; the file is created with the first row."""
         if not rows:
             return
         columns = self.header or self.columns
-        keys: dict[str, None] = {}
-        for row in rows:
-            keys |= dict.fromkeys(row)
-        new = [key for key in keys if key not in columns]
+        new = [key for key in keys_of(rows) if key not in columns]
         is_first = not self.header
         if new and not is_first:
             self._extend(new)
@@ -42,27 +41,35 @@ class CsvFile:
             self.path.unlink(missing_ok=True)
             self.header = []
             return
-        rounds, lines = self.rounds(), self._complete_lines()
-        # Rows are not parsed, so that those that are kept stay unchanged.
-        kept = [line for round, line in zip(rounds, lines[1:]) if round <= after_round]
-        if len(kept) < len(rounds):
-            atomic_write(self.path, "".join([lines[0], *kept]))
+        rounds = self.rounds()
+        lines = self._complete_lines()
+        earlier = lines[:1]  # the header, and the rows that stay; they are not parsed, so that they stay unchanged
+        for number, line in zip(rounds, lines[1:]):
+            if number <= after_round:
+                earlier.append(line)
+        if len(earlier) < len(lines):
+            atomic_write(self.path, "".join(earlier))
 
     def rounds(self) -> list[int]:
         """The round of every complete row, which is always the first column; UserError when that is not so."""
-        first = [line.rstrip("\r\n").split(",", 1)[0] for line in self._complete_lines()]
-        if first and first[0] != "round":
+        lines = self._complete_lines()
+        if lines and _first_cell(lines[0]) != "round":
             raise UserError(f"{self.path}: its first column is not called round{CHANGED}")
-        if strange := [cell for cell in first[1:] if not (cell.isascii() and cell.isdecimal())]:
-            raise UserError(f"{self.path}: {strange[0]!r} is not the number of a round{CHANGED}")
-        return [int(cell) for cell in first[1:]]
+        numbers = []
+        for line in lines[1:]:
+            cell = _first_cell(line)
+            if not (cell.isascii() and cell.isdecimal()):
+                raise UserError(f"{self.path}: {cell!r} is not the number of a round{CHANGED}")
+            numbers.append(int(cell))
+        return numbers
 
     def numbers(self) -> list[dict[str, float]]:
         """The complete rows without their empty cells; UserError when a cell is not a number."""
         rows = []
         for row in csv.DictReader(self._complete_lines()):
+            filled = {column: cell for column, cell in row.items() if cell != ""}
             try:
-                rows.append({column: float(cell) for column, cell in row.items() if cell != ""})
+                rows.append({column: float(cell) for column, cell in filled.items()})
             except (TypeError, ValueError):  # TypeError: more or fewer cells than columns
                 raise UserError(f"{self.path}: round {row['round']} has cells that are not numbers{CHANGED}") from None
         return rows
@@ -70,19 +77,27 @@ class CsvFile:
     def _extend(self, new: list[str]) -> None:
         head, *lines = self._complete_lines()
         names = csv_text(new, []).rstrip("\n")
-        lines = [line.rstrip("\n") + "," * len(new) + "\n" for line in lines]
-        atomic_write(self.path, "".join([f"{head.rstrip()},{names}\n", *lines]))
+        empty = "," * len(new)
+        text = f"{head.rstrip()},{names}\n"
+        for line in lines:
+            row = line.rstrip("\n")
+            text += f"{row}{empty}\n"
+        atomic_write(self.path, text)
 
     def _complete_lines(self, repair: bool = False) -> list[str]:
         """All complete lines; `repair` also removes an incomplete last line from the file."""
         if not self.path.is_file():
             return []
         data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
+        complete = data[: data.rfind(b"\n") + 1]
         try:
-            lines = whole.decode("utf-8").splitlines(keepends=True)
+            lines = complete.decode("utf-8").splitlines(keepends=True)
         except UnicodeDecodeError:
             raise UserError(f"{self.path}: it is not text in UTF-8{CHANGED}") from None
-        if repair and len(whole) < len(data):
-            atomic_write(self.path, whole)
+        if repair and len(complete) < len(data):
+            atomic_write(self.path, complete)
         return lines
+
+
+def _first_cell(line: str) -> str:
+    return line.rstrip("\r\n").split(",", 1)[0]

@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.lists import keys_of
+from fedsim.common.values import JsonTable
 from fedsim.parts.part import named_part
 from fedsim.settings.experiment import Experiment
 
@@ -16,28 +18,33 @@ MACHINE_KEYS = ("data.root", "data.cache")
 # Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
 TESTED_KEYS = ("data.adapt_share",)
 ABSENT = "default"
-Recipe = Mapping[str, Mapping[str, Any]]  # fields by slot and part, as environment.json has them
-PartValues = Mapping[str, Mapping[str, Mapping[str, Any]]]
+IDENTITY = ("method.name", "run.target", "run.seed")  # what tells the runs of a study apart
+Recipe = Mapping[str, JsonTable]  # fields by slot and part, as environment.json has them
+PartValues = Mapping[str, Recipe]  # the same in "parts" and "method", by part
+Experiments = Mapping[str, Experiment]  # the settings by run
+Unused = Collection[tuple[str, str]]  # (method, part) for parts in [parts] that the method's recipe does not have
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(table: JsonTable, prefix: str = "") -> JsonTable:
     """Nested table -> {dotted key: value}; a list is one value."""
-    flat: dict[str, Any] = {}
+    flat: JsonTable = {}
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
 
 
-def recorded_settings(experiment: Experiment) -> dict[str, Any]:
+def recorded_settings(experiment: Experiment) -> JsonTable:
     """All dotted settings of a run, except method name, target and seed."""
     settings = flatten(experiment.model_dump(exclude={"name"}))
-    return {key: value for key, value in settings.items() if key not in ("method.name", "run.target", "run.seed")}
+    for key in IDENTITY:
+        settings.pop(key, None)
+    return settings
 
 
-def comparable_settings(experiment: Experiment) -> dict[str, Any]:
+def comparable_settings(experiment: Experiment) -> JsonTable:
     """Dotted settings that a run's numbers depend on, except method name, target and seed."""
     settings = {}
     for key, value in recorded_settings(experiment).items():
@@ -58,9 +65,7 @@ def with_values(experiment: Experiment, values: PartValues) -> Experiment:
     return experiment.model_copy(update=changes)
 
 
-def with_recorded_values(
-    experiments: Mapping[str, Experiment], recipe_of: Callable[[str], Recipe]
-) -> dict[str, Experiment]:
+def with_recorded_values(experiments: Experiments, recipe_of: Callable[[str], Recipe]) -> dict[str, Experiment]:
     """The settings of runs, with the values of [parts] that one of them gives as each run's own recipe has them.
 
     A run that left a value out is then not told apart from one that repeats the default, and 1 is the number 1.0.
@@ -73,28 +78,43 @@ def with_recorded_values(
         return dict(experiments)
     filled = {}
     for run, experiment in experiments.items():
-        recipe = _by_part(recipe_of(run))
-        parts = {part: dict(fields) for part, fields in experiment.parts.items()}
-        for part, names in given.items():
-            recorded = recipe.get(named_part(part), {})
-            for name in names & recorded.keys():
-                if parts.get(part, {}).get(name, recorded[name]) == recorded[name]:
-                    parts.setdefault(part, {})[name] = recorded[name]
+        parts = _filled_parts(experiment, given, by_part(recipe_of(run)))
         filled[run] = experiment.model_copy(update={"parts": parts})
     return filled
 
 
-def _by_part(recipe: Recipe) -> Recipe:
+def _filled_parts(experiment: Experiment, given: Mapping[str, set[str]], recipe: Recipe) -> dict[str, JsonTable]:
+    """Return the values of [parts] of a run, with those fields of `given` that its recipe has with the same value."""
+    parts = {}
+    for part, fields in experiment.parts.items():
+        parts[part] = dict(fields)
+    for part, names in given.items():
+        recorded = recipe.get(named_part(part), {})
+        for name in names & recorded.keys():
+            value = recorded[name]
+            if parts.get(part, {}).get(name, value) == value:
+                parts.setdefault(part, {})[name] = value
+    return parts
+
+
+def by_part(recipe: Recipe) -> Recipe:
     """A recorded recipe by the names of its parts alone: `objective.jigsaw` as `jigsaw`."""
-    return {name.split(".", 1)[1]: fields for name, fields in recipe.items()}
+    fields_of = {}
+    for name, fields in recipe.items():
+        _, part = name.split(".", 1)
+        fields_of[part] = fields
+    return fields_of
 
 
 def used_settings(experiment: Experiment, record: Mapping[str, Any]) -> Experiment:
     """The settings without those of parts that the recipe in a run's record (environment.json) does not have."""
-    recipe = _by_part(record.get("recipe", {}))
+    recipe = by_part(record.get("recipe", {}))
     if not recipe:
         return experiment
-    parts = {part: fields for part, fields in experiment.parts.items() if named_part(part) in recipe}
+    parts = {}
+    for part, fields in experiment.parts.items():
+        if named_part(part) in recipe:
+            parts[part] = fields
     return experiment.model_copy(update={"parts": parts})
 
 
@@ -108,15 +128,17 @@ def differing_settings(experiments: Iterable[Experiment], between_methods: bool 
 
     between_methods: also TESTED_KEYS in which only different methods differ, not the runs of one.
     """
-    tables = [(experiment.method_name, comparable_settings(experiment)) for experiment in experiments]
-    keys: dict[str, None] = {}
-    for _, settings in tables:
-        keys |= dict.fromkeys(settings)
-    differing: dict[str, list[str]] = {}
-    for key in keys:
-        texts = [(method, value_text(settings.get(key, ABSENT))) for method, settings in tables]
-        values = list(dict.fromkeys(text for _, text in texts))
-        is_one_each = len(set(texts)) == len({method for method, _ in texts})  # no method has two values
+    methods = []
+    tables = []
+    for experiment in experiments:
+        methods.append(experiment.method_name)
+        tables.append(comparable_settings(experiment))
+    differing = {}
+    for key in keys_of(tables):
+        texts = [value_text(table.get(key, ABSENT)) for table in tables]
+        values = list(dict.fromkeys(texts))
+        pairs = set(zip(methods, texts))
+        is_one_each = len(pairs) == len(set(methods))  # no method has two values
         is_allowed = key in TESTED_KEYS and is_one_each and not between_methods
         if len(values) > 1 and not is_allowed and not key.startswith("method."):
             differing[key] = values
@@ -132,7 +154,8 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     for name in first.keys() & second.keys():
         one, other = first[name], second[name]
         for field in one.keys() & other.keys():
-            before, after = value_text(one[field]), value_text(other[field])
+            before = value_text(one[field])
+            after = value_text(other[field])
             if before != after:
                 apart.append(f"{name}.{field} ({before} | {after})")
     return sorted(apart)
@@ -140,30 +163,27 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
 
 def method_words(experiment: Experiment) -> str:
     """`guiding_head.weight=0.25`: the settings of a method as they were given."""
-    settings = flatten({key: value for key, value in experiment.method.items() if key != "name"})
-    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(settings.items()))
+    settings = flatten(experiment.method)
+    del settings["name"]
+    texts = [f"{key}={value_text(settings[key])}" for key in sorted(settings)]
+    return ",".join(texts)
 
 
-def require_alike(
-    experiments: Sequence[Experiment],
-    by: Sequence[str] = (),
-    unused: Collection[tuple[str, str]] = (),
-) -> None:
+def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = (), unused: Unused = ()) -> None:
     """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`.
 
     A part in [parts] that no method of these runs has changes nothing, so that the runs may differ in it.
-    unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
+    unused: `Runs.unused_parts`
     """
-    keys: dict[str, None] = {}
-    for experiment in experiments:
-        keys |= dict.fromkeys(recorded_settings(experiment))
+    keys = keys_of(map(recorded_settings, experiments))
     for key in by:
         if key not in keys:
             raise UserError(f"no run has the setting {key!r}; {nearest(key, keys)}keys are dotted, such as train.lr")
     methods = {experiment.method_name for experiment in experiments}
     idle = set()  # parts that no method has
     for _, part in unused:
-        if all((method, part) in unused for method in methods):
+        without = [method for method in methods if (method, part) in unused]
+        if len(without) == len(methods):
             idle.add(part)
     differing = []
     options = []
@@ -183,7 +203,7 @@ def _part_of(key: str) -> str:
     return key.split(".")[1] if key.startswith("parts.") else ""
 
 
-def refuse_twice(table: pd.DataFrame, experiments: Mapping[str, Experiment] | None = None) -> None:
+def refuse_twice(table: pd.DataFrame, experiments: Experiments | None = None) -> None:
     """UserError when several runs fill one cell; table: a row per run with run, label, target, seed.
 
     experiments: the settings by run; the message says which of [run] they differ in, where `by` can tell them apart.
@@ -193,53 +213,54 @@ def refuse_twice(table: pd.DataFrame, experiments: Mapping[str, Experiment] | No
     if twice.empty:
         return
     first = twice.iloc[0]
-    is_same = (twice[keys] == first[keys]).all(axis=1)
-    runs = list(twice.loc[is_same, "run"])
+    is_same = twice[keys] == first[keys]
+    runs = list(twice.loc[is_same.all(axis=1), "run"])
     advice = "compare one experiment's folder at a time"
-    keys_apart = _run_keys_apart([recorded_settings(experiments[run]) for run in runs]) if experiments else []
-    if keys_apart:
-        options = " ".join(f"--by {key}" for key in keys_apart)
-        advice += f", or tell these runs apart with {options}"
+    if experiments:
+        tables = [recorded_settings(experiments[run]) for run in runs]
+        options = [f"--by {key}" for key in _run_keys_apart(tables)]
+        if options:
+            advice += f", or tell these runs apart with {' '.join(options)}"
     raise UserError(
         f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
         f"{', '.join(runs)}; {advice}"
     )
 
 
-def _run_keys_apart(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def _run_keys_apart(tables: Sequence[JsonTable]) -> list[str]:
     """The keys of [run] in which some runs differ. A sweep's grid writes its settings into the label, too."""
     keys = []
     for key in tables[0]:
         values = {value_text(table.get(key, ABSENT)) for table in tables}
         if key.startswith("run.") and len(values) > 1:
             keys.append(key)
-    return [key for key in keys if key != "run.label"] or keys
+    without_label = [key for key in keys if key != "run.label"]
+    return without_label or keys
 
 
-def variants(
-    experiments: Mapping[str, Experiment],
-    by: Sequence[str],
-    unused: Collection[tuple[str, str]] = (),
-) -> dict[str, tuple[str, ...]]:
+def variants(experiments: Experiments, by: Sequence[str], unused: Unused = ()) -> dict[str, tuple[str, ...]]:
     """{run: its values of the `by` keys}: empty where its method has no such key, `default` where it was left out.
 
-    unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
+    unused: `Runs.unused_parts`
     """
     if not by:
         return dict.fromkeys(experiments, ())
-    settings = {run: recorded_settings(experiment) for run, experiment in experiments.items()}
-    methods = {run: experiment.method_name for run, experiment in experiments.items()}
+    settings = {}
     with_key = set()  # (method, key) where a run of the method has the key
-    for run, method in methods.items():
+    for run, experiment in experiments.items():
+        settings[run] = recorded_settings(experiment)
+        method = experiment.method_name
         for key in by:
             if key in settings[run] and (method, _part_of(key)) not in unused:
                 with_key.add((method, key))
-    values: dict[str, tuple[str, ...]] = {}
-    for run, method in methods.items():
+    values = {}
+    for run, experiment in experiments.items():
         texts = []
         for key in by:
-            has_key = (method, key) in with_key
-            texts.append(value_text(settings[run].get(key, ABSENT)) if has_key else "")
+            text = ""
+            if (experiment.method_name, key) in with_key:
+                text = value_text(settings[run].get(key, ABSENT))
+            texts.append(text)
         values[run] = tuple(texts)
     return values
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
-from fedsim.records.record_files import AGAIN, summary_rows
+from fedsim.records.record_files import AGAIN, is_finished, summary_rows
 from fedsim.records.selection import RULES, select
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def chosen_file(run: Path, select: str) -> Path:
     """The file of a finished run's round under a selection rule; UserError where there is none."""
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; known: {', '.join(RULES)}")
-    if not (run / "summary.csv").is_file():
+    if not is_finished(run):
         raise UserError(f"{run}: no finished run")
     summary = summary_rows(run)  # a frame takes ten times as long, for every metric of every run
     if not summary:

@@ -1,6 +1,5 @@
 """Reads runs from disk into pandas: one call returns all records below a folder."""
 
-import itertools
 import math
 import os
 import tomllib
@@ -15,14 +14,14 @@ import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import alone, atomic_write
-from fedsim.common.lists import with_commas
+from fedsim.common.lists import keys_of, with_commas
 from fedsim.common.tables import csv_text
 from fedsim.parts.part import named_part
 from fedsim.records.archive import folder_of
-from fedsim.records.differences import with_recorded_values
+from fedsim.records.differences import Recipe, by_part, with_recorded_values
 from fedsim.records.environment import read_environment
-from fedsim.records.record_files import read_record, summary_rows, trained_rounds
-from fedsim.records.selection import remarks_on
+from fedsim.records.record_files import is_finished, read_record, summary_rows, trained_rounds
+from fedsim.records.selection import notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -34,7 +33,7 @@ class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
     folder: where the records are; source: what was read, which is that folder or the archive that it was taken from
-    remarks: {run: {kind: text}} on its rounds (`remarks_on`).
+    notes: {run: {kind: text}} on its rounds (`notes_on`).
     damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
@@ -46,7 +45,7 @@ class Runs:
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
-    remarks: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: dict[str, dict[str, str]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
     source: Path = Path()
@@ -54,7 +53,11 @@ class Runs:
     @cached_property
     def comparable(self) -> dict[str, Experiment]:
         """The settings by which runs are compared (`with_recorded_values`)."""
-        return with_recorded_values(self.experiments, lambda run: run_environment(self, run).get("recipe", {}))
+        return with_recorded_values(self.experiments, self.recipe_of)
+
+    def recipe_of(self, run: str) -> Recipe:
+        """Return the recorded recipe of a run; empty where there is none."""
+        return run_environment(self, run).get("recipe", {})
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
@@ -63,20 +66,24 @@ class Runs:
         given: dict[str, None] = {}
         for run, experiment in self.experiments.items():
             given |= dict.fromkeys(experiment.parts)
-            recipe = run_environment(self, run).get("recipe")
-            if recipe:
-                parts = {name.split(".", 1)[1] for name in recipe}
-                used.setdefault(experiment.method_name, set()).update(parts)
+            if recipe := self.recipe_of(run):
+                parts = used.setdefault(experiment.method_name, set())
+                parts.update(by_part(recipe))
         unused = set()
         for method, parts in used.items():
-            unused |= {(method, part) for part in given if named_part(part) not in parts}
+            for part in given:
+                if named_part(part) not in parts:
+                    unused.add((method, part))
         return unused
 
     def labels(self) -> dict[str, str]:
         """Return the label of every run: of a finished one from its summary, of another one its method."""
-        labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
+        labels = {}
+        for run, experiment in self.experiments.items():
+            labels[run] = experiment.method_name
         if "label" in self.summary:
-            labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
+            labelled = self.summary.dropna(subset=["label"])
+            labels |= dict(zip(labelled["run"], labelled["label"]))
         return labels
 
 
@@ -93,32 +100,48 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     """
     source = Path(folder)
     folder = folder_of(source)
-    paths = {_key(path, folder): path for path in find_runs(folder)}
-    finished = {run: path for run, path in paths.items() if (path / "summary.csv").is_file()}
+    paths = {}
+    finished = {}
+    for path in find_runs(folder):
+        run = _key(path, folder)
+        paths[run] = path
+        if is_finished(path):
+            finished[run] = path
     chosen = paths if unfinished else finished
     if not chosen:
         raise UserError(f"{source}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
     experiments = {run: read_settings(path) for run, path in chosen.items()}
-    frames = {name: _joined(chosen if name in only else {}, name, experiments) for name in TABLES}
-    rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
-    summary = frames["summary"]
-    selected = dict(zip(summary["run"], summary.get("best_validation_round", itertools.repeat(math.nan))))
-    remarks = {run: remarks_on(rows, selected.get(run, math.nan)) for run, rows in rounds.items()}
-    return Runs(
-        **frames,
-        experiments=experiments,
-        folder=folder,
-        unfinished=[run for run in paths if run not in finished],
-        remarks=remarks,
-        damaged=[run for run in rounds if run not in selected],
-        source=source,
-    )
+    frames = {}
+    for name in TABLES:
+        read = chosen if name in only else {}
+        frames[name] = _joined(read, name, experiments)
+    runs = Runs(**frames, experiments=experiments, folder=folder, source=source)
+    runs.unfinished = [run for run in paths if run not in finished]
+    if "summary" in only:
+        _note_rounds(runs, finished)
+    return runs
+
+
+def _note_rounds(runs: Runs, finished: Mapping[str, Path]) -> None:
+    """Add what is to be said of the rounds of finished runs, and the names of those whose summary is damaged."""
+    summary = runs.summary
+    selected = {}  # {run: the round of best_validation}
+    if len(summary):
+        selected = dict(zip(summary["run"], summary["best_validation_round"]))
+    for run, path in finished.items():
+        if run not in selected:
+            runs.damaged.append(run)
+        runs.notes[run] = notes_on(trained_rounds(path), selected.get(run, math.nan))
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
     """The part of `runs` that belongs to the experiment of that name."""
-    part = part_of(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
-    part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
+    names = {run: experiment.name for run, experiment in runs.experiments.items()}
+    part = part_of(runs, [run for run in names if names[run] == name])
+    part.unfinished = []
+    for run in runs.unfinished:
+        if _experiment_name(runs, run) in ("", name):
+            part.unfinished.append(run)
     return part
 
 
@@ -142,10 +165,12 @@ def choose_runs(
     """
     labels = runs.labels()
     methods = with_commas(methods, set(labels.values()))
-    names = {run: _names_of_method(run, experiment, labels[run]) for run, experiment in runs.experiments.items()}
-    settings = [experiment.run for experiment in runs.experiments.values()]
+    names = {}
+    settings = []
     all_names = []
-    for run in names:
+    for run, experiment in runs.experiments.items():
+        names[run] = _names_of_method(run, experiment, labels[run])
+        settings.append(experiment.run)
         all_names += sorted(names[run])
     _require_known("method", methods, all_names)
     _require_known("target", targets, [each.target for each in settings])
@@ -158,7 +183,8 @@ def choose_runs(
     if not chosen:
         raise UserError("no finished run has one of these methods, targets and seeds together")
     part = part_of(runs, chosen)
-    part.only = "; ".join(filter(None, [runs.only, _choice_text(methods, targets, seeds)]))
+    texts = [runs.only, _choice_text(methods, targets, seeds)]
+    part.only = "; ".join(filter(None, texts))
     part.unfinished = [run for run in runs.unfinished if choice.has_unfinished(run)]
     return part
 
@@ -222,7 +248,7 @@ def part_of(runs: Runs, chosen: Sequence[str]) -> Runs:
         runs,
         **frames,
         experiments={run: runs.experiments[run] for run in chosen},
-        remarks={run: texts for run, texts in runs.remarks.items() if run in names},
+        notes={run: texts for run, texts in runs.notes.items() if run in names},
         damaged=[run for run in runs.damaged if run in names],
     )
 
@@ -266,7 +292,7 @@ def read_settings(run: Path) -> Experiment:
 def unfinished(run: Path) -> str:
     """Return a text when the run has not finished, so that a later round may still replace its best model; else ""."""
     rounds = read_record(run / "rounds.csv")
-    if (run / "summary.csv").is_file() or rounds.empty:
+    if is_finished(run) or rounds.empty:
         return ""
     planned = read_settings(run).train.rounds
     return f"the run has not finished: this is the best of {rounds['round'].max()} of {planned} rounds"
@@ -274,7 +300,7 @@ def unfinished(run: Path) -> str:
 
 def finished_runs(folder: Path) -> list[Path]:
     """Return the folders of the finished runs below `folder`; UserError without any, or for another format."""
-    runs = [run for run in find_runs(folder) if (run / "summary.csv").is_file()]
+    runs = list(filter(is_finished, find_runs(folder)))
     if not runs:
         raise UserError(f"{folder}: no finished run in it; repeat the commands of unfinished ones to resume them")
     for run in runs:
@@ -295,10 +321,7 @@ def write_results(folder: Path) -> None:
         if not rows:
             raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
         rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-        header: dict[str, None] = {}
-        for row in rows:
-            header |= dict.fromkeys(row)
-        atomic_write(folder / "results.csv", csv_text(header, rows))
+        atomic_write(folder / "results.csv", csv_text(keys_of(rows), rows))
 
 
 def _key(path: Path, folder: Path) -> str:
@@ -318,11 +341,14 @@ def _joined(paths: Mapping[str, Path], name: str, experiments: dict[str, Experim
             continue  # the run is listed as damaged, and the others are read
         if len(frame):
             experiment = experiments[key]
-            target = experiment.run.target or path.parent.name
+            run = experiment.run
+            target = run.target or path.parent.name
             frames.append(frame.drop(columns=KEYS, errors="ignore"))
-            keys.append((key, experiment.name, experiment.method_name, target, experiment.run.seed))
+            keys.append((key, experiment.name, experiment.method_name, target, run.seed))
     if not frames:
         return pd.DataFrame(columns=KEYS)
-    places = np.repeat(np.arange(len(keys)), list(map(len, frames)))
-    repeated = pd.DataFrame(keys, columns=KEYS).loc[places].reset_index(drop=True)
-    return pd.concat([repeated, pd.concat(frames, ignore_index=True)], axis=1)
+    lengths = [len(frame) for frame in frames]
+    places = np.repeat(np.arange(len(keys)), lengths)
+    repeated = pd.DataFrame(keys, columns=KEYS).loc[places]
+    rows = pd.concat(frames, ignore_index=True)
+    return pd.concat([repeated.reset_index(drop=True), rows], axis=1)

@@ -16,24 +16,27 @@ TEXT_COLUMNS = (
 )  # fmt: skip
 SUMMARY_KEYS = ("method", "target", "seed")
 # From 3.1 on pandas reads numbers to the last digit by default; the argument that older versions need is deprecated.
-EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+MAJOR, MINOR, *_ = pd.__version__.split(".")
+EXACT = {} if (int(MAJOR), int(MINOR)) >= (3, 1) else {"float_precision": "round_trip"}
 AGAIN = "copy the file again, or remove the run's folder and repeat the run"
 CHANGED = f"so that another program has changed it; {AGAIN}"
 
 
 def parse_csv(text: str, where: str) -> pd.DataFrame:
     """A record file's text as a frame with typed columns; an incomplete last line is left out."""
-    text = text[: text.rfind("\n") + 1]
+    text = complete_lines(text)
     if not text:
         return pd.DataFrame()
-    header, *first = csv.reader(text.splitlines()[:2])
+    first_lines = text.splitlines()[:2]
+    header, *first = csv.reader(first_lines)
     if first and len(first[0]) > len(header):  # pandas would take the first cells for names of the rows
         raise UserError(f"{where}: rows have more cells than columns, {CHANGED}")
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
         return pd.read_csv(io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
     except ValueError as error:
-        raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}; {AGAIN}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{where}: not a readable record: {reason}; {AGAIN}") from None
 
 
 def read_record(file: Path) -> pd.DataFrame:
@@ -42,7 +45,9 @@ def read_record(file: Path) -> pd.DataFrame:
     Raises UserError when the file lacks the columns by which its rows are known, or a summary those of a rule of
     selection, and for text in place of numbers.
     """
-    frame = parse_csv(_text(file), str(file)) if file.is_file() else pd.DataFrame()
+    if not file.is_file():
+        return pd.DataFrame()
+    frame = parse_csv(_text(file), str(file))
     if frame.empty:
         return frame
     is_summary = file.name == "summary.csv"
@@ -50,7 +55,7 @@ def read_record(file: Path) -> pd.DataFrame:
         if key not in frame:
             raise UserError(f"{file}: it has no column {key!r}, {CHANGED}")
     for rule in RULES if is_summary else ():
-        has_target = any(name.startswith(f"{rule}_target_") for name in frame)
+        has_target = frame.columns.str.startswith(f"{rule}_target_").any()
         if f"{rule}_round" not in frame or not has_target:
             raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', {CHANGED}")
     for column in frame:
@@ -59,13 +64,25 @@ def read_record(file: Path) -> pd.DataFrame:
     return frame
 
 
+def is_finished(run: Path) -> bool:
+    """Whether the run in a folder has finished; its summary is written last."""
+    return (run / "summary.csv").is_file()
+
+
 def text_rows(file: Path) -> list[dict[str, str]]:
     """The complete rows of a record file as text; none without the file, and none where it is not text in UTF-8."""
     try:
         text = _text(file) if file.is_file() else ""
     except UserError:
         return []
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    lines = io.StringIO(complete_lines(text))
+    return list(csv.DictReader(lines))
+
+
+def complete_lines(text: str) -> str:
+    """Return the text without an incomplete last line, which is being written or was cut off."""
+    end = text.rfind("\n") + 1
+    return text[:end]
 
 
 def trained_rounds(run: Path) -> list[dict[str, str]]:
@@ -97,4 +114,6 @@ def _text(file: Path) -> str:
 
 def _has_numbers(values: pd.Series) -> bool:
     """Whether a column holds only numbers, truth values and empty cells."""
-    return pd.api.types.is_numeric_dtype(values) or all(isinstance(value, bool | int) for value in values.dropna())
+    if pd.api.types.is_numeric_dtype(values):
+        return True
+    return all(isinstance(value, bool | int) for value in values.dropna())

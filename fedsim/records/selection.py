@@ -172,7 +172,7 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
-def remarks_on(rows: Rows, chosen: float) -> dict[str, str]:
+def notes_on(rows: Rows, chosen: float) -> dict[str, str]:
     """What is to be said of a run's rounds, by kind; chosen: the round of `best_validation`, NaN where there is none.
 
     failed: `2 rounds` in which a client failed and others did not.
@@ -181,22 +181,26 @@ def remarks_on(rows: Rows, chosen: float) -> dict[str, str]:
     client of a hard domain is greater without a better model. In rounds that do not record the number, while the run
     stopped at every failure, all clients that trained validated.
     """
-    failed = sum(_number(row.get("failed")) > 0 and _made(row) for row in rows)
-    unmade = sum(not _made(row) for row in rows)
-    validated = {}  # {round: the clients that validated in it}
+    failed = unmade = 0
+    selected = most = math.nan  # clients that validated in the selected round, and in that with the most
     for row in rows:
+        if not _made(row):
+            unmade += 1
+        elif _number(row.get("failed")) > 0:
+            failed += 1
         if VALIDATED in row:
-            validated[int(row["round"])] = _number(row[VALIDATED] or row.get("clients"))
-    selected = validated.get(int(chosen), math.nan) if chosen >= 0 else math.nan
-    most = max((count for count in validated.values() if not math.isnan(count)), default=math.nan)
-    remarks = {}
+            validated = _number(row[VALIDATED] or row.get(REPLIES))
+            most = np.fmax(most, validated)
+            if int(row["round"]) == chosen:
+                selected = validated
+    notes = {}
     if failed:
-        remarks["failed"] = f"{failed} round{'s' if failed > 1 else ''}"
+        notes["failed"] = f"{failed} round{'s' if failed > 1 else ''}"
     if unmade:
-        remarks["unmade"] = f"{unmade} of {len(rows)} rounds"
+        notes["unmade"] = f"{unmade} of {len(rows)} rounds"
     if selected < most:
-        remarks["thin"] = f"{selected:.0f} of {most:.0f} clients"
-    return remarks
+        notes["thin"] = f"{selected:.0f} of {most:.0f} clients"
+    return notes
 
 
 def comparable(scores: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError
+from fedsim.common.values import Row
 from fedsim.records.callbacks import numbers, scalars
 from fedsim.records.differences import flatten
 from fedsim.settings.experiment import Experiment
@@ -27,6 +28,13 @@ def _required(package: str) -> Any:
 
 def _name(experiment: Experiment) -> str:
     return f"{experiment.method_name} {experiment.run.target} seed {experiment.run.seed}"
+
+
+def _identity(folder: Path) -> str:
+    """Return a text for a folder, by which a resumed run continues its record."""
+    path = str(folder.resolve())
+    digest = hashlib.sha256(path.encode())
+    return digest.hexdigest()[:16]
 
 
 class WandB:
@@ -45,20 +53,23 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT") or experiment.name,
             group=experiment.method_name,
             name=_name(experiment),
-            id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+            id=_identity(folder),
             resume="allow",
             reinit="create_new",
             dir=str(folder),
             config=experiment.model_dump(mode="json"),
         )
 
-    def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
+    def on_round(self, row: Row, clients: list[Row]) -> None:
         """Write the numbers of a round as its step. W&B itself leaves out steps that it has already."""
         self._run.log(scalars(row, clients), step=int(row["round"]))
 
-    def on_end(self, summary: dict[str, Any]) -> None:
+    def on_end(self, summary: Row) -> None:
         """Write the summary and close the record."""
-        values = {name: value for name, value in summary.items() if isinstance(value, str | int | float)}
+        values = {}
+        for name, value in summary.items():
+            if isinstance(value, str | int | float):
+                values[name] = value
         self._run.summary.update(values)
         self._run.finish()
 
@@ -104,11 +115,12 @@ class MLflow:
                 parameters.append(self._mlflow.entities.Param(name, str(value)))
         self._write("params", parameters)
 
-    def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
+    def on_round(self, row: Row, clients: list[Row]) -> None:
         """Write the numbers of a round as its step."""
-        self._write("metrics", self._metrics(scalars(row, clients), int(row["round"])))
+        step = int(row["round"])
+        self._write("metrics", self._metrics(scalars(row, clients), step))
 
-    def on_end(self, summary: dict[str, Any]) -> None:
+    def on_end(self, summary: Row) -> None:
         """Write the numbers of the summary and close the record."""
         self._write("metrics", self._metrics(numbers(summary, "summary"), 0))
         self._client.set_terminated(self._id)
@@ -120,8 +132,10 @@ class MLflow:
 
     def _metrics(self, values: dict[str, float], step: int) -> list[Any]:
         now = int(1000 * time.time())
-        return [self._mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
+        metric = self._mlflow.entities.Metric
+        return [metric(name, value, now, step) for name, value in values.items()]
 
     def _write(self, kind: str, entries: list[Any]) -> None:
         for start in range(0, len(entries), AT_ONCE):
-            self._client.log_batch(self._id, **{kind: entries[start : start + AT_ONCE]})
+            batch = entries[start : start + AT_ONCE]
+            self._client.log_batch(self._id, **{kind: batch})

@@ -23,10 +23,10 @@ from fedsim.data import check_partitions, find_data
 from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.data.names import matching
 from fedsim.data.shared_images import SharedImages, shared_images
+from fedsim.records.record_files import is_finished
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
 from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings, refuse_seen
 from fedsim.runs.frozen import refuse_other_frozen
-from fedsim.runs.leftovers import is_finished
 from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import check_processes

@@ -55,11 +55,6 @@ def remove_empty(folder: Path, output: Path) -> None:
         folder = folder.parent
 
 
-def is_finished(folder: Path) -> bool:
-    """A run is finished when its summary exists, which is written last."""
-    return (folder / "summary.csv").is_file()
-
-
 def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
     """Remove checkpoints, client states and dead claims of an experiment's finished runs, and update its results.csv.
 

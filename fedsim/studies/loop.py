@@ -66,7 +66,8 @@ def carry_out_step(
 
 def tidy(cells: Sequence[Cell]) -> None:
     """Remove what the finished cells have left over, and update the results.csv of their folders of results."""
-    from fedsim.runs.leftovers import is_finished, tidy_finished
+    from fedsim.records.record_files import is_finished
+    from fedsim.runs.leftovers import tidy_finished
     from fedsim.runs.plan import results_folder
 
     folders: dict[Path, list[Path]] = {}

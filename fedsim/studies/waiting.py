@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fedsim.common.workers import Worker, stop
+from fedsim.records.record_files import is_finished
 from fedsim.runs import admission
 from fedsim.runs.claim import is_claimed
-from fedsim.runs.leftovers import is_finished
 from fedsim.runs.plan import resolve
 from fedsim.studies.cell_process import Message
 from fedsim.studies.plan import PRUNED, Cell, refusal_of

@@ -23,7 +23,6 @@ DENSITY = {
     "fedsim/deploy": 10.2,
     "fedsim/export": 11.7,
     "fedsim/methods": 10.1,
-    "fedsim/records": 10.9,
     "fedsim/runs": 10.5,
     "fedsim/runtime": 10.3,
     "fedsim/tensors": 13.0,

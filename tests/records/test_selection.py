@@ -107,7 +107,7 @@ def summaries(root):
 
 
 def said(kind, runs):
-    return {run: own[kind] for run, own in runs.remarks.items() if kind in own}
+    return {run: own[kind] for run, own in runs.notes.items() if kind in own}
 
 
 def notes_with(runs, words, *rule):
