@@ -12,6 +12,7 @@ from fedsim.analysis.notes import rank_notes
 from fedsim.analysis.published import COLUMNS
 from fedsim.analysis.statistics import grid_of, holm, paired, per_seed_average
 from fedsim.common.errors import UserError
+from fedsim.common.lists import keys_of
 from fedsim.records.reading import Runs
 from fedsim.records.selection import BUDGETS
 
@@ -24,7 +25,8 @@ def refuse_one_data_set(parts: Mapping[str, Runs]) -> None:
     for name, runs in parts.items():
         for experiment in runs.experiments.values():
             data = experiment.data
-            other = first.setdefault((data.dataset, data.root, data.variant), name)
+            images = data.dataset, data.root, data.variant
+            other = first.setdefault(images, name)
             if other != name:
                 raise UserError(
                     f"{other} and {name} have runs on the same data set, {data.dataset}; compare one of them"
@@ -42,8 +44,16 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
     for name, part in parts.items():
         if part.metric != first.metric:
             raise UserError(f"{name} is measured by {part.metric} not by {first.metric}; give --metric")
-    table = pd.concat([_averages(name, part) for name, part in parts.items()], ignore_index=True)
-    computed = numbers(table, list(parts), (), baseline, correction, first.metric)
+    averages = [_averages(name, part) for name, part in parts.items()]
+    table = pd.concat(averages, ignore_index=True)
+    computed = numbers(
+        table,
+        list(parts),
+        (),
+        baseline,
+        correction,
+        first.metric,
+    )
     result = Comparison(
         title=f"{len(parts)} data sets: {first.rule}",
         select=first.select,
@@ -59,7 +69,7 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
 
 
 def _shared_notes(parts: Mapping[str, Comparison]) -> list[str]:
-    """The remarks of all data sets but those on their own ranks; one that several have is said once."""
+    """The notes of all data sets but those on their own ranks; one that several have is said once."""
     names_by_note: dict[str, list[str]] = {}
     for name, part in parts.items():
         left_out = rank_notes(part)
@@ -68,7 +78,9 @@ def _shared_notes(parts: Mapping[str, Comparison]) -> list[str]:
                 names_by_note.setdefault(note, []).append(name)
     notes = []
     for note, names in names_by_note.items():
-        notes.append(note if len(names) == len(parts) else f"{', '.join(names)}: {note}")
+        if len(names) < len(parts):
+            note = f"{', '.join(names)}: {note}"
+        notes.append(note)
     return notes
 
 
@@ -76,10 +88,17 @@ def _averages(name: str, part: Comparison) -> pd.DataFrame:
     """One row per method and complete seed of a data set, which is the row's target."""
     rows = []
     for label, runs in part.table.groupby("label", sort=False):
-        shared = {"label": label, "method": runs["method"].iloc[0], "target": name}
-        shared |= runs[[*BUDGETS, *COSTS]].mean().to_dict()
-        shared |= runs[list(filter(None, GROUPS))].any().to_dict()
-        average = per_seed_average(grid_of(part.table, str(label)), part.targets)
+        shared = {
+            "label": label,
+            "method": runs["method"].iloc[0],
+            "target": name,
+        }
+        amounts = runs[[*BUDGETS, *COSTS]]
+        flags = runs[list(filter(None, GROUPS))]
+        shared |= amounts.mean().to_dict()
+        shared |= flags.any().to_dict()
+        grid = grid_of(part.table, str(label))
+        average = per_seed_average(grid, part.targets)
         for seed, value in average.items():
             rows.append({**shared, "seed": seed, "accuracy": value})
     return pd.DataFrame(rows)
@@ -104,8 +123,9 @@ class Pairs:
     def differ(self, one: str, other: str) -> bool:
         """Whether the test of a pair is significant after Holm's correction."""
         both = [one, other]
-        is_pair = self.tests["first"].isin(both) & self.tests["second"].isin(both)
-        return bool((self.tests.loc[is_pair, "p_holm"] < LEVEL).all())
+        is_pair = self.tests[["first", "second"]].isin(both).all(axis="columns")
+        p_values = self.tests.loc[is_pair, "p_holm"]
+        return bool((p_values < LEVEL).all())
 
     def _differs_from_any(self, name: str, others: Sequence[str]) -> bool:
         return any(self.differ(name, other) for other in others)
@@ -134,11 +154,12 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     shared.
     """
     scores, left_out = _scores_of_blocks(parts)
-    less_is_better = next(iter(parts.values())).measure.less_is_better
-    ranks = scores.rank(axis="columns", ascending=less_is_better).mean().sort_values(kind="stable")
+    measure = next(iter(parts.values())).measure
+    ranks_of_blocks = scores.rank(axis="columns", ascending=measure.less_is_better)
+    ranks = ranks_of_blocks.mean().sort_values(kind="stable")
     rows = []
     for first, second in itertools.combinations(ranks.index, 2):
-        test = paired(*(scores[label].to_frame("score").rename_axis(columns="target") for label in (first, second)))
+        test = paired(_column(scores, first), _column(scores, second))
         rows.append(
             {
                 "first": first,
@@ -153,6 +174,11 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     return Pairs(ranks, tests, len(scores), _friedman(scores), left_out)
 
 
+def _column(scores: pd.DataFrame, label: str) -> pd.DataFrame:
+    """Return the scores of one method in the form of a grid with a single column."""
+    return scores[label].to_frame("score").rename_axis(columns="target")
+
+
 def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, list[str]]:
     """(blocks × methods that have all blocks, the methods that lack one); means over the seeds that all of them have.
 
@@ -162,11 +188,11 @@ def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, li
     for name, part in parts.items():
         for target, runs in part.table.groupby("target", sort=False):
             grids[f"{target} of {name}"] = runs.pivot(index="seed", columns="label", values="accuracy")
-    columns: dict[str, None] = {}
-    for grid in grids.values():
-        columns |= dict.fromkeys(grid)
-    labels = list(columns)
-    complete = [label for label in labels if all(_has_scores(grid, label) for grid in grids.values())]
+    labels = keys_of(grids.values())
+    complete = []
+    for label in labels:
+        if all(_has_scores(grid, label) for grid in grids.values()):
+            complete.append(label)
     if len(complete) < 2:
         raise UserError("no two methods have runs on every unseen domain of all data sets")
     means = []
@@ -177,7 +203,8 @@ def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, li
                 f"{', '.join(complete)} have no seed in common on {block}; leave some out with --methods or --seeds"
             )
         means.append(shared.mean())
-    return pd.DataFrame(means), [str(label) for label in labels if label not in complete]
+    left_out = [str(label) for label in labels if label not in complete]
+    return pd.DataFrame(means), left_out
 
 
 def _has_scores(grid: pd.DataFrame, label: str) -> bool:
@@ -198,7 +225,7 @@ def notes_on(pairs: Pairs) -> list[str]:
     """What the tests say, and what they cannot say with so few blocks."""
     blocks, tests = pairs.blocks, len(pairs.tests)
     differing = int((pairs.tests["p_holm"] < LEVEL).sum())
-    ranked = ", ".join(f"{label} {rank:.2f}" for label, rank in pairs.ranks.items())
+    ranked = ", ".join([f"{label} {rank:.2f}" for label, rank in pairs.ranks.items()])
     result = f"{differing} of {tests} pairs differ (Wilcoxon over these domains, Holm over all pairs, {LEVEL})."
     if pd.notna(pairs.friedman):
         result += f" Friedman's p for all methods together: {p_text(pairs.friedman)}."

@@ -34,8 +34,10 @@ def order_notes(table: pd.DataFrame, experiment: Experiment, targets: Sequence[s
 
 def in_words(both: pd.DataFrame) -> str:
     """`0.67 (-0.44 to 0.99; 4 methods)` of two columns without gaps."""
-    tau, low, high = agreement(*both.to_numpy().T)
-    return f"{tau:.2f} ({low:.2f} to {high:.2f}; {len(both)} methods)"
+    x, y = both.to_numpy().T
+    tau, low, high = agreement(x, y)
+    interval = f"{low:.2f} to {high:.2f}"
+    return f"{tau:.2f} ({interval}; {len(both)} methods)"
 
 
 def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> pd.DataFrame:
@@ -48,33 +50,46 @@ def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence
     """
     no_variants = table[table["label"] == table["method"]]
     cells = no_variants.pivot_table("accuracy", ["target", "seed"], "method")
-    papers = _printed(experiment.data.dataset, {domain_key(name) for name in targets})
+    domains = {domain_key(name) for name in targets}
+    papers = _printed(experiment.data.dataset, domains)
     if BASELINE not in cells or papers.empty:
         return pd.DataFrame()
     differences = cells.sub(cells[BASELINE], axis="index")
     by_target = differences.groupby("target").mean().reindex(targets)
-    columns = {OURS: by_target.mean(skipna=False), MEAN: papers.mean(axis="columns")}
-    return pd.concat([pd.DataFrame(columns, index=papers.index), papers], axis="columns")
+    columns = {
+        OURS: by_target.mean(skipna=False),
+        MEAN: papers.mean(axis="columns"),
+    }
+    means = pd.DataFrame(columns, index=papers.index)
+    return pd.concat([means, papers], axis="columns")
 
 
 def _printed(dataset: str, domains: set[str]) -> pd.DataFrame:
     """Differences to FedAvg by our name of a method, one column for each paper."""
     frame = federated()
     frame = frame[frame["dataset"] == DATASETS.get(dataset)]
-    frame = frame.assign(domain=frame["target_domain"].map(domain_key)).query("domain in @domains")
-    frame["ours"] = frame["method"].map(lambda name: METHODS.get(name, name.lower()))
+    frame = frame.assign(domain=frame["target_domain"].map(domain_key))
+    frame = frame[frame["domain"].isin(domains)].copy()
+    frame["ours"] = frame["method"].map(_our_name)
     columns: dict[str, pd.Series] = {}
     for (table, network), rows in frame.groupby(["paper", "backbone"], sort=False):
-        cells = rows.pivot_table("accuracy_percent", "ours", "domain", aggfunc="first").dropna()
+        cells = rows.pivot_table("accuracy_percent", "ours", "domain", aggfunc="first")
+        cells = cells.dropna()
         if BASELINE not in cells.index or len(cells.columns) != len(domains):
             continue
         paper = table.split(" Table")[0]
-        earlier = next((name for name in columns if name.startswith(f"{paper} Table")), "")
-        if earlier and len(cells) <= len(columns[earlier]):
+        others = [name for name in columns if name.startswith(f"{paper} Table")]
+        if others and len(cells) <= len(columns[others[0]]):
             continue
-        columns.pop(earlier, None)
-        columns[f"{table} ({network})"] = (cells - cells.loc[BASELINE]).mean(axis="columns") / 100
+        for name in others:
+            del columns[name]
+        differences = cells - cells.loc[BASELINE]
+        columns[f"{table} ({network})"] = differences.mean(axis="columns") / 100
     return pd.DataFrame(columns)
+
+
+def _our_name(method: str) -> str:
+    return METHODS.get(method, method.lower())
 
 
 def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -83,14 +98,18 @@ def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     The bounds are the expected tau of the Mallows models, P(order) ~ q^D, in which D or fewer, or D or more, pairs are
     discordant with a probability of 2.5 %. They hold for few methods, too, where normal approximations do not.
     """
-    i, j = np.triu_indices(len(x), 1)
-    signs = np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])
+    n = len(x)
+    i, j = np.triu_indices(n, 1)
+    order_of_x = np.sign(x[i] - x[j])
+    order_of_y = np.sign(y[i] - y[j])
+    signs = order_of_x * order_of_y
     discordant = float((1 - signs).sum() / 2)
-    least, most = math.floor(discordant), math.ceil(discordant)
-    below = _root(len(x), lambda pmf: pmf[: most + 1].sum(), LARGEST)
-    above = _root(len(x), lambda pmf: pmf[least:].sum(), -LARGEST)
+    least = math.floor(discordant)
+    end = math.ceil(discordant) + 1
+    below = _root(n, lambda pmf: pmf[:end].sum(), LARGEST)
+    above = _root(n, lambda pmf: pmf[least:].sum(), -LARGEST)
     tau = 1 - 2 * discordant / len(i)
-    return tau, _expected(len(x), below), _expected(len(x), above)
+    return tau, _expected(n, below), _expected(n, above)
 
 
 def _root(n: int, tail: Callable[[np.ndarray], float], otherwise: float) -> float:
@@ -109,14 +128,16 @@ def _counts(n: int, log_q: float) -> np.ndarray:
     """The probabilities of 0, 1, ... discordant pairs among n methods, from prod_i (1 + q + ... + q^(i-1))."""
     pmf = np.ones(1)
     for size in range(2, n + 1):
-        weights = log_q * np.arange(size)
-        weights = np.exp(weights - weights.max())
-        pmf = np.convolve(pmf, weights / weights.sum())
+        exponents = log_q * np.arange(size)
+        weights = np.exp(exponents - exponents.max())
+        weights /= weights.sum()
+        pmf = np.convolve(pmf, weights)
     return pmf
 
 
 def _expected(n: int, log_q: float) -> float:
     """The expected tau."""
     pmf = _counts(n, log_q)
-    discordant = pmf @ np.arange(len(pmf))
-    return float(1 - 2 * discordant / (len(pmf) - 1))
+    counts = np.arange(len(pmf))
+    discordant = pmf @ counts
+    return float(1 - 2 * discordant / counts[-1])

@@ -15,27 +15,39 @@ if TYPE_CHECKING:
 
 NAME = "combinations.csv"
 OTHERS = "#bbbbbb"
+Searches = list[tuple[str, pd.DataFrame]]  # what was searched, and its rows
+Style = dict[str, Any]  # arguments of matplotlib
 
 
-def searches(folder: Path) -> list[tuple[str, pd.DataFrame]]:
+def searches(folder: Path) -> Searches:
     """(what was searched, its rows) of every search in an experiment's folder."""
     file = folder / NAME
     if not file.is_file():
         return []
     groups = pd.read_csv(file).groupby(["method", "search"], sort=False)
-    return [(f"{method}: {search}", rows) for (method, search), rows in groups]
+    named = []
+    for (method, search), rows in groups:
+        named.append((f"{method}: {search}", rows))
+    return named
 
 
-def searches_of(runs: Runs) -> list[tuple[str, pd.DataFrame]]:
+def searches_of(runs: Runs) -> Searches:
     """(what was searched, its rows) of every search in the folders of some runs, OUTPUT/EXPERIMENT."""
-    folders = dict.fromkeys(run_folder(runs, run).resolve().parents[2] for run in runs.experiments)
-    return [search for folder in folders for search in searches(folder)]
+    folders: dict[Path, None] = {}
+    for run in runs.experiments:
+        folder = run_folder(runs, run).resolve()
+        folders[folder.parents[2]] = None
+    rows = []
+    for folder in folders:
+        rows += searches(folder)
+    return rows
 
 
-def figures(searches: list[tuple[str, pd.DataFrame]], name: str) -> "Iterator[tuple[str, Figure]]":
+def figures(searches: Searches, name: str) -> "Iterator[tuple[str, Figure]]":
     """(key, figure) of every search: the score of each candidate by rung, those of the last rung with their names."""
     for number, (_, rows) in enumerate(searches, 1):
-        yield f"combinations-{number}", _figure(rows[rows["rung"] > 0], name)
+        tried = rows[rows["rung"] > 0]
+        yield f"combinations-{number}", _figure(tried, name)
 
 
 def _figure(rows: pd.DataFrame, name: str) -> "Figure":
@@ -57,18 +69,33 @@ def _candidates(axes: "Axes", rows: pd.DataFrame) -> None:
     """Draw the scores of the candidates of one target; those that did not reach the last rung are grey."""
     from fedsim.analysis.figure_style import legend_beside, styles
 
-    last = rows[rows["rung"] == rows["rung"].max()].sort_values("score", ascending=False, kind="stable")
+    last = rows[rows["rung"] == rows["rung"].max()]
+    last = last.sort_values("score", ascending=False, kind="stable")
     names = {}
     for row in last.itertuples():
-        names[row.candidate] = f"{row.candidate:.0f}: {row.changes.replace(',', ', ')}"
+        changes = row.changes.replace(",", ", ")
+        names[row.candidate] = f"{row.candidate:.0f}: {changes}"
     looks = styles(names.values())
     for candidate, line in rows.sort_values("rung").groupby("candidate"):
-        style: dict[str, Any] = {"color": OTHERS, "zorder": 2}
+        style: Style = {"color": OTHERS, "zorder": 2}
         if label := names.get(candidate, ""):
-            style = {"color": looks[label].color, "linestyle": looks[label].line, "label": label, "zorder": 3}
-        axes.plot(line["rung"], 100 * line["score"], marker="o", markersize=3, **style)
-    folds = rows.drop_duplicates("rung").set_index("rung")["folds"].str.count(",").add(1).sort_index()
-    axes.set_xticks(folds.index, [f"rung {rung}\nfolds: {count}" for rung, count in folds.items()])
+            style = {
+                "color": looks[label].color,
+                "linestyle": looks[label].line,
+                "label": label,
+                "zorder": 3,
+            }
+        axes.plot(
+            line["rung"],
+            100 * line["score"],
+            marker="o",
+            markersize=3,
+            **style,
+        )
+    rungs = rows.drop_duplicates("rung").sort_values("rung")
+    counts = rungs["folds"].str.count(",") + 1
+    ticks = [f"rung {rung}\nfolds: {count}" for rung, count in zip(rungs["rung"], counts)]
+    axes.set_xticks(rungs["rung"], ticks)
     legend_beside([axes], looks)
 
 
@@ -82,18 +109,25 @@ def tables(runs: Runs) -> list[Table]:
         Column("score (%)"),
         Column("outcome", "left", style="long"),
     ]
-    found = []
+    shown = []
     for title, search in searches_of(runs):
-        tried = search[search["rung"] > 0].drop_duplicates(["target", "candidate"], keep="last")
+        tried = search[search["rung"] > 0]
+        tried = tried.drop_duplicates(["target", "candidate"], keep="last")
         ordered = tried.sort_values(["target", "rung", "score"], ascending=[True, False, False], kind="stable")
-        refused = search[search["rung"] == 0].drop_duplicates("changes")
-        notes = [f"left out, or drawn again: {row.changes}: {row.outcome}" for row in refused.itertuples()]
-        found.append(Table(columns, [_candidate(row) for row in ordered.itertuples()], title, notes=notes))
-    return found
+        refused = search[search["rung"] == 0]
+        refused = refused.drop_duplicates("changes")
+        notes = []
+        for row in refused.itertuples():
+            notes.append(f"left out, or drawn again: {row.changes}: {row.outcome}")
+        candidates = [_candidate(row) for row in ordered.itertuples()]
+        shown.append(Table(columns, candidates, title, notes=notes))
+    return shown
 
 
 def _candidate(row: Any) -> Row:
     """The row of a candidate; row: one of `itertuples` of a search."""
     number = Cell(f"{row.candidate:.0f}", value=row.candidate)
-    score = Cell("" if pd.isna(row.score) else f"{100 * row.score:.1f}", value=row.score)
-    return Row([row.target, number, row.changes, str(row.rung), score, row.outcome])
+    text = "" if pd.isna(row.score) else f"{100 * row.score:.1f}"
+    score = Cell(text, value=row.score)
+    cells = [row.target, number, row.changes, str(row.rung), score, row.outcome]
+    return Row(cells)

@@ -6,7 +6,6 @@ domain has no average. Difference, p and rank use only pairs of runs that both m
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,10 +127,11 @@ def _alike(runs: Runs, by: Sequence[str]) -> Experiments:
 
 def _selection_notes(comparison: Comparison, experiments: Experiments) -> list[str]:
     """A note on domains that selected the round and trained no client."""
-    domains = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
-    if not domains or comparison.select != "best_validation":
+    domains = {experiment.run.validation_domain for experiment in experiments.values()}
+    names = sorted(filter(None, domains))
+    if not names or comparison.select != "best_validation":
         return []
-    return [f"The round was selected on {', '.join(sorted(domains))}, on which no one trained."]
+    return [f"The round was selected on {', '.join(names)}, on which no one trained."]
 
 
 def numbers(
@@ -144,13 +144,16 @@ def numbers(
 ) -> Numbers:
     """The cells, methods, label of the baseline and seeds of each ranking of a table with a row per run."""
     sign = -1 if METRICS[metric].less_is_better else 1
-    grids = {label: grid_of(table, label) for label in dict.fromkeys(table["label"])}
+    labels = dict.fromkeys(table["label"])
+    grids = {label: grid_of(table, label) for label in labels}
     base = _baseline_label(table, baseline)
     rows = [_method(table, label, grids, targets, base, by) for label in grids]
-    methods = corrected(_in_order(pd.DataFrame(rows), sign), correction)
+    ordered = _in_order(pd.DataFrame(rows), sign)
+    methods = corrected(ordered, correction)
     cells = []
     for method in methods.to_dict("records"):
-        cells += _cells(method, grids[method["label"]], targets, by)
+        grid = grids[method["label"]]
+        cells += _cells(method, grid, targets, by)
     if base:
         scores = _paired_scores(methods, targets, base, sign)
         ranked_seeds: dict[str, list[int]] = {}
@@ -158,8 +161,10 @@ def numbers(
         scores, ranked_seeds = _average_scores(methods, grids, targets, sign)
     methods = methods.drop(columns="covers", errors="ignore")
     # Methods are ranked inside their groups.
-    rank = scores.groupby(methods["group"].to_numpy()).transform(ranks).astype("Int64")
-    methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank.to_numpy())
+    by_group = scores.groupby(methods["group"].to_numpy())
+    rank = by_group.transform(ranks).astype("Int64")
+    place = methods.columns.get_loc("seeds_begun") + 1
+    methods.insert(place, "rank", rank.to_numpy())
     return Numbers(pd.DataFrame(cells), methods, base, ranked_seeds)
 
 
@@ -172,14 +177,16 @@ def _in_order(methods: pd.DataFrame, sign: int) -> pd.DataFrame:
             "label": methods["label"],
         }
     )
-    order = keys.sort_values(["group", "average", "label"], na_position="last", kind="stable").index
-    return methods.loc[order].reset_index(drop=True)
+    keys = keys.sort_values(["group", "average", "label"], na_position="last", kind="stable")
+    ordered = methods.loc[keys.index]
+    return ordered.reset_index(drop=True)
 
 
 def _paired_scores(methods: pd.DataFrame, targets: list[str], base: str, sign: int) -> pd.Series:
     """What ranks the methods beside a baseline: their differences; NaN for one that lacks a pair on a target."""
     differences = methods["difference"].mask(methods["label"] == base, 0.0)
-    covered = [covers >= set(targets) for covers in methods["covers"]]
+    required = set(targets)
+    covered = [covers >= required for covers in methods["covers"]]
     return sign * differences.where(covered)
 
 
@@ -198,7 +205,8 @@ def _average_scores(
         ranked_seeds[str(group)] = seeds
         for place, label in rows["label"].items():
             if label in labels:
-                scores[place] = sign * averages[label][seeds].mean()
+                average = averages[label][seeds].mean()
+                scores[place] = sign * average
     return scores, ranked_seeds
 
 
@@ -212,7 +220,8 @@ def _papers(
     table, targets = comparison.table, comparison.targets
     given = {run: runs.experiments[run] for run in table["run"]}
     first = next(iter(given.values()))
-    rows, notes = beside(RunsOfTable(given, runs.labels(), comparison.labels, recorded), targets)
+    ours = RunsOfTable(given, runs.labels(), comparison.labels, recorded)
+    rows, notes = beside(ours, targets)
     notes += order_notes(table, first, targets)
     if isinstance(published, Path):
         added, more = added_rows(published, first, table["method"], targets)
@@ -224,7 +233,7 @@ def _papers(
 def _targets(table: pd.DataFrame) -> list[str]:
     """The targets, numbers by their size; UserError where one is called like the column of averages."""
     targets = sorted(table["target"].unique(), key=_natural)
-    if AVERAGE in targets:  # runs of versions that allowed it
+    if AVERAGE in targets:
         raise UserError(
             f"a domain is called {AVERAGE!r}, the name of the column of averages; choose --targets without it"
         )
@@ -232,8 +241,10 @@ def _targets(table: pd.DataFrame) -> list[str]:
 
 
 def _natural(target: str) -> tuple:
-    is_number = target.isascii() and target.replace(".", "", 1).isdigit()  # ² is a digit, too, but no number
-    return (0, float(target), "") if is_number else (1, 0.0, target.lower())
+    digits = target.replace(".", "", 1)
+    if digits.isascii() and digits.isdigit():  # ² is a digit, too, but no number
+        return 0, float(target), ""
+    return 1, 0.0, target.lower()
 
 
 def _table_of_runs(runs: Runs, experiments: Experiments, by: Sequence[str], column: str) -> pd.DataFrame:
@@ -241,7 +252,8 @@ def _table_of_runs(runs: Runs, experiments: Experiments, by: Sequence[str], colu
     summary = runs.summary.reset_index(drop=True)
     names = summary["run"]
     values = variants(experiments, by, runs.unused_parts)
-    table = pd.DataFrame({"label": names.map(run_labels(runs, by)), "method": summary["method"]})
+    labels = names.map(run_labels(runs, by))
+    table = pd.DataFrame({"label": labels, "method": summary["method"]})
     for place, key in enumerate(by):
         table[key] = [values[run][place] for run in names]
     table[["target", "seed"]] = summary[["target", "seed"]]
@@ -251,10 +263,13 @@ def _table_of_runs(runs: Runs, experiments: Experiments, by: Sequence[str], colu
         table[name] = summary.get(name, math.nan)
     split_seeds = [experiments[run].data.seed_of_splits for run in names]
     table["split_seed"] = summary.get("split_seed", pd.Series(split_seeds))
+    absent = pd.Series("", index=summary.index)
     for name in filter(None, GROUPS):
-        table[name] = summary.get(name, pd.Series("", index=summary.index)).astype(str) == "True"
+        flags = summary.get(name, absent)
+        table[name] = flags.astype(str) == "True"
     refuse_twice(table, experiments)
-    return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
+    numeric = ("accuracy", *BUDGETS, *COSTS)
+    return table.astype(dict.fromkeys(numeric, float))
 
 
 def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
@@ -263,12 +278,12 @@ def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
     for run, values in variants(runs.comparable, by, runs.unused_parts).items():
         if text := variant_text(by, values):
             labels[run] += f" ({text})"
-    methods = {run: experiment.method_name for run, experiment in runs.experiments.items()}
-    pairs = {(labels[run], method) for run, method in methods.items()}
-    methods_of_label = Counter(label for label, _ in pairs)
-    for run, method in methods.items():
-        if methods_of_label[labels[run]] > 1:
-            labels[run] += f" [{method}]"
+    methods: dict[str, set[str]] = {}  # {label: the methods of its runs}
+    for run, experiment in runs.experiments.items():
+        methods.setdefault(labels[run], set()).add(experiment.method_name)
+    for run, experiment in runs.experiments.items():
+        if len(methods[labels[run]]) > 1:
+            labels[run] += f" [{experiment.method_name}]"
     return labels
 
 
@@ -279,7 +294,8 @@ def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     labels = list(dict.fromkeys(table["label"]))
     named = [label for label in labels if label.lower() == baseline.lower()]
     if not named:
-        named = list(dict.fromkeys(table.loc[table["method"] == baseline, "label"]))
+        of_method = table.loc[table["method"] == baseline, "label"]
+        named = list(dict.fromkeys(of_method))
     if not named:
         near = nearest(baseline, labels)
         raise UserError(f"no run of the baseline {baseline!r}; {near}there are: {', '.join(labels)}")
@@ -296,7 +312,8 @@ def _cells(method: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], by
     columns[AVERAGE] = per_seed_average(grid, targets)
     cells = []
     for target, values in columns.items():
-        cells.append({**keys, "target": target, "over": frozenset(values.index), **mean_and_std(values)})
+        seeds = frozenset(values.index)
+        cells.append({**keys, "target": target, "over": seeds, **mean_and_std(values)})
     return cells
 
 
@@ -309,9 +326,11 @@ def _method(
     by: Sequence[str],
 ) -> dict[str, Any]:
     """The numbers of one method, as a row of `Comparison.methods`; those beside a baseline where there is one."""
-    runs, grid = table[table["label"] == label], grids[label]
+    runs = table[table["label"] == label]
+    grid = grids[label]
     average = mean_and_std(per_seed_average(grid, targets))
-    row = {key: runs.iloc[0][key] for key in ("label", "method", *by)}
+    first = runs.iloc[0]
+    row = {key: first[key] for key in ("label", "method", *by)}
     row["average"] = average["mean"]
     row["average_std"] = average["std"]
     row["seeds"] = average["seeds"]
@@ -324,6 +343,7 @@ def _method(
     row["group"] = ""
     for name in filter(None, GROUPS):  # the strongest use of the target's images comes last, and counts
         row[name] = bool(runs[name].any())
-        row["group"] = name if row[name] else row["group"]
+        if row[name]:
+            row["group"] = name
     row["group"] = row.pop("group")  # the last column
     return row

@@ -112,8 +112,10 @@ def comparison_table(comparison: Comparison) -> Table:
         group = method["group"]
         numbers = [*cells[method["label"]], *further_cells(comparison, method)]
         rows.append(Row([Cell(shown_label(method)), *numbers], is_apart=is_apart))
+    empty = [""] * len(further)
     for number, (label, printed) in enumerate(published_cells(comparison)):
-        rows.append(Row([label, *printed, *[""] * len(further)], "published", is_apart=number == 0))
+        is_first = number == 0
+        rows.append(Row([label, *printed, *empty], "published", is_apart=is_first))
     heads = [*comparison.targets, "Average", *further.values()]
     return Table(
         [LABEL, *map(Column, heads)],
@@ -140,14 +142,21 @@ def _records(comparison: Comparison) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     by_label = dict(iter(comparison.cells.groupby("label")))
     for method in comparison.methods.to_dict("records"):
-        record = {"label": method["label"], "method": method["method"], "source": "ours", "select": comparison.select}
+        label = method["label"]
+        record = {
+            "label": label,
+            "method": method["method"],
+            "source": "ours",
+            "select": comparison.select,
+        }
         if comparison.metric != CLASSIFICATION.metric:
             record["metric"] = comparison.metric
         left_out = {*record, "average", "average_std", "seeds"}
         rest = {key: value for key, value in method.items() if key not in left_out}
-        records.append(record | _by_target(by_label[method["label"]]) | rest)
+        records.append(record | _by_target(by_label[label]) | rest)
     for (label, source), cells in comparison.published.groupby(["label", "source"], sort=False):
-        record = {"label": label, "method": cells["method"].iloc[0], "source": source}
+        method = cells["method"].iloc[0]
+        record = {"label": label, "method": method, "source": source}
         records.append(record | _by_target(cells))
     return records
 
@@ -166,7 +175,8 @@ def accuracy_cell(mean: float, std: float, place: int = 0) -> Cell:
     """The cell of an accuracy and its deviation, both as fractions; it is sorted by the number that is printed."""
     text = percent(mean)
     value = math.nan if text == MISSING else float(text)
-    return Cell(text, "" if math.isnan(std) else percent(std), place, value)
+    deviation = "" if math.isnan(std) else percent(std)
+    return Cell(text, deviation, place, value)
 
 
 def accuracy_cells(comparison: Comparison) -> dict[str, list[Cell]]:
@@ -179,14 +189,18 @@ def accuracy_cells(comparison: Comparison) -> dict[str, list[Cell]]:
     cells: dict[str, list[Cell]] = {}
     for _, column in comparison.cells.groupby("target", sort=False):
         printed = column["mean"].map(percent)
-        candidates = _of_equal_seeds(column[column["label"].isin(ranked) & (printed != MISSING)])
+        is_ranked = column["label"].isin(ranked) & (printed != MISSING)
+        candidates = _of_equal_seeds(column[is_ranked])
         # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
         numbers = {float(text) for text in printed[candidates.index]}
         best = sorted(numbers, reverse=not comparison.measure.less_is_better)[:2]
         places = {f"{number:.1f}": place for place, number in enumerate(best, 1)}
         for index, row in column.iterrows():
-            place = places.get(printed[index], 0) if index in candidates.index else 0
-            cells.setdefault(row["label"], []).append(accuracy_cell(row["mean"], row["std"], place))
+            place = 0
+            if index in candidates.index:
+                place = places.get(printed[index], 0)
+            of_label = cells.setdefault(row["label"], [])
+            of_label.append(accuracy_cell(row["mean"], row["std"], place))
     return cells
 
 
@@ -195,8 +209,11 @@ def _of_equal_seeds(column: pd.DataFrame) -> pd.DataFrame:
     counts = Counter(column["over"])
     if len(counts) < 2:
         return column
-    over, count = max(counts.items(), key=lambda item: (item[1], len(item[0])))
-    return column[[seeds == over and count > 1 for seeds in column["over"]]]
+    over = max(counts, key=lambda seeds: (counts[seeds], len(seeds)))
+    if counts[over] < 2:
+        return column[:0]
+    has_these = [seeds == over for seeds in column["over"]]
+    return column[has_these]
 
 
 def further_columns(comparison: Comparison) -> dict[str, str]:
@@ -204,10 +221,20 @@ def further_columns(comparison: Comparison) -> dict[str, str]:
 
     Both budgets count a whole run, over all clients.
     """
-    tests = {"difference": f"Δ {comparison.baseline}", "p_value": "p", "p_holm": "p Holm", "pairs": "Pairs"}
+    methods = comparison.methods
     heads = {"seeds": "Seeds", "rank": "Rank"}
-    heads |= {key: tests[key] for key in tests if comparison.baseline and key in comparison.methods}
-    heads |= {key: key.capitalize() for key in BUDGETS if comparison.methods[key].notna().any()}
+    tests = {
+        "difference": f"Δ {comparison.baseline}",
+        "p_value": "p",
+        "p_holm": "p Holm",
+        "pairs": "Pairs",
+    }
+    for key in tests if comparison.baseline else ():
+        if key in methods:
+            heads[key] = tests[key]
+    for key in BUDGETS:
+        if methods[key].notna().any():
+            heads[key] = key.capitalize()
     return heads | dict(zip(COSTS, ("Down/round", "Up/round", "s/round")))
 
 
@@ -232,7 +259,8 @@ def _further_text(key: str, method: Mapping[str, Any]) -> str:
     """The text of one of these cells, which is not missing."""
     value = method[key]
     if key == "seeds":
-        return f"{value} of {method['seeds_begun']}" if value < method["seeds_begun"] else str(value)
+        begun = method["seeds_begun"]
+        return f"{value} of {begun}" if value < begun else str(value)
     if key == "rank":
         return f"{value} {MARKS[method['group']]}".rstrip()
     return TEXTS[key](value)
@@ -242,8 +270,9 @@ def published_cells(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
     """(label with its source, cells in the order of `columns`) of the papers' rows."""
     rows = []
     for (label, source), printed in comparison.published.groupby(["label", "source"], sort=False):
-        by_target = printed.drop_duplicates("target", keep="last").set_index("target").reindex(comparison.columns)
-        cells = [accuracy_cell(mean, std) for mean, std in zip(by_target["mean"], by_target["std"])]
+        by_target = printed.drop_duplicates("target", keep="last").set_index("target")
+        by_target = by_target.reindex(comparison.columns)
+        cells = list(map(accuracy_cell, by_target["mean"], by_target["std"]))
         rows.append((f"{label} ({source}, published)", cells))
     return rows
 

@@ -46,7 +46,12 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
     set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {seeds})")
     for panel, target in zip(panels, comparison.columns):
         bars = cells[cells["target"] == target].set_index("label").reindex(labels)
-        _bars(panel, bars, runs[runs["target"] == target], looks)
+        _bars(
+            panel,
+            bars,
+            runs[runs["target"] == target],
+            looks,
+        )
     # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
     panels[0].set_yticks(range(len(labels)), texts)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)
@@ -224,7 +229,14 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
 def _paper_marks(axes: Axes, shown: pd.DataFrame) -> None:
     """Draw a mark for each method (row) and table (column), and lines from ours to the papers' mean."""
     rows = range(len(shown))
-    axes.hlines(rows, shown[OURS], shown[MEAN], color="#999999", linewidth=1, zorder=1)
+    axes.hlines(
+        rows,
+        shown[OURS],
+        shown[MEAN],
+        color="#999999",
+        linewidth=1,
+        zorder=1,
+    )
     for place, column in enumerate(shown.drop(columns=MEAN)):
         is_ours = column == OURS
         axes.plot(
@@ -257,9 +269,23 @@ def critical_figure(pairs: Pairs, name: str) -> Figure:
     for place, (label, rank) in enumerate(ranks.items()):
         text = f" {written(str(label))} ({rank:.2f}) "
         if place < half:
-            _name_of_rank(axes, text, rank, len(groups) + 1 + place, low - margin, "right")
+            _name_of_rank(
+                axes,
+                text,
+                rank,
+                len(groups) + 1 + place,
+                low - margin,
+                "right",
+            )
         else:
-            _name_of_rank(axes, text, rank, len(groups) + len(ranks) - place, high + margin, "left")
+            _name_of_rank(
+                axes,
+                text,
+                rank,
+                len(groups) + len(ranks) - place,
+                high + margin,
+                "left",
+            )
     _join(axes, pairs)
     axes.set_ylim(height, 0)
     _rank_axis(axes, low, high)
@@ -292,5 +318,11 @@ def _rank_axis(axes: Axes, low: int, high: int) -> None:
 
 def _name_of_rank(axes: Axes, text: str, rank: float, row: float, end: float, side: Any) -> None:
     """Draw a line from a rank on the axis down to a row and sideways to its end, where the name stands."""
-    axes.plot([rank, rank, end], [0, row, row], color="#666666", linewidth=0.9, zorder=1)
+    axes.plot(
+        [rank, rank, end],
+        [0, row, row],
+        color="#666666",
+        linewidth=0.9,
+        zorder=1,
+    )
     axes.text(end, row, text, ha=side, va="center")

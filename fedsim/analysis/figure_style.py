@@ -17,14 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis.fonts import fonts_for
-from fedsim.common.values import Foreign
 
 # Okabe and Ito's palette, with grey instead of its yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
 LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")
-SETTINGS: Foreign = {
+SETTINGS: Any = {  # matplotlib names the type of its settings nowhere in public
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9,
@@ -166,10 +165,12 @@ def band(
     not drawn), the line is interrupted; every value of such a line has a marker, because a value without a neighbour
     would be invisible.
     """
-    values = frame.dropna(subset=[column]).groupby("round")[column].agg(["mean", "std"]) * scale
+    by_round = frame.dropna(subset=[column]).groupby("round")
+    values = scale * by_round[column].agg(["mean", "std"])
     if values.empty:
         return
-    inside = [round_ for round_ in sorted(rounds) if values.index[0] <= round_ <= values.index[-1]]
+    first, last = values.index[0], values.index[-1]
+    inside = [number for number in sorted(rounds) if first <= number <= last]
     broken = len(inside) > len(values)
     every = 1 if broken else max(1, len(values) // 6)
     if broken:

@@ -44,11 +44,13 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
     labels, few = few_enough(list(rounds["label"].unique()), best)
     rounds = rounds[rounds["label"].isin(labels)]
     title = f"{name}: learning curves, all rounds ({over_seeds(most_seeds(rounds))}{few})"
-    figure, axes = panels(len(curves), list(map(unseen, targets)), title)
+    heads = list(map(unseen, targets))
+    figure, axes = panels(len(curves), heads, title)
     for row, (column, heading) in zip(axes, curves.items()):
         row[0].set_ylabel(heading)
         for panel, target in zip(row, targets):
-            for label, runs in rounds[rounds["target"] == target].groupby("label", sort=False):
+            of_target = rounds[rounds["target"] == target]
+            for label, runs in of_target.groupby("label", sort=False):
                 band(panel, runs, column, looks[label], label, scale=100)
     _round_axis(axes[-1])
     legend_below(figure, looks)
@@ -66,7 +68,8 @@ def few_enough(labels: list[str], best: Sequence[str]) -> tuple[list[str], str]:
     which = "best" if best else "first"
     if shown[-1] == "fedavg":
         which += " and fedavg"
-    return [label for label in labels if label in shown], f"; {MOST_LINES} of {len(labels)} methods: the {which}"
+    in_order = [label for label in labels if label in shown]
+    return in_order, f"; {MOST_LINES} of {len(labels)} methods: the {which}"
 
 
 def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
@@ -84,13 +87,20 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     clients, key, of_what = client_key(clients)
     frame = frame.assign(**{key: clients[key]})
     over = _averaged_over(key, most_seeds(frame)) + over
-    figure, axes = panels(len(labels), list(map(unseen, targets)), f"{name}: {title} {of_what} ({over})")
+    heads = list(map(unseen, targets))
+    figure, axes = panels(len(labels), heads, f"{name}: {title} {of_what} ({over})")
     looks = _looks_of_clients(clients[key])
     for row, label in zip(axes, labels):
         row[0].set_ylabel(f"{wrapped(label)}\n{title}")
         runs = frame[frame["label"] == label]
         for panel, target in zip(row, targets):
-            _client_lines(panel, runs[runs["target"] == target], key, column, looks)
+            _client_lines(
+                panel,
+                runs[runs["target"] == target],
+                key,
+                column,
+                looks,
+            )
         _start_at_zero(row[0], runs[column])
     _round_axis(axes[-1])
     legend_below(figure, looks)
@@ -99,13 +109,15 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
 
 def _looks_of_clients(names: pd.Series) -> Looks:
     """The style of each client, which is the same in every figure, whichever methods have a row there."""
-    return styles(sorted(names.unique(), key=lambda client: (client == "pooled", client)))
+    clients = sorted(names.unique(), key=lambda client: (client == "pooled", client))
+    return styles(clients)
 
 
 def _averaged_over(key: str, seeds: int) -> str:
     """What a point of a line is, in words; key: the column that has a value for each line."""
     if key == "domain":
-        return f"mean ± std over clients, {'seeds' if seeds > 1 else 'one seed'}"
+        runs = "seeds" if seeds > 1 else "one seed"
+        return f"mean ± std over clients, {runs}"
     return over_seeds(seeds)
 
 
@@ -124,14 +136,22 @@ def _labels_that_vary(frame: pd.DataFrame, column: str) -> list[str]:
     numbers = frame.groupby(["label", "run", "client"])[column].nunique()
     most = numbers.groupby("label").max()
     labels = list(frame["label"].unique())
-    return [label for label in labels if most[label] > 1] or labels
+    varying = [label for label in labels if most[label] > 1]
+    return varying or labels
 
 
 def _client_lines(axes: Axes, frame: pd.DataFrame, key: str, column: str, looks: Looks) -> None:
     """Draw a line for each client, or for each domain."""
     rounds = frame["round"].unique()
     for client, rows in frame.groupby(key):
-        band(axes, rows, column, looks[client], client, rounds=rounds)
+        band(
+            axes,
+            rows,
+            column,
+            looks[client],
+            client,
+            rounds=rounds,
+        )
 
 
 def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
@@ -141,21 +161,26 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     between clients. A quantity of a whole client, whose rows name no tensor, has only the upper row. Rows that name no
     client are of the server (the fused model). Rows of a segmentation name structures, not tensors.
     """
-    frame = details.assign(
-        group=details["name"].fillna("").map(layer_group),
-        client=details["client"].fillna("server").astype(str),
-    )
+    names = details["name"].fillna("")
+    clients = details["client"].fillna("server")
+    frame = details.assign(group=names.map(layer_group), client=clients.astype(str))
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
     has_groups = bool(frame["group"].any())
     over = over_seeds(frame["seed"].nunique())
-    figure, axes = panels(
-        2 if has_groups else 1, list(map(unseen, targets)), f"{name}, {label}: {title} over rounds ({over})"
-    )
+    rows = 2 if has_groups else 1
+    heads = list(map(unseen, targets))
+    figure, axes = panels(rows, heads, f"{name}, {label}: {title} over rounds ({over})")
     frame, client, _ = client_key(frame)
     # Domains are in the order of their names, as in every other figure; layers are in the order of the network.
     axes[0][0].set_ylabel(f"{title}\nper domain")
-    _detail_lines(axes[0], frame, client, sorted(frame[client].unique()), targets)
+    _detail_lines(
+        axes[0],
+        frame,
+        client,
+        sorted(frame[client].unique()),
+        targets,
+    )
     if has_groups:
         below = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
         groups = list(frame["group"].unique())
@@ -174,33 +199,52 @@ def _detail_lines(row: Sequence[Axes], frame: pd.DataFrame, key: str, names: Seq
     looks = styles(names)
     for panel, target in zip(row, targets):
         values = frame[frame["target"] == target]
-        means = values.groupby([key, "seed", "round"], as_index=False, sort=False)["value"].mean()
+        groups = values.groupby([key, "seed", "round"], as_index=False, sort=False)
+        means = groups["value"].mean()
         for part, line in means.groupby(key, sort=False):
-            band(panel, line, "value", looks[part], str(part), rounds=means["round"].unique())
+            band(
+                panel,
+                line,
+                "value",
+                looks[part],
+                str(part),
+                rounds=means["round"].unique(),
+            )
     legend_beside(row, looks)
 
 
 def are_shares(details: pd.DataFrame) -> bool:
     """Whether the values of all clients sum to one for every tensor."""
-    sums = details.groupby(["target", "seed", "round", "name"])["value"].sum()
-    return details["client"].nunique() > 1 and bool((sums - 1).abs().max() < 1e-3)
+    if details["client"].nunique() < 2:
+        return False
+    tensors = details.groupby(["target", "seed", "round", "name"])
+    apart = tensors["value"].sum() - 1
+    return bool(apart.abs().max() < 1e-3)
 
 
 def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
     """Distribution of one layer-wise quantity at the first, middle and last recorded round."""
     rounds = sorted(details["round"].unique())
-    shown = list(dict.fromkeys([rounds[0], rounds[len(rounds) // 2], rounds[-1]]))
+    middle = rounds[len(rounds) // 2]
+    shown = list(dict.fromkeys([rounds[0], middle, rounds[-1]]))
     targets = sorted(details["target"].unique())
     title = quantity.replace("_", " ")
     heads = list(map(unseen, targets))
     figure, axes = panels(1, heads, f"{name}, {label}: distribution of {title}")
     chosen = details[details["round"].isin(shown)]
-    bounds = histogram_bounds(float(chosen["value"].min()), float(chosen["value"].max()))
+    values = chosen["value"]
+    bounds = histogram_bounds(float(values.min()), float(values.max()))
     looks = styles([f"round {number}" for number in shown])
     for panel, target in zip(axes[0], targets):
         for number in shown:
             is_drawn = (chosen["target"] == target) & (chosen["round"] == number)
-            _histogram(panel, chosen.loc[is_drawn, "value"], bounds, looks, f"round {number}")
+            _histogram(
+                panel,
+                chosen.loc[is_drawn, "value"],
+                bounds,
+                looks,
+                f"round {number}",
+            )
         panel.set_xlabel(title)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

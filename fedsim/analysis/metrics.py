@@ -38,7 +38,8 @@ class Metric:
 
 def accuracy(predictions: Predictions) -> float:
     """The share of images whose most probable class is their label."""
-    return float(np.mean(predictions.predicted == predictions.label))
+    is_right = predictions.predicted == predictions.label
+    return float(np.mean(is_right))
 
 
 def balanced_accuracy(predictions: Predictions) -> float:
@@ -50,9 +51,14 @@ def macro_f1(predictions: Predictions) -> float:
     """Mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
     from sklearn.metrics import f1_score
 
-    present = np.unique(predictions.label)
-    predicted = predictions.predicted
-    return float(f1_score(predictions.label, predicted, labels=present, average="macro", zero_division=0.0))
+    score = f1_score(
+        predictions.label,
+        predictions.predicted,
+        labels=np.unique(predictions.label),
+        average="macro",
+        zero_division=0.0,
+    )
+    return float(score)
 
 
 def auroc(predictions: Predictions) -> float:
@@ -67,7 +73,9 @@ def auroc(predictions: Predictions) -> float:
         return float("nan")
     ranks = rankdata(predictions.probabilities[:, present], axis=0)
     is_of_class = predictions.label[:, None] == present
-    u = (ranks * is_of_class).sum(axis=0) - counts * (counts + 1) / 2
+    sums = (ranks * is_of_class).sum(axis=0)
+    least = counts * (counts + 1) / 2
+    u = sums - least
     others = len(predictions.label) - counts
     return float(np.mean(u / (counts * others)))
 
@@ -78,16 +86,19 @@ def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> fl
     Source: Guo et al., ICML 2017, equation 3, 15 bins (lo, hi].
     """
     count, right, confidence = confidence_bins(predictions, bins)
-    return float(np.abs(right - confidence).sum() / count.sum())
+    gaps = np.abs(right - confidence)
+    return float(gaps.sum() / count.sum())
 
 
 def confidence_bins(predictions: Predictions, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """([B] images, [B] right predictions, [B] sum of the greatest probabilities) in bins (lo, hi] of equal width."""
     confidence = predictions.probabilities.max(axis=1).astype(float)
     is_right = predictions.predicted == predictions.label
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    place = np.ceil(confidence * bins).astype(int) - 1
+    place = np.clip(place, 0, bins - 1)
     count = np.bincount(place, minlength=bins)
-    return count, np.bincount(place, is_right, bins), np.bincount(place, confidence, bins)
+    right = np.bincount(place, is_right, bins)
+    return count, right, np.bincount(place, confidence, bins)
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:
@@ -102,7 +113,8 @@ def confusion_matrix(predictions: Predictions) -> np.ndarray:
     """[M, M] Number of images of the row's class that are predicted as the column's class."""
     classes = len(predictions.classes)
     place = predictions.label.astype(np.int64) * classes + predictions.predicted
-    return np.bincount(place, minlength=classes**2).reshape(classes, classes)
+    counts = np.bincount(place, minlength=classes**2)
+    return counts.reshape(classes, classes)
 
 
 def mean_dice(cases: Cases) -> float:
@@ -112,7 +124,9 @@ def mean_dice(cases: Cases) -> float:
 
 def relative_distance(cases: Cases) -> float:
     """Mean over images and structures of the average symmetric surface distance, divided by the image's diagonal."""
-    return float(cases.surface_distance.mean() / np.hypot(*cases.images.shape[-2:]))
+    *_, height, width = cases.images.shape
+    diagonal = np.hypot(height, width)
+    return float(cases.surface_distance.mean() / diagonal)
 
 
 METRICS: dict[str, Metric] = {
@@ -130,7 +144,8 @@ METRICS: dict[str, Metric] = {
 
 def find_metric(name: str, own: str) -> str:
     """The name of a metric of runs whose task has the metric `own`; UserError for one that they do not have."""
-    names = [each for each, metric in METRICS.items() if metric.read is METRICS[own].read]
+    read = METRICS[own].read
+    names = [each for each, metric in METRICS.items() if metric.read is read]
     if name not in METRICS:
         raise UserError(f"unknown metric {name!r}; {nearest(name, names)}known: {', '.join(names)}")
     if name not in names:
@@ -147,7 +162,8 @@ def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float
     values, reasons = {}, []
     for run in runs.summary["run"]:
         try:
-            values[run] = measure.of(measure.read(run_folder(runs, run), select))
+            content = measure.read(run_folder(runs, run), select)
+            values[run] = measure.of(content)
         except UserError as error:
             values[run] = float("nan")
             reasons.append(str(error))
@@ -170,8 +186,11 @@ def kept(
     for row in runs.summary.sort_values("seed", kind="stable").itertuples():
         with contextlib.suppress(UserError):
             content = read(run_folder(runs, row.run), select)
-            by_label.setdefault(labels[row.run], {}).setdefault(row.target, []).append(content)
-    return {label: dict(sorted(by_target.items())) for label, by_target in by_label.items()}
+            by_target = by_label.setdefault(labels[row.run], {})
+            by_target.setdefault(row.target, []).append(content)
+    for label, by_target in by_label.items():
+        by_label[label] = dict(sorted(by_target.items()))
+    return by_label
 
 
 def kept_predictions(runs: Runs, labels: Mapping[str, str], select: str) -> dict[str, dict[str, Predictions]]:

@@ -1,4 +1,4 @@
-"""The remarks below a comparison: what is missing, how numbers are computed, and what must not be compared."""
+"""The notes below a comparison: what is missing, how numbers are computed, and what must not be compared."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,8 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
 }
 FEWEST_PAIRS = 6
 NAMED_RUNS = 3
-# Of the kinds of `Runs.remarks`.
+MOST_RATIO = 1 + BUDGET_TOLERANCE  # of two budgets that are alike
+# Of the kinds of `Runs.notes`.
 ROUND_TEXTS = {
     "failed": "Clients failed, and rounds rest on the others, in {runs}.",
     "unmade": "No client's reply was accepted in rounds of {runs}: they left the model as it was, and are not "
@@ -31,7 +32,7 @@ GROUP_TEXTS = {
 
 
 def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
-    """The remarks on the numbers of a comparison, on the papers' rows and on unfinished runs."""
+    """The notes on the numbers of a comparison, on the papers' rows and on unfinished runs."""
     table = comparison.table
     return [
         *measure_notes(comparison),
@@ -79,8 +80,11 @@ def paper_notes(published: pd.DataFrame) -> list[str]:
     if published.empty:
         return []
     notes = ["Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program."]
-    papers = dict.fromkeys(source.split(" Table")[0] for source in published["source"])
-    return notes + [f"{PAPER_NOTES[paper]}." for paper in papers if paper in PAPER_NOTES]
+    papers = published["source"].str.split(" Table").str[0]
+    for paper in papers.unique():
+        if paper in PAPER_NOTES:
+            notes.append(f"{PAPER_NOTES[paper]}.")
+    return notes
 
 
 def part_notes(only: str) -> list[str]:
@@ -90,8 +94,11 @@ def part_notes(only: str) -> list[str]:
 
 def without_notes(reasons: list[str]) -> list[str]:
     """A note on the runs of which a metric could not be computed; its first reason stands for all."""
-    more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return [f"Not computed: {reasons[0]}{more}."] if reasons else []
+    if not reasons:
+        return []
+    first, *others = reasons
+    more = f" and {len(others)} more" if others else ""
+    return [f"Not computed: {first}{more}."]
 
 
 def damaged_notes(damaged: list[str]) -> list[str]:
@@ -104,8 +111,11 @@ def damaged_notes(damaged: list[str]) -> list[str]:
 
 def unfinished_notes(unfinished: list[str]) -> list[str]:
     """A note on the runs that are left out because they have no summary yet."""
-    few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"
-    return [f"{few} left out."] if unfinished else []
+    if not unfinished:
+        return []
+    count = len(unfinished)
+    few = "1 unfinished run is" if count == 1 else f"{count} unfinished runs are"
+    return [f"{few} left out."]
 
 
 def round_notes(runs: Runs, select: str) -> list[str]:
@@ -114,7 +124,10 @@ def round_notes(runs: Runs, select: str) -> list[str]:
     for kind, text in ROUND_TEXTS.items():
         if kind == "thin" and select != "best_validation":  # it is about the round that this rule selects
             continue
-        named = [f"{run} ({texts[kind]})" for run, texts in runs.notes.items() if kind in texts]
+        named = []
+        for run, texts in runs.notes.items():
+            if kind in texts:
+                named.append(f"{run} ({texts[kind]})")
         if named:
             notes.append(text.format(runs=_first_of(named)))
     return notes
@@ -124,7 +137,10 @@ def _first_of(named: list[str]) -> str:
     """The first runs, and the number of others."""
     more = len(named) - NAMED_RUNS
     first = ", ".join(named[:NAMED_RUNS])
-    return f"{first} and {more} more run{'s' if more > 1 else ''}" if more > 0 else first
+    if more < 1:
+        return first
+    runs = "run" if more == 1 else "runs"
+    return f"{first} and {more} more {runs}"
 
 
 def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) -> list[str]:
@@ -135,8 +151,8 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
     notes = []
     lacking = []
     for label, cells in missing_cells(table, targets).items():
-        named = ", ".join(f"{target} ({seeds})" for target, seeds in cells.items())
-        lacking.append(f"{label}: {named}")
+        named = [f"{target} ({seeds})" for target, seeds in cells.items()]
+        lacking.append(f"{label}: {', '.join(named)}")
     if lacking:
         notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
     begun = _begun(table)
@@ -165,7 +181,8 @@ def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str
         for target in targets:
             lacking = [seed for seed in seeds if (label, target, seed) not in present]
             if lacking:
-                missing.setdefault(str(label), {})[target] = _seeds(lacking, all_of=seeds)
+                by_target = missing.setdefault(str(label), {})
+                by_target[target] = _seeds(lacking, all_of=seeds)
     return missing
 
 
@@ -177,7 +194,9 @@ def _begun(table: pd.DataFrame) -> pd.Series:
 def _seeds(seeds: list[int], all_of: list[int]) -> str:
     if len(seeds) == len(all_of):
         return "every seed" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    noun = "seed" if len(seeds) == 1 else "seeds"
+    numbers = ", ".join(map(str, seeds))
+    return f"{noun} {numbers}"
 
 
 def split_notes(table: pd.DataFrame) -> list[str]:
@@ -186,7 +205,8 @@ def split_notes(table: pd.DataFrame) -> list[str]:
     seeds = runs["seed"].nunique()
     splits = runs["split_seed"].nunique(dropna=False)
     has_splits = runs["split_seed"].count() > 0  # recorded: not all are NaN
-    fixed = list(seeds.index[(seeds > 1) & (splits == 1) & has_splits])
+    is_fixed = (seeds > 1) & (splits == 1) & has_splits
+    fixed = list(seeds.index[is_fixed])
     if not fixed:
         return []
     named = "all methods" if len(fixed) == len(seeds) else ", ".join(fixed)
@@ -202,19 +222,22 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
     """
     notes = []
     for column in ("images", "steps"):
-        cells = table.pivot(index=["target", "seed"], columns="label", values=column)[list(labels)]
-        cells = cells.dropna(axis="columns", how="all")
+        cells = table.pivot(index=["target", "seed"], columns="label", values=column)
+        cells = cells[list(labels)].dropna(axis="columns", how="all")
         if cells.shape[1] < 2:
             continue
         base = baseline
         if baseline not in cells:
             most_frequent = cells.mode(axis="columns")[0]
-            base = cells.eq(most_frequent, axis="index").sum().idxmax()
+            is_most_frequent = cells.eq(most_frequent, axis="index")
+            base = is_most_frequent.sum().idxmax()
         shared = cells[cells[base].notna()]
         of_base = shared.notna().mul(shared[base], axis="index")  # in the cells that each method has
         ratios = shared.sum() / of_base.sum()
-        differs = (ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)
-        others = [f"{label} {times(ratio)} times" for label, ratio in ratios[differs].items()]
+        others = []
+        for label, ratio in ratios.items():
+            if ratio > MOST_RATIO or ratio * MOST_RATIO < 1:
+                others.append(f"{label} {times(ratio)} times")
         if others:
             budgets = f"Budgets differ: beside the {column} of {base}, {', '.join(others)}"
             notes.append(f"{budgets}; the table compares methods together with their budgets.")
@@ -226,7 +249,8 @@ def cost_notes(table: pd.DataFrame) -> list[str]:
     parts: dict[str, list[str]] = {}  # {targets: the methods}
     for label, targets in table.groupby("label", sort=False)["target"]:
         if targets.nunique() < table["target"].nunique():
-            parts.setdefault(", ".join(targets.unique()), []).append(label)
+            part = ", ".join(targets.unique())
+            parts.setdefault(part, []).append(label)
     return [
         f"Budgets and costs of {', '.join(labels)} are averages over {part} alone: they do not compare with the others."
         for part, labels in parts.items()
@@ -240,12 +264,13 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     """
     runs = table.dropna(subset="target_images")
     most = runs.groupby(["target", "seed"])["target_images"].transform("max")
-    fewer = runs.assign(most=most)[runs["target_images"] < most]
-    least = fewer.sort_values("target_images", kind="stable").drop_duplicates(["label", "target"])
+    runs = runs.assign(most=most)
+    fewer = runs[runs["target_images"] < most].sort_values("target_images", kind="stable")
+    least = fewer.drop_duplicates(["label", "target"])
     smaller: dict[str, list[str]] = {}
     for row in least.sort_index().itertuples():
-        text = f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}"
-        smaller.setdefault(row.label, []).append(text)
+        texts = smaller.setdefault(row.label, [])
+        texts.append(f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}")
     return [
         f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
         for label, texts in smaller.items()
@@ -259,9 +284,10 @@ def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
     if comparison.baseline and len(others):
         notes += test_notes(others, comparison.baseline, column)
     for group, seeds in comparison.ranked_seeds.items():
-        most = methods.loc[methods["group"] == group, "seeds"].max()
-        if seeds and most > len(seeds):
-            notes.append(f"Ranks rest on the seeds that all ranked methods have: {', '.join(map(str, seeds))}.")
+        of_group = methods[methods["group"] == group]
+        if seeds and of_group["seeds"].max() > len(seeds):
+            listed = ", ".join(map(str, seeds))
+            notes.append(f"Ranks rest on the seeds that all ranked methods have: {listed}.")
     unranked = methods[methods["rank"].isna()]["label"]
     if len(unranked):
         needed = f"a seed with every {column} that the other ranked methods have, too"
@@ -286,7 +312,9 @@ def test_notes(others: pd.DataFrame, base: str, column: str) -> list[str]:
     ]
     few = others[others["differing"] < FEWEST_PAIRS]
     if len(few):
-        named = ", ".join(few["label"]) if len(few) < len(others) else "every method"
+        named = "every method"
+        if len(few) < len(others):
+            named = ", ".join(few["label"])
         notes.append(
             f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
             "too few cells for any p < .05, whatever the difference."

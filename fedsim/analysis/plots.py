@@ -22,6 +22,10 @@ from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
 from fedsim.records.reading import Runs, of_experiment
 
+Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
+Figures = Iterator[tuple[str, Figure]]  # each with the name of its file
+MaybeFigures = Iterator[tuple[str, Figure | None]]
+
 
 def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: Sequence[str] = ()) -> list[Path]:
     """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
@@ -37,8 +41,10 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
     with look(names_in(runs, by)):
         for name, (part, comparison) in parts.items():
             prefix = f"{_file_name(name)}-" if len(parts) > 1 else ""
-            for key, figure in counted(draw(part, name, comparison, by), "figures drawn:"):
-                paths += _save(figure, out / f"{prefix}{_file_name(key)}")
+            drawn = draw(part, name, comparison, by)
+            for key, figure in counted(drawn, "figures drawn:"):
+                stem = prefix + _file_name(key)
+                paths += _save(figure, out / stem)
     if not paths:
         raise UserError(f"{runs.source}: the records hold nothing to plot yet")
     is_main_folder = out.resolve() == (runs.folder / "plots").resolve()
@@ -47,12 +53,15 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
     return paths
 
 
-def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> dict[str, tuple[Runs, Comparison | None]]:
+def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> Parts:
     """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
-    parts: dict[str, tuple[Runs, Comparison | None]] = {}
-    for name in dict.fromkeys(experiment.name for experiment in runs.experiments.values()):
+    parts: Parts = {}
+    names = dict.fromkeys(experiment.name for experiment in runs.experiments.values())
+    for name in names:
         part = of_experiment(runs, name)
-        comparison = compare(part, select, by=by, published=False) if len(part.summary) else None
+        comparison = None
+        if len(part.summary):
+            comparison = compare(part, select, by=by, published=False)
         parts[name] = part, comparison
     return parts
 
@@ -72,7 +81,7 @@ def plot_search(folder: Path) -> list[Path]:
     return paths
 
 
-def draw(runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
+def draw(runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str] = ()) -> Figures:
     """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
     for key, figure in _drawn(runs, name, comparison, by):
         if figure is not None:
@@ -84,7 +93,7 @@ def _drawn(
     name: str,
     comparison: Comparison | None,
     by: Sequence[str],
-) -> Iterator[tuple[str, Figure | None]]:
+) -> MaybeFigures:
     """(key, Figure), or None where the records lack columns."""
     labels = run_labels(runs, by)
     looks = styles(dict.fromkeys(labels.values()))  # in the order of the records, not of a figure's ranks
@@ -94,13 +103,16 @@ def _drawn(
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if comparison:
         yield "target-accuracy", target_bars(comparison, name, looks)
-        yield "cost", cost_front(comparison, whole_run_costs(rounds), name, looks)
-        yield "papers", beside_papers(comparison, next(iter(runs.experiments.values())), name)
+        costs = whole_run_costs(rounds)
+        yield "cost", cost_front(comparison, costs, name, looks)
+        first = next(iter(runs.experiments.values()))
+        yield "papers", beside_papers(comparison, first, name)
         yield from _of_predictions(runs, name, comparison, looks, labels)
     yield from combinations.figures(combinations.searches_of(runs), name)
     clients = _labelled(runs.clients, labels)
-    for column in client_metrics(clients) if len(clients) else []:
-        yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
+    if len(clients):
+        for column in client_metrics(clients):
+            yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
     details = _labelled(runs.details, labels)
     if len(details):
         yield from _details(details, name)
@@ -112,16 +124,18 @@ def _of_predictions(
     comparison: Comparison,
     looks: Looks,
     labels: dict[str, str],
-) -> Iterator[tuple[str, Figure | None]]:
+) -> MaybeFigures:
     """The figures of what the runs have kept."""
     predictions = kept_predictions(runs, labels, comparison.select)
     best = list(comparison.methods["label"])
     yield "reliability", reliability_figure(predictions, name, looks, best, comparison.rule)
     for label, by_target in predictions.items():
         yield f"confusion-{label}", confusion_figure(by_target, name, label, comparison.rule)
-    for label, cases in kept(runs, labels, comparison.select, read_cases).items():
+    all_cases = kept(runs, labels, comparison.select, read_cases)
+    for label, cases in all_cases.items():
         for target, seeds in cases.items():
-            yield f"cases-{label}-{target}", case_grid(seeds[0], name, label, target)
+            figure = case_grid(seeds[0], name, label, target)
+            yield f"cases-{label}-{target}", figure
 
 
 def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
@@ -136,14 +150,17 @@ def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
 
 
 def _labelled(frame: pd.DataFrame, labels: dict[str, str]) -> pd.DataFrame:
-    return frame.assign(label=frame["run"].map(labels)) if len(frame) else frame
+    if frame.empty:
+        return frame
+    return frame.assign(label=frame["run"].map(labels))
 
 
-def _details(details: pd.DataFrame, name: str) -> Iterator[tuple[str, Figure]]:
+def _details(details: pd.DataFrame, name: str) -> Figures:
     for (label, quantity), frame in details.groupby(["label", "quantity"], sort=False):
         yield f"{quantity}-{label}", figures.detail_over_rounds(frame, name, label, quantity)
         if "alpha" in quantity:
-            yield f"{quantity}-{label}-histogram", figures.detail_histogram(frame, name, label, quantity)
+            figure = figures.detail_histogram(frame, name, label, quantity)
+            yield f"{quantity}-{label}-histogram", figure
 
 
 def _file_name(text: str) -> str:
@@ -156,12 +173,14 @@ def _mark(stem: str) -> str:
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
+    png = stem.with_name(f"{stem.name}.png")
+    svg = stem.with_name(f"{stem.name}.svg")
     mark = {"Description": _mark(stem.name)}
-    write_figure(figure, paths[0], dpi=150, facecolor="white", metadata=mark)
+    write_figure(figure, png, dpi=150, facecolor="white", metadata=mark)
     figure.set_layout_engine("none")  # the places are found; to look for them again takes a fifth of the time
-    write_figure(figure, paths[1], facecolor="white", metadata={"Date": None, **mark})
-    return paths
+    undated = {"Date": None, **mark}
+    write_figure(figure, svg, facecolor="white", metadata=undated)
+    return [png, svg]
 
 
 def _remove_others(folder: Path, drawn: list[Path]) -> None:

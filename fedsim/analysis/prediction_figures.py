@@ -1,5 +1,6 @@
 """The figures of what runs have kept: confusion and reliability of predictions, and pictures of segmentations."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from fedsim.analysis.figure_style import Looks, legend_below, panels, set_title, unseen, width_of, written
 from fedsim.analysis.figures import few_enough
 from fedsim.analysis.metrics import confidence_bins, confusion_matrix
+from fedsim.common.lists import keys_of
 from fedsim.records.cases import Cases
 from fedsim.records.predictions import Predictions
 
@@ -40,9 +42,10 @@ def reliability_figure(
     if not predictions:
         return None
     labels, few = few_enough(list(predictions), best)
-    targets = sorted({target for by_target in predictions.values() for target in by_target})
+    targets = sorted(keys_of(predictions.values()))
     title = f"{name}: accuracy by confidence on the unseen domain{few}\n({rule}; bins of {LEAST_IMAGES} images or more)"
-    figure, axes = panels(1, list(map(unseen, targets)), title)
+    heads = list(map(unseen, targets))
+    figure, axes = panels(1, heads, title)
     for panel, target in zip(axes[0], targets):
         panel.plot((0, 100), (0, 100), color="#999999", linewidth=0.8)
         for label in labels:
@@ -58,10 +61,11 @@ def _reliability(axes: Axes, predictions: Predictions, label: str, looks: Looks)
     """Draw the line of one method."""
     count, right, confidence = confidence_bins(predictions)
     is_full = count >= LEAST_IMAGES
+    images = count[is_full]
     style = looks[label]
     axes.plot(
-        100 * confidence[is_full] / count[is_full],
-        100 * right[is_full] / count[is_full],
+        100 * confidence[is_full] / images,
+        100 * right[is_full] / images,
         color=style.color,
         linestyle=style.line,
         marker=style.marker,
@@ -75,14 +79,17 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, r
 
     rule: the selected round in words. The seeds are pooled. None with more than 40 classes.
     """
-    classes = [written(one, 14) for one in next(iter(by_target.values())).classes]
+    first = next(iter(by_target.values()))
+    classes = [written(each, 14) for each in first.classes]
     if len(classes) > MOST_CLASSES:
         return None
     count = len(by_target)
     columns = min(count, 4)
     rows = -(-count // columns)
-    figure = Figure(figsize=_confusion_size(rows, columns, classes), layout="constrained")
-    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel())
+    size = _confusion_size(rows, columns, classes)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    axes = list(grid.ravel())
     title = f"{name}, {label}: confusion on the unseen domain (% of the images of each class)"
     set_title(figure, f"{title}\n({rule})")
     for number, (panel, target) in enumerate(zip(axes, by_target)):
@@ -99,7 +106,8 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, r
 
 def _confusion_size(rows: int, columns: int, classes: list[str]) -> tuple[float, float]:
     """Width and height of the figure in inches."""
-    side = max(2.0, 0.13 * len(classes), 0.36 * min(len(classes), MOST_NUMBERS))
+    count = len(classes)
+    side = max(2.0, 0.13 * count, 0.36 * min(count, MOST_NUMBERS))
     margin = 0.085 * max(map(width_of, classes))
     width = (side + 0.2) * columns + margin + 0.8
     height = (side + 0.5) * rows + margin + 0.9
@@ -109,18 +117,36 @@ def _confusion_size(rows: int, columns: int, classes: list[str]) -> tuple[float,
 def _confusion(axes: Axes, matrix: np.ndarray, classes: list[str]) -> None:
     """Draw the shares of a matrix of counts; those of at least half a percent are written, too."""
     total = matrix.sum(axis=1, keepdims=True)
-    shares = np.divide(100.0 * matrix, total, out=np.full(matrix.shape, np.nan), where=total > 0)
+    shares = np.divide(
+        100.0 * matrix,
+        total,
+        out=np.full(matrix.shape, np.nan),
+        where=total > 0,
+    )
     axes.imshow(shares, vmin=0, vmax=100, cmap="Blues")
     axes.grid(visible=False)
     size = 7 if len(classes) > 12 else 8
-    axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=size)
+    axes.set_xticks(
+        range(len(classes)),
+        classes,
+        rotation=90,
+        fontsize=size,
+    )
     axes.set_yticks(range(len(classes)), classes, fontsize=size)
     if len(classes) > MOST_NUMBERS:
         return
     for row, column in np.argwhere(shares >= 0.5):
         share = shares[row, column]
         colour = "white" if share > 55 else "#222222"
-        axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=colour)
+        axes.text(
+            column,
+            row,
+            f"{share:.0f}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color=colour,
+        )
 
 
 def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
@@ -130,11 +156,13 @@ def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
     the first structure that is wrong there: red where it was missed, blue where it was predicted but is not there.
     """
     count = len(cases.shown)
-    figure = Figure(figsize=(1.05 * count + 0.6, 1.05 * len(ROWS) + 1.0), layout="constrained")
+    width = 1.05 * count + 0.6
+    height = 1.05 * len(ROWS) + 1.0
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(len(ROWS), count, squeeze=False)
     colours = []
-    for number, structure in enumerate(cases.structures):
-        colours.append(f"{written(structure)} {COLOURS[number % len(COLOURS)][0]}")
+    for structure, (colour, _) in zip(cases.structures, itertools.cycle(COLOURS)):
+        colours.append(f"{written(structure)} {colour}")
     set_title(
         figure,
         f"{name}, {label}, {unseen(target)}: worst, middle and best images\n"
@@ -146,7 +174,8 @@ def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
             panel.set_xticks([])
             panel.set_yticks([])
             panel.grid(visible=False)
-        axes[0, column].set_title(f"{100 * cases.dice[place].mean():.0f} %", fontsize=8)
+        dice = 100 * cases.dice[place].mean()
+        axes[0, column].set_title(f"{dice:.0f} %", fontsize=8)
     for panel, text in zip(axes[:, 0], ROWS):
         panel.set_ylabel(text, fontsize=8)
     return figure
@@ -157,20 +186,24 @@ def _case_pictures(cases: Cases, column: int) -> tuple[np.ndarray, ...]:
     grey = as_rgb(cases.images[column])
     truth = cases.truth[column].astype(bool)
     predicted = cases.predicted[column].astype(bool)
-    return grey, overlay(grey, truth), overlay(grey, predicted), error_map(grey, truth, predicted)
+    errors = error_map(grey, truth, predicted)
+    return grey, overlay(grey, truth), overlay(grey, predicted), errors
 
 
 def as_rgb(image: np.ndarray) -> np.ndarray:
     """uint8 [C, H, W] -> float [H, W, 3] in [0, 1]."""
-    return np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0) / 255
+    _, height, width = image.shape
+    colours = np.broadcast_to(image, (3, height, width))
+    return colours.transpose(1, 2, 0) / 255
 
 
 def overlay(grey: np.ndarray, masks: np.ndarray) -> np.ndarray:
     """The picture [H, W, 3] with the masks [Q, H, W] in their colours over it."""
     shown = grey.copy()
-    for number, mask in enumerate(masks):
-        colour = np.array(to_rgb(COLOURS[number % len(COLOURS)][1]))
-        shown[mask] = (1 - OPACITY) * grey[mask] + OPACITY * colour
+    for mask, (_, code) in zip(masks, itertools.cycle(COLOURS)):
+        colour = np.array(to_rgb(code))
+        behind = (1 - OPACITY) * grey[mask]
+        shown[mask] = behind + OPACITY * colour
     return shown
 
 

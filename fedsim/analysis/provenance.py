@@ -4,7 +4,7 @@ Runs on different images under the same names, and different recipes under the s
 can change the last digits of a sum, and after many steps the accuracy; a note below the table says what differs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from fedsim.common.errors import UserError
@@ -18,13 +18,18 @@ from fedsim.settings.experiment import Experiment
 
 NAMED_RUNS = 3  # of the rarer values of a note
 NUMERIC_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow", "flwr", "fedsim")
-Environments = Mapping[str, Mapping[str, Any]]  # environment.json by run
+Record = Mapping[str, Any]  # environment.json of a run, or a table in it
+Environments = Mapping[str, Record]  # by run
+First = dict[Hashable, tuple[str, Any]]  # of each group: the first run, and what it has
 
 
-def environments(runs: Runs) -> dict[str, dict[str, Any]]:
+def environments(runs: Runs) -> dict[str, Record]:
     """The recorded environment of every finished run that has one."""
-    environments = {run: run_environment(runs, run) for run in runs.summary["run"]}
-    return {run: environment for run, environment in environments.items() if environment}
+    environments: dict[str, Record] = {}
+    for run in runs.summary["run"]:
+        if environment := run_environment(runs, run):
+            environments[run] = environment
+    return environments
 
 
 def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
@@ -43,11 +48,11 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
     Fingerprints are of all images of a domain, before a seed draws some of them. Only a reader from outside of fedsim
     may have other ones for other seeds; runs on its data are compared with those of the same seed of splits.
     """
-    first: dict[tuple, tuple[str, Mapping[str, Any]]] = {}
+    first: First = {}
     for run, table in recorded.items():
-        experiment = runs.experiments[run]
-        drawn = "any" if experiment.data.dataset in BENCHMARKS else experiment.data.seed_of_splits
-        group = (*_data_settings(experiment), drawn)
+        data = runs.experiments[run].data
+        drawn = "any" if data.dataset in BENCHMARKS else data.seed_of_splits
+        group = (*_data_settings(runs.experiments[run]), drawn)
         domains = {**table.get("data", {}), **table.get("server_data", {})}
         for name, images in domains.items():
             other, others = first.setdefault((group, name), (run, images))
@@ -71,14 +76,17 @@ def _data_settings(experiment: Experiment) -> list[tuple[str, str]]:
 def refuse_unlike_domains(runs: Runs, recorded: Environments) -> None:
     """UserError when runs with the same data settings found other domains, because folders came to the data root or
     went. The domains of a benchmark are always the same, and those of a deployment are its sites."""
-    first: dict[tuple, tuple[str, Mapping[str, Any]]] = {}
+    first: First = {}
     for run, table in recorded.items():
         experiment = runs.experiments[run]
         row = BENCHMARKS.get(experiment.data.dataset)
-        if (row and row.domains) or not table.get("data") or experiment.run.runtime == "deployment":
+        has_fixed_domains = row is not None and bool(row.domains)
+        domains = table.get("data")
+        if has_fixed_domains or not domains or experiment.run.runtime == "deployment":
             continue
-        other, seen = first.setdefault(tuple(_data_settings(experiment)), (run, table["data"]))
-        if differs := came_and_went(seen, table["data"]):
+        group = tuple(_data_settings(experiment))
+        other, seen = first.setdefault(group, (run, domains))
+        if differs := came_and_went(seen, domains):
             raise UserError(
                 f"{run} did not have the domains of {other} ({differs}); compare the runs of each data set by "
                 "themselves"
@@ -87,11 +95,11 @@ def refuse_unlike_domains(runs: Runs, recorded: Environments) -> None:
 
 def refuse_unlike_recipes(recorded: Environments, labels: Mapping[str, str]) -> None:
     """UserError when runs of one row of the table had different recipes, because a default changed between versions."""
-    first: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    first: First = {}
     for run, table in recorded.items():
-        if "recipe" in table:
-            other, seen = first.setdefault(labels[run], (run, table["recipe"]))
-            if differs := differing_parts(seen, table["recipe"]):
+        if recipe := table.get("recipe"):
+            other, seen = first.setdefault(labels[run], (run, recipe))
+            if differs := differing_parts(seen, recipe):
                 raise UserError(
                     f"{labels[run]} was not the same recipe in {other} and {run}: {', '.join(differs[:5])}; "
                     "they were made by different versions of fedsim, compare them apart"
@@ -103,26 +111,27 @@ def refuse_unlike_frozen(runs: Runs, recorded: Environments, labels: Mapping[str
 
     Weights that a seed draws (`model.weights = "none"`) change with the version of PyTorch only, which a note names.
     """
-    first: dict[tuple[str, int], tuple[str, str]] = {}
+    first: First = {}
     for run, table in recorded.items():
-        experiment = runs.experiments[run]
-        if "frozen" in table and experiment.model.weights != "none":
-            other, seen = first.setdefault((labels[run], experiment.run.seed), (run, table["frozen"]))
-            if seen != table["frozen"]:
+        weights, frozen = runs.experiments[run].model.weights, table.get("frozen")
+        if frozen and weights != "none":
+            group = labels[run], runs.experiments[run].run.seed
+            other, seen = first.setdefault(group, (run, frozen))
+            if seen != frozen:
                 raise UserError(
                     f"{labels[run]} had other frozen weights in {other} than in {run}, although model.weights is "
-                    f"{experiment.model.weights!r} in both; compare them apart"
+                    f"{weights!r} in both; compare them apart"
                 )
 
 
 def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
     """UserError when runs began with different files under one name in `model.weights`."""
-    first: dict[str, tuple[str, str]] = {}
+    first: First = {}
     for run, table in recorded.items():
         weights = runs.experiments[run].model.weights
-        if "weights" in table:
-            other, seen = first.setdefault(weights, (run, table["weights"]))
-            if seen != table["weights"]:
+        if content := table.get("weights"):
+            other, seen = first.setdefault(weights, (run, content))
+            if seen != content:
                 raise UserError(
                     f"model.weights is {weights!r} in {other} and in {run}, but the file was another one; compare the "
                     "runs of each file by themselves"
@@ -139,8 +148,10 @@ def provenance_notes(recorded: Environments) -> list[str]:
                 by_run = values.setdefault(what, {})
                 if value:
                     by_run[run + part] = value
-    differences = [_different(what, by_run) for what, by_run in values.items()]
-    differences = [text for text in differences if text]
+    differences = []
+    for what, by_run in values.items():
+        if text := _different(what, by_run):
+            differences.append(text)
     if not differences:
         return notes
     return [*notes, f"Not the same for all runs: {'; '.join(differences)}. Results can differ for this reason alone."]
@@ -155,9 +166,11 @@ def shared_notes(recorded: Environments) -> list[str]:
         if not isinstance(shared, Mapping):
             continue
         copies |= dict.fromkeys(copy_texts(shared))
-        if isinstance(shared.get("sources"), Mapping):
-            where = ", ".join(f"{domain} {count}" for domain, count in shared["sources"].items())
-            text = f"{shared.get('shared')} of {shared.get('images')} images of {shared.get('target')} (in {where})"
+        sources = shared.get("sources")
+        if isinstance(sources, Mapping):
+            where = ", ".join(f"{domain} {count}" for domain, count in sources.items())
+            count, images = shared.get("shared"), shared.get("images")
+            text = f"{count} of {images} images of {shared.get('target')} (in {where})"
             seen[text] = None
     notes = []
     if seen:
@@ -171,24 +184,27 @@ def privacy_notes(recorded: Environments) -> list[str]:
     """A note on the guarantee of runs with differential privacy, and on what it does not cover."""
     guarantees: dict[str, list[str]] = {}  # {text: its runs}
     for run, table in recorded.items():
-        guarantees.setdefault(str(table.get("privacy", "")), []).append(run)
-    return [f"{_named(runs)}: {text}." for text, runs in guarantees.items() if text]
+        if text := str(table.get("privacy", "")):
+            guarantees.setdefault(text, []).append(run)
+    return [f"{_named(runs)}: {text}." for text, runs in guarantees.items()]
 
 
 def _named(runs: list[str]) -> str:
     return ", ".join(runs) if len(runs) <= NAMED_RUNS else f"{len(runs)} runs"
 
 
-def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(table: Record) -> dict[str, Any]:
     """What an environment has recorded, by what it is in words."""
     packages = table.get("packages", {})
     commit = table.get("git_commit", "")[:7]
+    if table.get("git_dirty"):
+        commit += " with changes"
     facts = {
         "threads": table.get("threads"),
         "device": table.get("device"),
         "machine type": table.get("machine"),
         "Python": table.get("python"),
-        "revision of fedsim": f"{commit} with changes" if table.get("git_dirty") else commit,
+        "revision of fedsim": commit,
     }
     for name in NUMERIC_PACKAGES:
         facts[name] = packages.get(name)
@@ -208,6 +224,7 @@ def _different(what: str, values: Mapping[str, Any]) -> str:
         groups.setdefault(value, []).append(run)
     if len(groups) < 2:
         return ""
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    texts = [f"{value} ({_named(runs)})" for value, runs in ordered]
+    texts = []
+    for value in sorted(groups, key=lambda value: -len(groups[value])):
+        texts.append(f"{value} ({_named(groups[value])})")
     return f"{what} {', '.join(texts)}"

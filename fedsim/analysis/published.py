@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.common.errors import UserError
+from fedsim.common.lists import keys_of
 from fedsim.records.differences import ABSENT, comparable_settings, method_words, used_settings, value_text, with_values
 from fedsim.settings.experiment import Experiment, read_experiment
 
@@ -66,17 +67,22 @@ NEEDED = ("paper", "dataset", "backbone", "method", "target_domain", "accuracy_p
 def _everything() -> pd.DataFrame:
     frame = pd.read_csv(FILE, keep_default_na=False, na_values=[""])
     camelyon = frame["dataset"] == "Camelyon17"  # gPerXAN names the hospitals H1 to H5, WILDS's metadata 0 to 4
-    counted = frame.loc[camelyon, "target_domain"].str.replace(r"\d", lambda k: str(int(k.group()) - 1), regex=True)
-    frame.loc[camelyon, "target_domain"] = counted
+    names = frame.loc[camelyon, "target_domain"]
+    frame.loc[camelyon, "target_domain"] = names.str.replace(r"\d", _one_less, regex=True)
     return frame
+
+
+def _one_less(number: re.Match[str]) -> str:
+    return str(int(number.group()) - 1)
 
 
 @cache
 def federated() -> pd.DataFrame:
     """All rows of published.csv but those of methods that train on pooled data."""
     frame = _everything()
-    pooled = frame["paper"].str.startswith("CSAC") & frame["method"].isin(POOLED)
-    return frame[~pooled].reset_index(drop=True)
+    is_of_csac = frame["paper"].str.startswith("CSAC")
+    is_pooled = is_of_csac & frame["method"].isin(POOLED)
+    return frame[~is_pooled].reset_index(drop=True)
 
 
 def setting(experiment: Experiment) -> tuple[str, str] | None:
@@ -86,11 +92,13 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     28 pixels, CSAC's variant, random weights; Camelyon17: 96 pixels).
     """
     data, model = experiment.data, experiment.model
-    dataset, backbone = DATASETS.get(data.dataset), BACKBONES.get(model.backbone)
+    dataset = DATASETS.get(data.dataset)
+    backbone = BACKBONES.get(model.backbone)
     if dataset is None or backbone is None:
         return None
-    is_whole = data.fraction == 1 and not data.mix and not _lacks_domains(dataset, data.domains)
-    if not is_whole or data.clients_per_domain != 1 or data.image_size != IMAGE_SIZES.get(dataset, 224):
+    if data.fraction != 1 or data.mix or _lacks_domains(dataset, data.domains):
+        return None
+    if data.clients_per_domain != 1 or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None
     if dataset == "RotatedMNIST":
         is_theirs = data.variant == "csac" and model.weights == "none"
@@ -104,8 +112,9 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
     if not domains:
         return False
     frame = federated()
-    printed = set(frame.loc[frame["dataset"] == dataset, "target_domain"]) - {"average"}
-    return not set(map(domain_key, printed)) <= set(map(domain_key, domains))
+    printed = frame.loc[frame["dataset"] == dataset, "target_domain"]
+    keys = set(map(domain_key, printed[printed != "average"]))
+    return not keys <= set(map(domain_key, domains))
 
 
 @dataclass(frozen=True)
@@ -129,15 +138,17 @@ def beside(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataFrame, lis
     experiments = list(runs.experiments.values())
     first = experiments[0]
     if why := _why_none(experiments):
-        is_printed = first.data.dataset in DATASETS
-        return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if is_printed else []
-    rows = published_rows(first, dict.fromkeys(experiment.method_name for experiment in experiments), targets)
+        notes = [f"No published number {why}"] if first.data.dataset in DATASETS else []
+        return pd.DataFrame(columns=COLUMNS), notes
+    names = dict.fromkeys(experiment.method_name for experiment in experiments)
+    rows = published_rows(first, names, targets)
     shown = [rows[:0]]
     left_out: dict[tuple[str, str], list[str]] = {}  # {(paper, reason): the methods}
     for (method, source), printed in rows.groupby(["method", "source"], sort=False):
         paper = source.split(" Table")[0]
         if reason := _reason(paper, method, runs):
-            left_out.setdefault((paper, reason), []).append(method)
+            methods = left_out.setdefault((paper, reason), [])
+            methods.append(method)
         else:
             shown.append(printed)
     notes = []
@@ -176,7 +187,7 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
     """Rows in the form of published.csv for one data set and backbone, under our names of methods and targets."""
     ours = {squeeze(method): method for method in methods}
     domains = {domain_key(target): target for target in targets} | {"average": "average"}
-    squeezed = frame["method"].map(lambda name: squeeze(METHODS.get(name) or name))
+    squeezed = frame["method"].map(_squeezed_method)
     keys = frame["target_domain"].map(domain_key)
     rows = frame.assign(
         ours=squeezed.map(ours.get),
@@ -202,19 +213,24 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
 
 def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
     """Of several tables of one paper with the same method, the first of those with the most columns."""
-    size = rows.groupby(["ours", "paper"])["target"].transform("size")
-    ordered = rows.assign(size=size).sort_values("size", ascending=False, kind="stable")
-    source = ordered.groupby(["ours", "paper_name"])["paper"].transform("first")
+    tables = rows.groupby(["ours", "paper"])
+    ordered = rows.assign(size=tables["target"].transform("size"))
+    ordered = ordered.sort_values("size", ascending=False, kind="stable")
+    papers = ordered.groupby(["ours", "paper_name"])
+    source = papers["paper"].transform("first")
     return ordered[ordered["paper"] == source].sort_index()
 
 
 def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
     """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
-    ours = {run: experiment for run, experiment in runs.experiments.items() if experiment.method_name == method}
+    ours = {}
+    for run, experiment in runs.experiments.items():
+        if experiment.method_name == method:
+            ours[run] = experiment
     plain = [run for run in ours if runs.labels[run] == method]
     if not plain:
-        variants = ", ".join(dict.fromkeys(runs.labels[run] for run in ours))
-        return f"the runs are variants ({variants})"
+        variants = dict.fromkeys(runs.labels[run] for run in ours)
+        return f"the runs are variants ({', '.join(variants)})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
     repeats_defaults = any(not method_words(ours[run]) for run in plain)
     differences: dict[str, list[str]] = {}  # {row of our table: what differs}
@@ -223,7 +239,8 @@ def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
         if protocol is None:
             return f"its protocol is not shipped for {ours[run].data.dataset}"
         texts = differences.setdefault(runs.lines[run], [])
-        for text in _run_differences(ours[run], protocol, runs.recorded.get(run, {})):
+        record = runs.recorded.get(run, {})
+        for text in _run_differences(ours[run], protocol, record):
             if not (repeats_defaults and text.startswith("method.")):
                 texts.append(text)
     least = min(differences.values(), key=len)
@@ -232,18 +249,22 @@ def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
 
 def _run_differences(experiment: Experiment, protocol: Experiment, record: Mapping[str, Any]) -> list[str]:
     """What differs between a run and a protocol, without parts that the recorded recipe does not have."""
-    theirs = used_settings(with_values(protocol, record.get("defaults", {})), record)
-    return protocol_differences(used_settings(experiment, record), theirs)
+    with_defaults = with_values(protocol, record.get("defaults", {}))
+    ours = used_settings(experiment, record)
+    theirs = used_settings(with_defaults, record)
+    return protocol_differences(ours, theirs)
 
 
 def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
     """A text like `data.holdout is 0.1, there 0.2` for every setting in which a run differs from a protocol."""
-    here, there = _protocol_settings(ours), _protocol_settings(theirs)
+    here = _protocol_settings(ours)
+    there = _protocol_settings(theirs)
     texts = []
-    for key in dict.fromkeys([*there, *here]):
+    for key in keys_of([there, here]):
         if here.get(key) != there.get(key):
-            values = value_text(here.get(key, ABSENT)), value_text(there.get(key, ABSENT))
-            texts.append(f"{key} is {values[0]}, there {values[1]}")
+            value = value_text(here.get(key, ABSENT))
+            printed = value_text(there.get(key, ABSENT))
+            texts.append(f"{key} is {value}, there {printed}")
     return texts
 
 
@@ -294,10 +315,13 @@ def added_rows(
     """
     frame = _read_added(file)
     data, backbone = experiment.data.dataset, experiment.model.backbone
-    names = {"dataset": {data, DATASETS.get(data, data)}, "backbone": {backbone, BACKBONES.get(backbone, backbone)}}
+    names = {
+        "dataset": (data, DATASETS.get(data, data)),
+        "backbone": (backbone, BACKBONES.get(backbone, backbone)),
+    }
     for column, ours in names.items():
-        is_ours = frame[column].astype(str).map(squeeze).isin(set(map(squeeze, ours)))
-        frame = frame[is_ours]
+        printed = frame[column].astype(str).map(squeeze)
+        frame = frame[printed.isin(list(map(squeeze, ours)))]
     rows = as_ours(frame, methods, targets)
     if rows.empty:
         return rows, [f"{file}: no row of {data}, {backbone} and these methods."]
@@ -327,11 +351,14 @@ def _read_added(file: Path) -> pd.DataFrame:
 
 def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
     """The paper's protocol for the run's data set, backbone and method; None where no shipped experiment has it."""
-    preset = PROTOCOLS.get(paper, {}).get((experiment.data.dataset, experiment.model.backbone))
+    dataset, backbone = experiment.data.dataset, experiment.model.backbone
+    presets = PROTOCOLS.get(paper, {})
+    preset = presets.get((dataset, backbone))
     if preset is None:
         return None
+    method = f"method.name={experiment.method_name}"
     try:
-        return read_experiment(experiment.data.dataset, [f"method.name={experiment.method_name}"], preset)
+        return read_experiment(dataset, [method], preset)
     except UserError:  # a preset that is no longer there
         return None
 
@@ -343,7 +370,14 @@ def _protocol_settings(experiment: Experiment) -> dict[str, object]:
     free = [*FREE_KEYS]
     if dataset and not _lacks_domains(dataset, data.domains):
         free.append("data.domains")
-    return {key: value for key, value in comparable_settings(experiment).items() if key not in free}
+    settings = comparable_settings(experiment)
+    for key in free:
+        settings.pop(key, None)
+    return settings
+
+
+def _squeezed_method(printed: str) -> str:
+    return squeeze(METHODS.get(printed) or printed)
 
 
 def squeeze(name: str) -> str:

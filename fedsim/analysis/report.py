@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from fedsim.analysis.page import page
 from fedsim.analysis.report_data import Json, chart_data, run_data
 from fedsim.analysis.statistics import over_seeds
 from fedsim.common.files import atomic_write, drawn
+from fedsim.common.lists import keys_of
 from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, percent
 from fedsim.common.tasks import task_of
 from fedsim.common.templates import fill
@@ -34,6 +35,8 @@ from fedsim.records.selection import RULES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
+Cells = list[Cell | str]  # of a row
 Notes = Mapping[str, Mapping[str, str]]
 ByTarget = Mapping[str, Mapping[str, Sequence[Cases]]]  # {label: {target: the cases of each seed}}
 PIXELS_PER_INCH = 120
@@ -122,14 +125,23 @@ def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: Markup |
     """The page as text. live: HTML before the tables, which the server of the page changes."""
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     data: Json = {"experiments": [], "runs": []}
+    sections = []
+    for name in names:
+        part = of_experiment(runs, name)
+        sections.append(_section(part, name, notes, by, data))
     content = fill(
         "analysis/report.html",
         premise=premise(runs),
         only=" ".join(part_notes(runs.only)),
         live=live or Markup(),
-        sections=[_section(of_experiment(runs, name), name, notes, by, data) for name in names],
+        sections=sections,
     )
-    return page(f"fedsim report: {', '.join(names)}", content, data, live=live is not None)
+    return page(
+        f"fedsim report: {', '.join(names)}",
+        content,
+        data,
+        live=live is not None,
+    )
 
 
 def premise(runs: Runs) -> str:
@@ -148,14 +160,16 @@ def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json)
 
     Methods are tested against fedavg where there are runs of it.
     """
-    baseline = "fedavg" if "fedavg" in run_labels(runs, by).values() else ""
+    labels = run_labels(runs, by)
+    baseline = "fedavg" if "fedavg" in labels.values() else ""
     comparison = compare(runs, baseline=baseline, by=by)
     apart, shared = settings_apart(runs)
     groups = {method: texts.get("group", "") for method, texts in notes.items()}
-    pages = {run: place for place, run in enumerate(runs.summary["run"], len(data["runs"]))}
-    chart = len(data["experiments"])
+    chart, first_page = len(data["experiments"]), len(data["runs"])
+    pages = {run: place for place, run in enumerate(runs.summary["run"], first_page)}
     data["experiments"].append(chart_data(runs, comparison, groups, pages))
-    data["runs"] += run_data(runs, comparison, shared)
+    own_pages = run_data(runs, comparison, shared)
+    data["runs"] += own_pages
     cases = kept(runs, comparison.labels, comparison.select, read_cases)
     metrics, classes = more_than_accuracy(runs, comparison, by)
     return Section(
@@ -173,7 +187,7 @@ def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json)
         settings_apart=key_values(apart, ("setting that differs", "values")),
         settings_shared=key_values(shared, ("setting", "value")),
         environments=environment_tables(runs),
-        commands=[data["runs"][place]["command"] for place in pages.values()],
+        commands=[each["command"] for each in own_pages],
     )
 
 
@@ -184,50 +198,63 @@ def results_table(comparison: Comparison, groups: Mapping[str, str], pages: Mapp
     pages: {run: the place of its page}
     """
     table = comparison_table(comparison)
-    columns, rows = list(table.columns), []
+    columns = list(table.columns)
     first_cost = 1 + len(comparison.columns)
     sizes = {}  # {place of a column: column of the methods} of bytes
     for place, key in enumerate(further_columns(comparison), first_cost):
         if key.startswith("bytes_"):
             sizes[place] = key
-            columns[place] = Column(f"{columns[place].heading} (MB)")
-    first_seeds = comparison.table.sort_values("seed").drop_duplicates(["label", "target"])
-    links = {(run.label, run.target): f"#run={pages[run.run]}" for run in first_seeds.itertuples()}
+            heading = columns[place].heading
+            columns[place] = Column(f"{heading} (MB)")
+    first_seeds = comparison.table.sort_values("seed")
+    first_seeds = first_seeds.drop_duplicates(["label", "target"])
+    links = {}
+    for run in first_seeds.itertuples():
+        links[run.label, run.target] = f"#run={pages[run.run]}"
+    rows = []
     for method, row in zip(comparison.methods.to_dict("records"), table.rows):
         cells = row.full_cells
         for place, target in enumerate(comparison.targets, 1):
-            cells[place] = replace(cells[place], link=links.get((method["label"], target), ""))
+            link = links.get((method["label"], target), "")
+            cells[place] = replace(cells[place], link=link)
         for place, key in sizes.items():
             cells[place] = megabytes(method[key])
         rows.append(Row(cells))
     rows += table.rows[len(rows) :]  # of the papers
     result = replace(table, columns=columns, rows=rows)
-    return _with_groups(result, comparison, groups) if any(groups.values()) else result
+    if not any(groups.values()):
+        return result
+    return _with_groups(result, comparison, groups)
 
 
 def _with_groups(table: Table, comparison: Comparison, groups: Mapping[str, str]) -> Table:
     """The table with a second column, which says what each method changes."""
     label, *columns = table.columns
-    methods = list(comparison.methods["method"])
+    texts = [groups.get(method, "") for method in comparison.methods["method"]]
+    texts += [""] * (len(table.rows) - len(texts))  # of the papers
     rows = []
-    for number, row in enumerate(table.rows):
-        group = groups.get(methods[number], "") if number < len(methods) else ""
+    for row, group in zip(table.rows, texts):
         name, *cells = row.cells
         rows.append(replace(row, cells=[name, group, *cells]))
-    return replace(table, columns=[label, Column("Changes", "left", style="words"), *columns], rows=rows)
+    changes = Column("Changes", "left", style="words")
+    return replace(table, columns=[label, changes, *columns], rows=rows)
 
 
 def megabytes(size: float) -> Cell:
     """A size in the unit of its column, so that the column can be filtered by a number."""
-    return Cell(MISSING if pd.isna(size) else f"{size / 1e6:,.4g}", value=size / 1e6)
+    value = size / 1e6
+    text = MISSING if pd.isna(size) else f"{value:,.4g}"
+    return Cell(text, value=value)
 
 
 def feature_pictures(runs: Runs) -> list[Picture]:
     """The t-SNE that `fedsim features` has drawn; they are PNG, because SVG of so many points is large."""
     pictures = []
     for run in runs.experiments:
+        caption = f"t-SNE of features by class and by domain: {run}"
         for file in run_folder(runs, run).glob("plots/features-*.png"):
-            pictures.append(Picture(file.read_bytes(), f"t-SNE of features by class and by domain: {run}", 11, "png"))
+            content = file.read_bytes()
+            pictures.append(Picture(content, caption, 11, "png"))
     return pictures
 
 
@@ -238,8 +265,11 @@ def search_pictures(runs: Runs, name: str) -> list[Picture]:
         return []  # without matplotlib, which takes a second to import
     from fedsim.analysis.figure_style import look
 
+    pictures = []
     with look([name, *runs.summary["target"]]):
-        return [_drawn(figure) for _, figure in combinations.figures(searches, name)]
+        for _, figure in combinations.figures(searches, name):
+            pictures.append(_drawn(figure))
+    return pictures
 
 
 def case_pictures(runs: Runs, name: str, cases: ByTarget) -> list[Picture]:
@@ -253,13 +283,16 @@ def case_pictures(runs: Runs, name: str, cases: ByTarget) -> list[Picture]:
     with look([name, *cases, *runs.summary["target"]]):
         for label, by_target in cases.items():
             for target, seeds in by_target.items():
-                pictures.append(_drawn(case_grid(seeds[0], name, label, target)))
+                figure = case_grid(seeds[0], name, label, target)
+                pictures.append(_drawn(figure))
     return pictures
 
 
 def _drawn(figure: "Figure") -> Picture:
     content = drawn(figure, "svg", facecolor="white", metadata={"Date": None})
-    return Picture(content, figure.get_suptitle().replace("\n", " "), figure.get_figwidth())
+    title = figure.get_suptitle()
+    caption = title.replace("\n", " ")
+    return Picture(content, caption, figure.get_figwidth())
 
 
 def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) -> tuple[Table | None, Table | None]:
@@ -267,18 +300,28 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
     predictions = kept_predictions(runs, comparison.labels, comparison.select)
     if not predictions:
         return None, None
-    names = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]
+    names = []
+    for name, metric in METRICS.items():
+        if metric.read is read_predictions and not metric.primary:
+            names.append(name)
     tables = {name: compare(runs, comparison.select, None, by, published=False, metric=name) for name in names}
     cells = {name: accuracy_cells(table) for name, table in tables.items()}
     rows = []
     for method in comparison.methods.to_dict("records"):
-        averages = [cells[name][method["label"]][-1] for name in names]
-        rows.append(Row([shown_label(method), *averages]))
+        row: Cells = [shown_label(method)]
+        for name in names:
+            *_, average = cells[name][method["label"]]
+            row.append(average)
+        rows.append(Row(row))
     rule = f"In %, averages over the targets, {over_seeds(comparison.most_seeds)}. Less is better in expected "
-    missing = [note for note in tables[names[0]].notes if note.startswith(("Missing", "Not computed"))]
-    columns = [LABEL, *(Column(METRICS[name].title) for name in names)]
-    table = Table(columns, rows, notes=[f"{rule}calibration error.", *missing])
-    return table, class_accuracies(predictions)
+    notes = [f"{rule}calibration error."]
+    for note in tables[names[0]].notes:
+        if note.startswith(("Missing", "Not computed")):
+            notes.append(note)
+    columns = [LABEL]
+    for name in names:
+        columns.append(Column(METRICS[name].title))
+    return Table(columns, rows, notes=notes), class_accuracies(predictions)
 
 
 def class_accuracies(predictions: Mapping[str, Mapping[str, Predictions]]) -> Table:
@@ -286,14 +329,22 @@ def class_accuracies(predictions: Mapping[str, Mapping[str, Predictions]]) -> Ta
 
     predictions: {label: {target: those of all seeds}}
     """
-    targets, remark = common_targets(predictions)
-    classes = next(iter(next(iter(predictions.values())).values())).classes
+    targets, note = common_targets(predictions)
+    classes = first_of(predictions).classes
     rows = []
     for label, by_target in predictions.items() if targets else ():
-        recall = per_class_accuracy(pooled([by_target[target] for target in targets]))
-        rows.append(Row([label, *map(_percent_cell, recall)]))
+        of_all = pooled([by_target[target] for target in targets])
+        recall = map(_percent_cell, per_class_accuracy(of_all))
+        rows.append(Row([label, *recall]))
     pooling = "The images of all targets and seeds are pooled, so that a target counts by its number of images."
-    return Table([LABEL, *map(Column, classes)], rows, notes=[f"{remark}{pooling}"])
+    columns = [LABEL, *map(Column, classes)]
+    return Table(columns, rows, notes=[f"{note}{pooling}"])
+
+
+def first_of(by_label: Mapping[str, Mapping[str, T]]) -> T:
+    """Return what {label: {target: ...}} has of the first label and its first target."""
+    by_target = next(iter(by_label.values()))
+    return next(iter(by_target.values()))
 
 
 def segmentation(cases: ByTarget) -> Table | None:
@@ -303,25 +354,28 @@ def segmentation(cases: ByTarget) -> Table | None:
     """
     if not cases:
         return None
-    structures = next(iter(next(iter(cases.values())).values()))[0].structures
-    targets, remark = common_targets(cases)
+    structures = first_of(cases)[0].structures
+    targets, note = common_targets(cases)
     rows = []
     for label, by_target in cases.items() if targets else ():
         shared = [by_target[target] for target in targets]
         dice, distance = (_mean_of_targets(shared, quantity) for quantity in STRUCTURE_QUANTITIES)
-        distances = [Cell(f"{value:.2f}", value=float(value)) for value in distance]
-        rows.append(Row([label, *map(_percent_cell, dice), *distances]))
+        cells: Cells = [label, *map(_percent_cell, dice)]
+        for value in distance:
+            cells.append(Cell(f"{value:.2f}", value=float(value)))
+        rows.append(Row(cells))
     columns = [LABEL]
     columns += [Column(f"{structure}: Dice (%)") for structure in structures]
     columns += [Column(f"{structure}: distance (px)") for structure in structures]
-    return Table(columns, rows, notes=[f"{remark}{STRUCTURES_NOTE}"])
+    return Table(columns, rows, notes=[f"{note}{STRUCTURES_NOTE}"])
 
 
 def _mean_of_targets(targets: Sequence[Sequence[Cases]], quantity: str) -> np.ndarray:
     """[Q] the mean of a quantity over the images of a seed, the seeds of a target, then the targets."""
     means = []
     for seeds in targets:
-        means.append(np.mean([getattr(cases, quantity).mean(axis=0) for cases in seeds], axis=0))
+        of_seeds = [getattr(cases, quantity).mean(axis=0) for cases in seeds]
+        means.append(np.mean(of_seeds, axis=0))
     return np.mean(means, axis=0)
 
 
@@ -348,19 +402,24 @@ def common_targets(by_label: Mapping[str, Mapping[str, object]]) -> tuple[list[s
 
 def costs_table(runs: Runs, comparison: Comparison, notes: Notes) -> Table:
     """Bytes per round by record, seconds per round, and the texts that were given per method."""
-    records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
+    records = []
+    for column in runs.clients:
+        if column.startswith(("bytes_down_", "bytes_up_")):
+            records.append(column)
     by_record = _record_bytes(runs, records, comparison.labels)
-    texts: list[str] = []  # the keys of the texts; `group` stands in the table of results
-    for method in comparison.methods["method"]:
-        texts += [key for key in notes.get(method, {}) if key not in (*texts, "group")]
+    texts = keys_of(notes.get(method, {}) for method in comparison.methods["method"])
+    if "group" in texts:  # it stands in the table of results
+        texts.remove("group")
     rows = []
     for method in comparison.methods.to_dict("records"):
         label, seconds = method["label"], method["seconds_per_round"]
         sizes = [method["bytes_down_per_round"], method["bytes_up_per_round"]]
         sizes += [by_record.get((label, column), math.nan) for column in records]
-        time = Cell(MISSING if pd.isna(seconds) else f"{seconds:.1f}", value=seconds)
+        time = MISSING if pd.isna(seconds) else f"{seconds:.1f}"
+        cells: Cells = [shown_label(method), *map(megabytes, sizes), Cell(time, value=seconds)]
         given = notes.get(method["method"], {})
-        rows.append(Row([shown_label(method), *map(megabytes, sizes), time, *(given.get(key, "") for key in texts)]))
+        cells += [given.get(key, "") for key in texts]
+        rows.append(Row(cells))
     heads = ["down/round (MB)", "up/round (MB)", *map(_record_head, records), "s/round"]
     columns = [LABEL, *map(Column, heads)]
     columns += [Column(key.replace("_", " "), "left", style="long") for key in texts]
@@ -392,12 +451,17 @@ def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
         columns += [Column(f"{RULE_HEADS[rule]} (%)"), Column("at round")]
     rows = []
     for run in runs.summary.to_dict("records"):
-        name = Cell(labels[run["run"]], link=f"#run={pages[run['run']]}")
-        cells = [name, Cell(run["target"]), Cell(str(run["seed"]), value=int(run["seed"]))]
+        name, seed = run["run"], int(run["seed"])
+        cells: Cells = [
+            Cell(labels[name], link=f"#run={pages[name]}"),
+            Cell(run["target"]),
+            Cell(str(seed), value=seed),
+        ]
         for rule in RULES:
             number = run[f"{rule}_round"]
+            text = MISSING if pd.isna(number) else f"{number:.0f}"
             cells.append(_percent_cell(run[f"{rule}_target_{metric}"]))
-            cells.append(Cell(MISSING if pd.isna(number) else f"{number:.0f}", value=number))
+            cells.append(Cell(text, value=number))
         rows.append(Row(cells))
     return Table(columns, rows, notes=[f"Unfinished and therefore left out: {run}" for run in runs.unfinished])
 
@@ -413,14 +477,19 @@ def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:
     for experiment in experiments:
         for key, value in comparable_settings(experiment).items():
             if key.startswith("method."):
-                differing.setdefault(f"{experiment.method_name}: {key}", []).append(value_text(value))
-    return {key: " | ".join(dict.fromkeys(values)) for key, values in differing.items()}, shared
+                values = differing.setdefault(f"{experiment.method_name}: {key}", [])
+                values.append(value_text(value))
+    apart = {}
+    for key, values in differing.items():
+        apart[key] = " | ".join(dict.fromkeys(values))
+    return apart, shared
 
 
 def key_values(values: Mapping[str, object], heads: tuple[str, str], title: str = "") -> Table:
     """Names and values in two columns."""
     rows = [Row([key, str(value)]) for key, value in values.items()]
-    return Table([Column(head, "left") for head in heads], rows, title)
+    columns = [Column(head, "left") for head in heads]
+    return Table(columns, rows, title)
 
 
 def environment_tables(runs: Runs) -> list[Table]:
@@ -428,7 +497,9 @@ def environment_tables(runs: Runs) -> list[Table]:
     texts: Counter[str] = Counter()
     for run in runs.experiments:
         environment = run_environment(runs, run)
-        texts[json.dumps({key: value for key, value in environment.items() if key not in RECIPE})] += 1
+        for key in RECIPE:
+            environment.pop(key, None)
+        texts[json.dumps(environment)] += 1
     tables = []
     for text, count in texts.items():
         values = json.loads(text)

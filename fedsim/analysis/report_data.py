@@ -24,35 +24,43 @@ from fedsim.records.selection import RULES
 from fedsim.settings.experiment import Experiment
 
 Json = dict[str, Any]
+Numbers = list[float | None]  # of JSON, which has no NaN
+Pages = Mapping[str, int]  # the place of each run among the report's runs
 MOST_CLASSES = 100  # a matrix with more would be most of the page
 CURVES = {"target_{}": "target {} (%)", "mean_validation_{}": "source validation {} (%)", "train_loss": "training loss"}
 
 
-def numbers(values: Iterable[float], factor: float = 1.0) -> list[float | None]:
+def numbers(values: Iterable[float], factor: float = 1.0) -> Numbers:
     """Values for JSON, with five digits that count; None for what is missing or infinite."""
-    return [float(f"{factor * value:.5g}") if np.isfinite(value) else None for value in map(float, values)]
+    rounded: Numbers = []
+    for value in map(float, values):
+        text = f"{factor * value:.5g}"
+        rounded.append(float(text) if np.isfinite(value) else None)
+    return rounded
 
 
-def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pages: Mapping[str, int]) -> Json:
-    """What the charts of one experiment show; pages: the place of each of its runs among the report's runs."""
+def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pages: Pages) -> Json:
+    """What the charts of one experiment show; groups: what each method changes."""
     rounds = runs.rounds.assign(label=runs.rounds["run"].map(comparison.labels))
     steps = comparison.methods.set_index("label")["steps"]
     costs = whole_run_costs(rounds).join(steps)
     methods = []
     for method in comparison.methods.to_dict("records"):
         label = method["label"]
-        methods.append(
-            {
-                "label": label,
-                "shown": shown_label(method),
-                "group": groups.get(method["method"], ""),
-                "ranked": method["group"],
-                "cells": _cells(comparison, label),
-                "differences": _differences(comparison, label),
-                "costs": dict(zip(costs, numbers(costs.loc[label]))) if label in costs.index else {},
-                "runs": _pages(comparison, label, pages),
-            }
-        )
+        shown = {
+            "label": label,
+            "shown": shown_label(method),
+            "group": groups.get(method["method"], ""),
+            "ranked": method["group"],
+            "cells": _cells(comparison, label),
+            "differences": _differences(comparison, label),
+            "costs": {},
+            "runs": _pages(comparison, label, pages),
+        }
+        if label in costs.index:
+            values = numbers(costs.loc[label])
+            shown["costs"] = dict(zip(costs, values))
+        methods.append(shown)
     return {
         "metric": comparison.measure.title,
         "rule": comparison.rule,
@@ -65,20 +73,25 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pa
     }
 
 
-def _cells(comparison: Comparison, label: str) -> dict[str, list[float | None]]:
+def _cells(comparison: Comparison, label: str) -> dict[str, Numbers]:
     """{target: [mean, deviation] in percent} of one method."""
     cells = comparison.cells[comparison.cells["label"] == label]
-    return {cell.target: numbers([cell.mean, cell.std], 100) for cell in cells.itertuples()}
+    percents = {}
+    for cell in cells.itertuples():
+        percents[cell.target] = numbers([cell.mean, cell.std], 100)
+    return percents
 
 
-def _pages(comparison: Comparison, label: str, pages: Mapping[str, int]) -> list[list[Any]]:
+def _pages(comparison: Comparison, label: str, pages: Pages) -> list[list[Any]]:
     """[target, place of its page] of every run of one method."""
     table = comparison.table
-    runs = table[table["label"] == label].sort_values(["target", "seed"])
-    return [[target, pages[run]] for target, run in zip(runs["target"], runs["run"])]
+    runs = table[table["label"] == label]
+    runs = runs.sort_values(["target", "seed"])
+    places = runs["run"].map(pages)
+    return [list(each) for each in zip(runs["target"], places.tolist())]
 
 
-def _differences(comparison: Comparison, label: str) -> dict[str, list[float | None]]:
+def _differences(comparison: Comparison, label: str) -> dict[str, Numbers]:
     """{target, and `average` over all: [mean difference in points, lower and upper bound of its interval, pairs]}."""
     if comparison.baseline in ("", label):
         return {}
@@ -89,7 +102,8 @@ def _differences(comparison: Comparison, label: str) -> dict[str, list[float | N
         values = cells.to_numpy(dtype=float).ravel()
         values = values[np.isfinite(values)]
         if len(values):
-            differences[name] = [*numbers(interval(values), 100), len(values)]
+            bounds = numbers(interval(values), 100)
+            differences[name] = [*bounds, len(values)]
     return differences
 
 
@@ -99,14 +113,20 @@ def curve_titles(rounds: pd.DataFrame) -> dict[str, str]:
     titles = {}
     for column, title in CURVES.items():
         name = column.format(task.metric)
-        if name in rounds and rounds[name].notna().any():
+        if _has_values(rounds, name):
             titles[name] = title.format(task.title)
     return titles
 
 
+def _has_values(frame: pd.DataFrame, column: str) -> bool:
+    return column in frame and bool(frame[column].notna().any())
+
+
 def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -> list[Json]:
     """The page of each run, in the order of the summaries; shared: settings of all runs, which a page leaves out."""
-    rounds, clients, details = (_by_run(frame) for frame in (runs.rounds, runs.clients, runs.details))
+    rounds = _by_run(runs.rounds)
+    clients = _by_run(runs.clients)
+    details = _by_run(runs.details)
     metrics = client_metrics(runs.clients)
     metric = task_of(runs.summary, "last_target_").metric
     titles = curve_titles(runs.rounds)
@@ -115,7 +135,8 @@ def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -
     for summary in runs.summary.to_dict("records"):
         run = summary["run"]
         experiment = runs.comparable[run]
-        place = runs.source / run_folder(runs, run).relative_to(runs.folder)
+        folder = run_folder(runs, run).relative_to(runs.folder)
+        settings = runs.source / folder / "experiment.toml"
         page = {
             "run": run,
             "label": comparison.labels[run],
@@ -128,7 +149,7 @@ def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -
             "confusion": confusion(runs, run, comparison.select),
             "settings": _own_settings(experiment, shared),
             "recipe": recipe(run_environment(runs, run)),
-            "command": command_line(experiment, place / "experiment.toml"),
+            "command": command_line(experiment, settings),
         }
         pages.append(page)
     return pages
@@ -139,17 +160,22 @@ def _curves(rounds: pd.DataFrame, titles: Mapping[str, str]) -> Json:
     curves = {}
     for column, title in titles.items():
         if column in rounds:
-            curves[column] = numbers(rounds[column], 100 if "%" in title else 1)
-    return {"round": numbers(rounds["round"]) if len(rounds) else [], "curves": curves}
+            factor = 100 if "%" in title else 1
+            curves[column] = numbers(rounds[column], factor)
+    places = numbers(rounds["round"]) if len(rounds) else []
+    return {"round": places, "curves": curves}
 
 
 def _own_settings(experiment: Experiment, shared: Mapping[str, object]) -> dict[str, str]:
     """The settings of a run that not all runs share."""
-    settings = comparable_settings(experiment)
-    return {key: value_text(value) for key, value in settings.items() if key not in shared}
+    texts = {}
+    for key, value in comparable_settings(experiment).items():
+        if key not in shared:
+            texts[key] = value_text(value)
+    return texts
 
 
-def _result(row: Mapping[str, Any], rule: str, metric: str) -> list[float | None]:
+def _result(row: Mapping[str, Any], rule: str, metric: str) -> Numbers:
     """[the primary metric in percent, the round] under a selection rule."""
     percent = 100 * float(row[f"{rule}_target_{metric}"])
     return numbers([percent, row[f"{rule}_round"]])
@@ -167,40 +193,52 @@ def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
     Of very many clients the metrics are means over each domain's.
     """
     frame, key, _ = client_key(frame)
-    drawn = [column for column in metrics if frame[column].notna().any()]
+    drawn = [column for column in metrics if _has_values(frame, column)]
     means = frame.groupby([key, "round"])[drawn].mean()
-    sizes = [column for column in frame if column.startswith("bytes_") and frame[column].notna().any()]
-    messages = frame.groupby("client").agg(messages=("round", "size"), **{name: (name, "sum") for name in sizes})
     failed = frame[frame["status"].astype(str) != "ok"]
     return {
         "clients": {column: _lines(means[column]) for column in drawn},
-        "messages": [
-            list(messages),
-            *([str(client), *numbers(row)] for client, row in zip(messages.index, messages.to_numpy())),
-        ],
+        "messages": _messages(frame),
         "failures": [f"round {row.round}: {row.client}: {row.status}" for row in failed.itertuples()],
     }
 
 
+def _messages(frame: pd.DataFrame) -> list[list[Any]]:
+    """Return the heads, then a row for each client: its messages, and the bytes of each record."""
+    by_client = frame.groupby("client")
+    columns = {"messages": by_client.size()}
+    for column in frame:
+        if column.startswith("bytes_") and _has_values(frame, column):
+            columns[column] = by_client[column].sum()
+    table = pd.DataFrame(columns)
+    rows = [list(table)]
+    for client, values in zip(table.index, table.to_numpy()):
+        rows.append([str(client), *numbers(values)])
+    return rows
+
+
 def detail_data(frame: pd.DataFrame) -> Json:
     """{quantity: {client or group of layers: means over rounds}} of what a run has recorded layer by layer."""
-    frame = frame.assign(
-        client=frame["client"].fillna("server").astype(str), group=frame["name"].fillna("").map(layer_group)
-    )
+    clients = frame["client"].fillna("server")
+    names = frame["name"].fillna("")
+    frame = frame.assign(client=clients.astype(str), group=names.map(layer_group))
     quantities = {}
     for quantity, rows in frame.groupby("quantity", sort=False):
+        keys = ["client", "group"] if rows["group"].any() else ["client"]
         lines: Json = {}
-        for key in ("client", "group") if rows["group"].any() else ("client",):
-            lines |= _lines(rows.groupby([key, "round"], sort=False)["value"].mean())
+        for key in keys:
+            groups = rows.groupby([key, "round"], sort=False)
+            lines |= _lines(groups["value"].mean())
         quantities[str(quantity)] = lines
     return quantities
 
 
-def _lines(values: pd.Series) -> dict[str, list[list[float | None]]]:
+def _lines(values: pd.Series) -> dict[str, list[Numbers]]:
     """{name: [rounds, values]} of values whose index holds names and rounds."""
     lines = {}
     for name, line in values.groupby(level=0, sort=False):
-        lines[str(name)] = [numbers(line.index.get_level_values(1)), numbers(line)]
+        rounds = line.index.get_level_values(1)
+        lines[str(name)] = [numbers(rounds), numbers(line)]
     return lines
 
 
@@ -212,12 +250,14 @@ def confusion(runs: Runs, run: str, select: str) -> Json:
         return {}
     if len(predictions.classes) > MOST_CLASSES:
         return {}
-    return {"classes": predictions.classes, "matrix": confusion_matrix(predictions).tolist()}
+    matrix = confusion_matrix(predictions)
+    return {"classes": predictions.classes, "matrix": matrix.tolist()}
 
 
 def recipe(environment: Mapping[str, Any]) -> dict[str, str]:
     """{slot and part: its fields} as the run has recorded them."""
     texts = {}
     for part, fields in environment.get("recipe", {}).items():
-        texts[part] = ", ".join(f"{name} = {value_text(value)}" for name, value in fields.items())
+        values = [f"{name} = {value_text(value)}" for name, value in fields.items()]
+        texts[part] = ", ".join(values)
     return texts

@@ -18,7 +18,8 @@ def grid_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
 
 def per_seed_average(grid: pd.DataFrame, targets: Sequence[str]) -> pd.Series:
     """Average over all targets for each complete seed: one that has an accuracy for every target."""
-    return grid.reindex(columns=targets).dropna().mean(axis=1)
+    complete = grid.reindex(columns=targets).dropna()
+    return complete.mean(axis=1)
 
 
 def mean_and_std(values: pd.Series) -> dict[str, Any]:
@@ -50,13 +51,18 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
         p_value = float(wilcoxon(nonzero).pvalue)
     elif len(differences):
         p_value = 1.0  # SciPy would return NaN, but when all cells are equal there is no evidence of a difference
-    return {
-        "difference": float(differences.mean()) if len(differences) else math.nan,
+    result: dict[str, Any] = {
+        "difference": math.nan,
         "p_value": p_value,
         "pairs": len(differences),
         "differing": len(nonzero),
-        "covers": frozenset(cells.index.get_level_values("target")) if len(cells) else frozenset(),
+        "covers": frozenset(),
     }
+    if len(differences):
+        targets = cells.index.get_level_values("target")
+        result["difference"] = float(differences.mean())
+        result["covers"] = frozenset(targets)
+    return result
 
 
 def interval(differences: np.ndarray) -> tuple[float, float, float]:
@@ -91,7 +97,8 @@ def corrected(methods: pd.DataFrame, correction: str) -> pd.DataFrame:
     if correction not in ("holm", "none"):
         raise UserError(f"unknown correction {correction!r}; known: holm, none")
     if correction == "holm" and "p_value" in methods:
-        methods.insert(list(methods).index("p_value") + 1, "p_holm", holm(methods["p_value"]))
+        place = methods.columns.get_loc("p_value") + 1
+        methods.insert(place, "p_holm", holm(methods["p_value"]))
     return methods
 
 
@@ -107,15 +114,18 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
     shared: list[int] = []
     for seed in sorted(set().union(*seeds.values())):
         holders = [label for label in seeds if seed in seeds[label]]
-        common = sorted(set.intersection(*(seeds[label] for label in holders)))
+        seeds_of_holders = [seeds[label] for label in holders]
+        common = sorted(set.intersection(*seeds_of_holders))
         if (len(holders), len(common)) > (len(methods), len(shared)):
-            methods, shared = holders, common
+            methods = holders
+            shared = common
     return methods, shared
 
 
 def ranks(scores: pd.Series) -> pd.Series:
     """Ranks, 1 for the greatest score; equal scores share the better rank, NaN has no rank."""
-    return comparable(scores.astype(float)).rank(ascending=False, method="min")
+    rounded = comparable(scores.astype(float))
+    return rounded.rank(ascending=False, method="min")
 
 
 def whole_run_costs(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -123,10 +133,12 @@ def whole_run_costs(rounds: pd.DataFrame) -> pd.DataFrame:
     names = ["bytes_down", "bytes_up", "round_seconds"]
     columns = [column for column in names if column in rounds]
     runs = rounds.groupby(["label", "run"])[columns].sum(min_count=1)
-    totals = runs.groupby("label").mean().reindex(columns=names)
+    totals = runs.groupby("label").mean()
+    totals = totals.reindex(columns=names)
+    size = totals["bytes_down"] + totals["bytes_up"]
     return pd.DataFrame(
         {
-            "gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9,
+            "gigabytes": size / 1e9,
             "minutes": totals["round_seconds"] / 60,
         }
     )
@@ -134,7 +146,8 @@ def whole_run_costs(rounds: pd.DataFrame) -> pd.DataFrame:
 
 def most_seeds(rows: pd.DataFrame) -> int:
     """The largest number of seeds of one method; rows: label and seed."""
-    return int(rows.groupby("label")["seed"].nunique().max())
+    seeds = rows.groupby("label")["seed"]
+    return int(seeds.nunique().max())
 
 
 def over_seeds(seeds: int) -> str:
