@@ -151,7 +151,9 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
     notes = []
     lacking = []
     for label, cells in missing_cells(table, targets).items():
-        named = [f"{target} ({seeds})" for target, seeds in cells.items()]
+        named = []
+        for target, seeds in cells.items():
+            named.append(f"{target} ({seeds})")
         lacking.append(f"{label}: {', '.join(named)}")
     if lacking:
         notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
@@ -188,7 +190,8 @@ def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str
 
 def _begun(table: pd.DataFrame) -> pd.Series:
     """The seeds of each label, sorted."""
-    return table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
+    seeds = table.groupby("label", sort=False)["seed"]
+    return seeds.agg(lambda values: sorted(set(values)))
 
 
 def _seeds(seeds: list[int], all_of: list[int]) -> str:
@@ -209,7 +212,9 @@ def split_notes(table: pd.DataFrame) -> list[str]:
     fixed = list(seeds.index[is_fixed])
     if not fixed:
         return []
-    named = "all methods" if len(fixed) == len(seeds) else ", ".join(fixed)
+    named = ", ".join(fixed)
+    if len(fixed) == len(seeds):
+        named = "all methods"
     return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
 
 
