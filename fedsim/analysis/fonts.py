@@ -15,7 +15,10 @@ def fonts_for(texts: Iterable[str]) -> tuple[list[str], str]:
     The standard font comes first; others are looked for only when it lacks a character.
     """
     signs = set().union(*texts)
-    missing = {sign for sign in signs if sign.isprintable() and not sign.isspace()}
+    missing = set()
+    for sign in signs:
+        if sign.isprintable() and not sign.isspace():
+            missing.add(sign)
     missing -= signs_of(font_manager.findfont(STANDARD))
     families = [STANDARD]
     while missing:

@@ -275,7 +275,8 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     smaller: dict[str, list[str]] = {}
     for row in least.sort_index().itertuples():
         texts = smaller.setdefault(row.label, [])
-        texts.append(f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}")
+        share = f"{row.target_images:.0f} of {row.most:.0f}"
+        texts.append(f"{share} images of {row.target}")
     return [
         f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
         for label, texts in smaller.items()

@@ -237,7 +237,8 @@ def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
         variants = dict.fromkeys(runs.labels[run] for run in ours)
         return f"the runs are variants ({', '.join(variants)})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
-    repeats_defaults = any(not method_words(ours[run]) for run in plain)
+    settings = [method_words(ours[run]) for run in plain]
+    repeats_defaults = "" in settings
     differences: dict[str, list[str]] = {}  # {row of our table: what differs}
     for run in plain:
         protocol = protocol_of(paper, ours[run])

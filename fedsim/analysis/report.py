@@ -415,7 +415,8 @@ def common_targets(by_label: Mapping[str, Mapping[str, object]]) -> tuple[list[s
     counts: Counter[str] = Counter()  # in how many methods a target is
     for by_target in by_label.values():
         counts.update(by_target.keys())
-    common = [target for target in counts if counts[target] == len(by_label)]
+    methods = len(by_label)
+    common = [target for target in counts if counts[target] == methods]
     if len(common) == len(counts):
         return common, ""
     if not common:

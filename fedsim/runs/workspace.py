@@ -121,7 +121,7 @@ class Workspace:
         self.experiment, self.recipe = plan.experiment, plan.recipe
         self.device = pick_device(plan.experiment.run.device)
         prepare_device(self.device)
-        self.task = rules_of(plan.data.task, plan.experiment.data)
+        self.task = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
