@@ -187,7 +187,8 @@ def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, li
     grids = {}  # {block: seeds × methods}
     for name, part in parts.items():
         for target, runs in part.table.groupby("target", sort=False):
-            grids[f"{target} of {name}"] = runs.pivot(index="seed", columns="label", values="accuracy")
+            block = f"{target} of {name}"
+            grids[block] = runs.pivot(index="seed", columns="label", values="accuracy")
     labels = keys_of(grids.values())
     complete = []
     for label in labels:
@@ -208,7 +209,9 @@ def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, li
 
 
 def _has_scores(grid: pd.DataFrame, label: str) -> bool:
-    return label in grid and bool(grid[label].notna().any())
+    if label not in grid:
+        return False
+    return bool(grid[label].notna().any())
 
 
 def _friedman(scores: pd.DataFrame) -> float:
@@ -225,7 +228,10 @@ def notes_on(pairs: Pairs) -> list[str]:
     """What the tests say, and what they cannot say with so few blocks."""
     blocks, tests = pairs.blocks, len(pairs.tests)
     differing = int((pairs.tests["p_holm"] < LEVEL).sum())
-    ranked = ", ".join([f"{label} {rank:.2f}" for label, rank in pairs.ranks.items()])
+    texts = []
+    for label, rank in pairs.ranks.items():
+        texts.append(f"{label} {rank:.2f}")
+    ranked = ", ".join(texts)
     result = f"{differing} of {tests} pairs differ (Wilcoxon over these domains, Holm over all pairs, {LEVEL})."
     if pd.notna(pairs.friedman):
         result += f" Friedman's p for all methods together: {p_text(pairs.friedman)}."

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -23,9 +23,11 @@ def order_notes(table: pd.DataFrame, experiment: Experiment, targets: Sequence[s
     texts = []
     for one, other in itertools.combinations(frame, 2):
         both = frame[[one, other]].dropna()
-        is_of_papers = MEAN in (one, other) and OURS not in (one, other)
+        names = {one, other}
+        is_of_papers = MEAN in names and OURS not in names
         if len(both) >= FEWEST and not is_of_papers:
-            texts.append(f"{one} and {other} {in_words(both)}")
+            tau = in_words(both)
+            texts.append(f"{one} and {other} {tau}")
     if not any(text.startswith(OURS) for text in texts):
         return []
     heading = "Agreement on the order of methods, Kendall's tau with its 95 % interval (1: the same order, 0: none)"
@@ -48,14 +50,16 @@ def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence
     the papers' methods. Each paper gives its fullest table of this data set that has FedAvg and all targets, with any
     network; the frame is empty where there is none.
     """
-    no_variants = table[table["label"] == table["method"]]
+    is_variant = table["label"] != table["method"]
+    no_variants = table[~is_variant]
     cells = no_variants.pivot_table("accuracy", ["target", "seed"], "method")
     domains = {domain_key(name) for name in targets}
     papers = _printed(experiment.data.dataset, domains)
     if BASELINE not in cells or papers.empty:
         return pd.DataFrame()
     differences = cells.sub(cells[BASELINE], axis="index")
-    by_target = differences.groupby("target").mean().reindex(targets)
+    by_target = differences.groupby("target").mean()
+    by_target = by_target.reindex(targets)
     columns = {
         OURS: by_target.mean(skipna=False),
         MEAN: papers.mean(axis="columns"),
@@ -67,24 +71,30 @@ def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence
 def _printed(dataset: str, domains: set[str]) -> pd.DataFrame:
     """Differences to FedAvg by our name of a method, one column for each paper."""
     frame = federated()
-    frame = frame[frame["dataset"] == DATASETS.get(dataset)]
-    frame = frame.assign(domain=frame["target_domain"].map(domain_key))
-    frame = frame[frame["domain"].isin(domains)].copy()
-    frame["ours"] = frame["method"].map(_our_name)
+    name = DATASETS.get(dataset)
+    frame = frame[frame["dataset"] == name]
+    frame = frame.assign(
+        domain=frame["target_domain"].map(domain_key),
+        ours=frame["method"].map(_our_name),
+    )
+    frame = frame[frame["domain"].isin(domains)]
     columns: dict[str, pd.Series] = {}
     for (table, network), rows in frame.groupby(["paper", "backbone"], sort=False):
         cells = rows.pivot_table("accuracy_percent", "ours", "domain", aggfunc="first")
         cells = cells.dropna()
-        if BASELINE not in cells.index or len(cells.columns) != len(domains):
+        has_all_domains = len(cells.columns) == len(domains)
+        if BASELINE not in cells.index or not has_all_domains:
             continue
         paper = table.split(" Table")[0]
-        others = [name for name in columns if name.startswith(f"{paper} Table")]
+        start = f"{paper} Table"
+        others = [name for name in columns if name.startswith(start)]
         if others and len(cells) <= len(columns[others[0]]):
             continue
-        for name in others:
-            del columns[name]
+        for other in others:
+            del columns[other]
         differences = cells - cells.loc[BASELINE]
-        columns[f"{table} ({network})"] = differences.mean(axis="columns") / 100
+        points = differences.mean(axis="columns")
+        columns[f"{table} ({network})"] = points / 100
     return pd.DataFrame(columns)
 
 
@@ -100,24 +110,29 @@ def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     """
     n = len(x)
     i, j = np.triu_indices(n, 1)
-    order_of_x = np.sign(x[i] - x[j])
-    order_of_y = np.sign(y[i] - y[j])
-    signs = order_of_x * order_of_y
-    discordant = float((1 - signs).sum() / 2)
+    differences_of_x = x[i] - x[j]
+    differences_of_y = y[i] - y[j]
+    signs = np.sign(differences_of_x) * np.sign(differences_of_y)
+    twice = float((1 - signs).sum())
+    discordant = twice / 2
     least = math.floor(discordant)
     end = math.ceil(discordant) + 1
-    below = _root(n, lambda pmf: pmf[:end].sum(), LARGEST)
-    above = _root(n, lambda pmf: pmf[least:].sum(), -LARGEST)
+    below = _root(n, slice(None, end), LARGEST)
+    above = _root(n, slice(least, None), -LARGEST)
     tau = 1 - 2 * discordant / len(i)
     return tau, _expected(n, below), _expected(n, above)
 
 
-def _root(n: int, tail: Callable[[np.ndarray], float], otherwise: float) -> float:
-    """The log q at which a tail has 2.5 %, or the end of the range at which the tail holds every order."""
+def _root(n: int, tail: slice, otherwise: float) -> float:
+    """The log q at which a tail has 2.5 %, or the end of the range at which the tail holds every order.
+
+    tail: the numbers of discordant pairs in it
+    """
     from scipy.optimize import brentq
 
     def excess(log_q: float) -> float:
-        return tail(_counts(n, log_q)) - TAIL
+        pmf = _counts(n, log_q)
+        return pmf[tail].sum() - TAIL
 
     if excess(otherwise) > 0:
         return otherwise
@@ -140,4 +155,5 @@ def _expected(n: int, log_q: float) -> float:
     pmf = _counts(n, log_q)
     counts = np.arange(len(pmf))
     discordant = pmf @ counts
-    return float(1 - 2 * discordant / counts[-1])
+    pairs = counts[-1]
+    return float(1 - 2 * discordant / pairs)

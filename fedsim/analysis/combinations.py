@@ -94,7 +94,9 @@ def _candidates(axes: "Axes", rows: pd.DataFrame) -> None:
         )
     rungs = rows.drop_duplicates("rung").sort_values("rung")
     counts = rungs["folds"].str.count(",") + 1
-    ticks = [f"rung {rung}\nfolds: {count}" for rung, count in zip(rungs["rung"], counts)]
+    ticks = []
+    for rung, count in zip(rungs["rung"], counts):
+        ticks.append(f"rung {rung}\nfolds: {count}")
     axes.set_xticks(rungs["rung"], ticks)
     legend_beside([axes], looks)
 
@@ -127,7 +129,9 @@ def tables(runs: Runs) -> list[Table]:
 def _candidate(row: Any) -> Row:
     """The row of a candidate; row: one of `itertuples` of a search."""
     number = Cell(f"{row.candidate:.0f}", value=row.candidate)
-    text = "" if pd.isna(row.score) else f"{100 * row.score:.1f}"
+    text = ""
+    if pd.notna(row.score):
+        text = f"{100 * row.score:.1f}"
     score = Cell(text, value=row.score)
     cells = [row.target, number, row.changes, str(row.rung), score, row.outcome]
     return Row(cells)

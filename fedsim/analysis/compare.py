@@ -62,10 +62,20 @@ def compare(
     experiments = _alike(runs, by)
     recorded = environments(runs)
     table = _table_of_runs(runs, experiments, by, f"{select}_target_{task_metric}")
-    refuse_unlike(runs, recorded, dict(zip(table["run"], table["label"])))
-    not_computed = [] if metric == task_metric else _measure(table, runs, metric, select)
+    labels = dict(zip(table["run"], table["label"]))
+    refuse_unlike(runs, recorded, labels)
+    not_computed = []
+    if metric != task_metric:
+        not_computed = _measure(table, runs, metric, select)
     targets = _targets(table)
-    computed = numbers(table, targets, by, baseline, correction, metric)
+    computed = numbers(
+        table,
+        targets,
+        by,
+        baseline,
+        correction,
+        metric,
+    )
     rule = rule_title(select, experiments.values())
     names = dict.fromkeys(runs.summary["experiment"])
     comparison = Comparison(
@@ -82,32 +92,39 @@ def compare(
     if published and comparison.measure.primary:  # the papers print no other metric
         comparison.published, reasons = _papers(runs, recorded, comparison, published)
     comparison.notes = [
-        *_notes_on_runs(runs, comparison, reasons),
-        *provenance_notes(recorded),
-        *without_notes(not_computed),
-        *round_notes(runs, select),
-        *_selection_notes(comparison, experiments),
+        *part_notes(runs.only),
+        *comparison_notes(comparison, reasons, runs.unfinished),
+        *_notes_on_runs(runs, recorded, not_computed, comparison),
     ]
     return comparison
 
 
-def _notes_on_runs(runs: Runs, comparison: Comparison, reasons: list[str]) -> list[str]:
-    """Notes on the runs that are in the table, on its numbers, and on damaged runs."""
+def _notes_on_runs(
+    runs: Runs,
+    recorded: Environments,
+    not_computed: list[str],
+    comparison: Comparison,
+) -> list[str]:
+    """Notes on damaged runs, and on how the runs of the table were made and selected."""
     return [
-        *part_notes(runs.only),
-        *comparison_notes(comparison, reasons, runs.unfinished),
         *damaged_notes(runs.damaged),
+        *provenance_notes(recorded),
+        *without_notes(not_computed),
+        *round_notes(runs, comparison.select),
+        *_selection_notes(runs, comparison),
     ]
 
 
 def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
     """(the metric of the runs' task, the metric of the comparison); UserError for what these runs do not have."""
     if select not in RULES:
-        raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
+        near = nearest(select, RULES)
+        raise UserError(f"unknown selection rule {select!r}; {near}known: {', '.join(RULES)}")
     task_metric = task_of(runs.summary, f"{select}_target_").metric
     metric = find_metric(metric or task_metric, task_metric)
     if runs.summary.empty:
-        raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
+        notes = damaged_notes(runs.damaged)
+        raise UserError(" ".join(["no finished run to compare.", *notes]))
     return task_metric, metric
 
 
@@ -120,14 +137,18 @@ def _measure(table: pd.DataFrame, runs: Runs, metric: str, select: str) -> list[
 
 def _alike(runs: Runs, by: Sequence[str]) -> Experiments:
     """The settings by which the finished runs are compared; UserError where they differ in anything but `by`."""
-    experiments = {run: runs.comparable[run] for run in runs.summary["run"]}
+    experiments = {}
+    for run in runs.summary["run"]:
+        experiments[run] = runs.comparable[run]
     require_alike(list(experiments.values()), by, runs.unused_parts)
     return experiments
 
 
-def _selection_notes(comparison: Comparison, experiments: Experiments) -> list[str]:
+def _selection_notes(runs: Runs, comparison: Comparison) -> list[str]:
     """A note on domains that selected the round and trained no client."""
-    domains = {experiment.run.validation_domain for experiment in experiments.values()}
+    domains = set()
+    for run in comparison.table["run"]:
+        domains.add(runs.experiments[run].run.validation_domain)
     names = sorted(filter(None, domains))
     if not names or comparison.select != "best_validation":
         return []
@@ -147,7 +168,9 @@ def numbers(
     labels = dict.fromkeys(table["label"])
     grids = {label: grid_of(table, label) for label in labels}
     base = _baseline_label(table, baseline)
-    rows = [_method(table, label, grids, targets, base, by) for label in grids]
+    rows = []
+    for label in grids:
+        rows.append(_method(table, label, grids, targets, base, by))
     ordered = _in_order(pd.DataFrame(rows), sign)
     methods = corrected(ordered, correction)
     cells = []
@@ -184,7 +207,8 @@ def _in_order(methods: pd.DataFrame, sign: int) -> pd.DataFrame:
 
 def _paired_scores(methods: pd.DataFrame, targets: list[str], base: str, sign: int) -> pd.Series:
     """What ranks the methods beside a baseline: their differences; NaN for one that lacks a pair on a target."""
-    differences = methods["difference"].mask(methods["label"] == base, 0.0)
+    is_base = methods["label"] == base
+    differences = methods["difference"].mask(is_base, 0.0)
     required = set(targets)
     covered = [covers >= required for covers in methods["covers"]]
     return sign * differences.where(covered)
@@ -200,7 +224,9 @@ def _average_scores(
     scores = pd.Series(math.nan, index=methods.index)
     ranked_seeds: dict[str, list[int]] = {}
     for group, rows in methods.groupby("group", sort=False):
-        averages = {label: per_seed_average(grids[label], targets) for label in rows["label"]}
+        averages = {}
+        for label in rows["label"]:
+            averages[label] = per_seed_average(grids[label], targets)
         labels, seeds = common_seeds(averages)
         ranked_seeds[str(group)] = seeds
         for place, label in rows["label"].items():
@@ -218,7 +244,9 @@ def _papers(
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
     table, targets = comparison.table, comparison.targets
-    given = {run: runs.experiments[run] for run in table["run"]}
+    given = {}
+    for run in table["run"]:
+        given[run] = runs.experiments[run]
     first = next(iter(given.values()))
     ours = RunsOfTable(given, runs.labels(), comparison.labels, recorded)
     rows, notes = beside(ours, targets)
@@ -280,7 +308,8 @@ def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
             labels[run] += f" ({text})"
     methods: dict[str, set[str]] = {}  # {label: the methods of its runs}
     for run, experiment in runs.experiments.items():
-        methods.setdefault(labels[run], set()).add(experiment.method_name)
+        of_label = methods.setdefault(labels[run], set())
+        of_label.add(experiment.method_name)
     for run, experiment in runs.experiments.items():
         if len(methods[labels[run]]) > 1:
             labels[run] += f" [{experiment.method_name}]"
@@ -292,7 +321,8 @@ def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     if not baseline:
         return ""
     labels = list(dict.fromkeys(table["label"]))
-    named = [label for label in labels if label.lower() == baseline.lower()]
+    name = baseline.lower()
+    named = [label for label in labels if label.lower() == name]
     if not named:
         of_method = table.loc[table["method"] == baseline, "label"]
         named = list(dict.fromkeys(of_method))
@@ -308,7 +338,9 @@ def _cells(method: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], by
     """The cells of one method: of each target, and of the average."""
     keys = {key: method[key] for key in ("label", "method", *by)}
     grid = grid.reindex(columns=targets)
-    columns = {target: grid[target].dropna() for target in targets}
+    columns = {}
+    for target in targets:
+        columns[target] = grid[target].dropna()
     columns[AVERAGE] = per_seed_average(grid, targets)
     cells = []
     for target, values in columns.items():
@@ -339,7 +371,8 @@ def _method(
         row |= paired(grid, grids[base])
         if label == base:
             row |= {"difference": math.nan, "p_value": math.nan}
-    row |= runs[[*BUDGETS, *COSTS]].mean().to_dict()
+    amounts = runs[[*BUDGETS, *COSTS]]
+    row |= amounts.mean().to_dict()
     row["group"] = ""
     for name in filter(None, GROUPS):  # the strongest use of the target's images comes last, and counts
         row[name] = bool(runs[name].any())

@@ -86,7 +86,8 @@ class Comparison:
     def render(self, format: str = "table") -> str:
         """Text of the table as `table` (terminal), `csv`, `markdown` or `latex`."""
         if format not in FORMATS:
-            raise UserError(f"unknown format {format!r}; {nearest(format, FORMATS)}known: {', '.join(FORMATS)}")
+            near = nearest(format, FORMATS)
+            raise UserError(f"unknown format {format!r}; {near}known: {', '.join(FORMATS)}")
         table = comparison_table(self)
         if format == "csv":
             return table.csv()
@@ -110,8 +111,12 @@ def comparison_table(comparison: Comparison) -> Table:
     for method in comparison.methods.to_dict("records"):
         is_apart = method["group"] != group
         group = method["group"]
-        numbers = [*cells[method["label"]], *further_cells(comparison, method)]
-        rows.append(Row([Cell(shown_label(method)), *numbers], is_apart=is_apart))
+        row: list[Cell | str] = [
+            Cell(shown_label(method)),
+            *cells[method["label"]],
+            *further_cells(comparison, method),
+        ]
+        rows.append(Row(row, is_apart=is_apart))
     empty = [""] * len(further)
     for number, (label, printed) in enumerate(published_cells(comparison)):
         is_first = number == 0
@@ -152,7 +157,10 @@ def _records(comparison: Comparison) -> list[dict[str, Any]]:
         if comparison.metric != CLASSIFICATION.metric:
             record["metric"] = comparison.metric
         left_out = {*record, "average", "average_std", "seeds"}
-        rest = {key: value for key, value in method.items() if key not in left_out}
+        rest = {}
+        for key, value in method.items():
+            if key not in left_out:
+                rest[key] = value
         records.append(record | _by_target(by_label[label]) | rest)
     for (label, source), cells in comparison.published.groupby(["label", "source"], sort=False):
         method = cells["method"].iloc[0]
@@ -194,7 +202,9 @@ def accuracy_cells(comparison: Comparison) -> dict[str, list[Cell]]:
         # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
         numbers = {float(text) for text in printed[candidates.index]}
         best = sorted(numbers, reverse=not comparison.measure.less_is_better)[:2]
-        places = {f"{number:.1f}": place for place, number in enumerate(best, 1)}
+        places = {}
+        for place, number in enumerate(best, 1):
+            places[f"{number:.1f}"] = place
         for index, row in column.iterrows():
             place = 0
             if index in candidates.index:

@@ -1,5 +1,6 @@
 """The figures of a comparison: accuracy per target, cost and accuracy, the papers' order of methods, mean ranks."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -45,22 +46,27 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
     seeds = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
     set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {seeds})")
     for panel, target in zip(panels, comparison.columns):
-        bars = cells[cells["target"] == target].set_index("label").reindex(labels)
-        _bars(
-            panel,
-            bars,
-            runs[runs["target"] == target],
-            looks,
-        )
+        bars = cells[cells["target"] == target].set_index("label")
+        bars = bars.reindex(labels)
+        points = runs[runs["target"] == target]
+        _bars(panel, bars, points, looks)
     # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
     panels[0].set_yticks(range(len(labels)), texts)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)
-    start = max(0, 10 * int(10 * runs["accuracy"].min()) - 10)
+    start = _start_of_bars(runs["accuracy"])
     panels[0].set_xlim(left=start)
     # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
     title = f"target {comparison.measure.title} (%)"
-    figure.supxlabel(f"{title}, axis from {start}" if start else title, fontsize=9)
+    if start:
+        title += f", axis from {start}"
+    figure.supxlabel(title, fontsize=9)
     return figure
+
+
+def _start_of_bars(accuracies: pd.Series) -> int:
+    """The percentage at which the axis begins, a multiple of ten below the least accuracy (a fraction)."""
+    least = int(10 * accuracies.min())
+    return max(0, 10 * least - 10)
 
 
 def _bar_panels(comparison: Comparison, height: float) -> tuple[Figure, list[Axes]]:
@@ -68,9 +74,11 @@ def _bar_panels(comparison: Comparison, height: float) -> tuple[Figure, list[Axe
     count = len(comparison.columns)
     rows = -(-count // 5)
     columns = -(-count // rows)
-    size = (1.9 * columns + 1.5, rows * (height + 0.9) + 0.9)
+    width = 1.9 * columns + 1.5
+    size = (width, rows * (height + 0.9) + 0.9)
     figure = Figure(figsize=size, layout="constrained")
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel())
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = list(grid.ravel())
     for number, (panel, target) in enumerate(zip(panels, comparison.columns)):
         has_panel_below = number + columns < count
         panel.tick_params(labelbottom=not has_panel_below)
@@ -83,7 +91,8 @@ def _bar_panels(comparison: Comparison, height: float) -> tuple[Figure, list[Axe
 def _bars(axes: Axes, bars: pd.DataFrame, runs: pd.DataFrame, looks: Looks) -> None:
     """Draw the bars of one target, a row per label, and the runs as points."""
     places = pd.Series(range(len(bars)), index=bars.index)
-    mean, std = 100 * bars["mean"], 100 * bars["std"]
+    mean = 100 * bars["mean"]
+    std = 100 * bars["std"]
     axes.barh(
         places,
         mean,
@@ -127,7 +136,8 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
     """
     columns = [column for column in COSTS if costs[column].notna().any()]
     shown = [shown_label(method) for method in comparison.methods.to_dict("records")]
-    methods = comparison.methods.assign(shown=shown).dropna(subset=["average"]).set_index("label")
+    methods = comparison.methods.assign(shown=shown)
+    methods = methods.dropna(subset=["average"]).set_index("label")
     if not columns or methods.empty:
         return None
     figure = Figure(figsize=(4.3 * len(columns), 3.8), layout="constrained")
@@ -135,8 +145,10 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
     rule = f"{comparison.rule}; {over_seeds(methods['seeds'].max())}"
     set_title(figure, f"{name}: cost and {comparison.measure.title}\n({rule})")
     for panel, column in zip(axes, columns):
-        factor, unit = readable(float(costs[column].max()), column)
-        points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
+        greatest = float(costs[column].max())
+        factor, unit = readable(greatest, column)
+        points = methods.assign(cost=factor * costs[column])
+        points = points.dropna(subset=["cost"])
         _costs(panel, points, comparison, looks)
         panel.set_xlabel(f"{COSTS[column]} ({unit})")
     axes[0].set_ylabel(f"average target {comparison.measure.title} (%)")
@@ -146,7 +158,8 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
 
 def _costs(axes: Axes, points: pd.DataFrame, comparison: Comparison, looks: Looks) -> None:
     """Draw the front and the methods; points: a row per label with its average, its cost and the text of its label."""
-    front = _front(points[points["group"] == comparison.methods["group"].iloc[0]])
+    first_group = comparison.methods["group"].iloc[0]
+    front = _front(points[points["group"] == first_group])
     if len(front) > 1:
         axes.step(
             front["cost"],
@@ -157,7 +170,9 @@ def _costs(axes: Axes, points: pd.DataFrame, comparison: Comparison, looks: Look
             linewidth=1,
             zorder=1,
         )
-    apart = points.index if len(points) <= MOST_APART else [*front.index, comparison.baseline]
+    apart = list(points.index)
+    if len(points) > MOST_APART:
+        apart = [*front.index, comparison.baseline]
     for label, row in points.iterrows():
         is_apart = label in apart
         style = looks[label] if is_apart else OTHERS
@@ -192,7 +207,8 @@ def readable(most: float, column: str) -> tuple[float, str]:
         units = {1.0: (1.0, "GB"), 1e-3: (1e3, "MB"), 0.0: (1e6, "kB")}
     else:
         units = {120: (1 / 60, "h"), 2: (1.0, "min"), 0.0: (60.0, "s")}
-    return next(unit for least, unit in units.items() if most >= least)
+    fitting = [unit for least, unit in units.items() if most >= least]
+    return fitting[0]
 
 
 def _front(points: pd.DataFrame) -> pd.DataFrame:
@@ -210,10 +226,12 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
     frame = 100 * beside_fedavg(comparison.table, experiment, comparison.targets)
     if frame.empty or not comparison.measure.primary:
         return None
-    frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all").sort_values(OURS)
+    frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all")
+    frame = frame.sort_values(OURS)
     if len(frame) < FEWEST:
         return None
-    figure = Figure(figsize=(6.4, 0.3 * (len(frame) - 1) + 1.6), layout="constrained")
+    height = 0.3 * (len(frame) - 1) + 1.6
+    figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.subplots()
     tau = in_words(frame[[OURS, MEAN]])
     rule = f"{comparison.rule}; {over_seeds(comparison.most_seeds)}"
@@ -249,7 +267,8 @@ def _paper_marks(axes: Axes, shown: pd.DataFrame) -> None:
             markersize=8 if is_ours else 6,
             label=column,
         )
-    axes.set_yticks(rows, [written(str(method)) for method in shown.index])
+    names = [written(str(method)) for method in shown.index]
+    axes.set_yticks(rows, names)
 
 
 def critical_figure(pairs: Pairs, name: str) -> Figure:
@@ -264,7 +283,8 @@ def critical_figure(pairs: Pairs, name: str) -> Figure:
     axes = figure.subplots()
     set_title(figure, f"{name}: mean rank over {pairs.blocks} unseen domains\n(joined: no pair differs, Holm, {LEVEL})")
     low = int(ranks.min())
-    high = max(-int(-ranks.max() // 1), low + 1)
+    greatest = math.ceil(ranks.max())
+    high = max(greatest, low + 1)
     margin = 0.06 * (high - low)
     for place, (label, rank) in enumerate(ranks.items()):
         text = f" {written(str(label))} ({rank:.2f}) "

@@ -69,8 +69,9 @@ def written(name: str, most: int = MOST_NAME) -> str:
     """A name as it is written in a figure: long names are shortened in the middle, and a dollar sign is escaped."""
     short = name
     if len(name) > most:
-        start, end = most * 2 // 3, most // 3 - 1
-        short = f"{name[:start]}…{name[len(name) - end :]}"
+        start = most * 2 // 3
+        end = len(name) - (most // 3 - 1)
+        short = f"{name[:start]}…{name[end:]}"
     return short.replace("$", r"\$")
 
 
@@ -84,7 +85,8 @@ def wrapped(name: str) -> str:
     text = " ".join(written(word) for word in name.split())
     lines = textwrap.wrap(text, MOST_NAME, break_long_words=False, break_on_hyphens=False)
     if len(lines) > MOST_NAME_LINES:
-        lines = [*lines[: MOST_NAME_LINES - 1], f"… {lines[-1]}"]
+        first_lines = lines[: MOST_NAME_LINES - 1]
+        lines = [*first_lines, f"… {lines[-1]}"]
     return "\n".join(lines)
 
 
@@ -131,7 +133,9 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 def panels(rows: int, heads: Sequence[str], title: str) -> tuple[Figure, np.ndarray]:
     """(a figure of panels with room for all labels, the array of its axes); heads: the titles of the columns."""
     columns = len(heads)
-    figure = Figure(figsize=(max(2.5 * columns + 0.6, 5.2), 2.3 * rows + 0.9), layout="constrained")
+    width = max(2.5 * columns + 0.6, 5.2)
+    height = 2.3 * rows + 0.9
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
     set_title(figure, title)
     for one, head in zip(axes[0], heads):
@@ -141,7 +145,8 @@ def panels(rows: int, heads: Sequence[str], title: str) -> tuple[Figure, np.ndar
 
 def set_title(figure: Figure, text: str) -> None:
     """Set the title, broken into lines that fit the figure's width."""
-    width, text = int(11 * figure.get_figwidth()), text.replace("$", r"\$")
+    width = int(11 * figure.get_figwidth())
+    text = text.replace("$", r"\$")
     if width_of(text) > len(text):  # textwrap counts letters
         width //= 2
     lines = []
@@ -169,7 +174,8 @@ def band(
     values = scale * by_round[column].agg(["mean", "std"])
     if values.empty:
         return
-    first, last = values.index[0], values.index[-1]
+    first = values.index[0]
+    last = values.index[-1]
     inside = [number for number in sorted(rounds) if first <= number <= last]
     broken = len(inside) > len(values)
     every = 1 if broken else max(1, len(values) // 6)
@@ -200,7 +206,8 @@ def legend_below(figure: Figure, names: Iterable[str]) -> None:
         return
     texts = [wrapped(name) for name in entries]
     width = 0.75 + 0.08 * max(map(width_of, texts))
-    columns = max(1, min(len(entries), int(figure.get_figwidth() // width)))
+    room = int(figure.get_figwidth() // width)
+    columns = max(1, min(len(entries), room))
     rows = -(-len(entries) // columns)
     # The page grows by the lines of the legend, so that the panels keep their height.
     height = 0.05 + 0.14 * lines_of(texts)

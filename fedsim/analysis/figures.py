@@ -20,7 +20,7 @@ from fedsim.analysis.figure_style import (
 from fedsim.analysis.statistics import most_seeds, over_seeds
 from fedsim.common.tasks import task_of
 from fedsim.records.cases import STRUCTURE_QUANTITIES
-from fedsim.records.client_rows import MOST_LINES, client_key, layer_group
+from fedsim.records.client_rows import MOST_LINES, client_key, with_layer_groups
 
 MOST_ROWS = 6
 CURVES = {"target": "target", "mean_validation": "validation"}  # {start of a column's name: start of its title}
@@ -32,18 +32,15 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
     best: the labels in the order of a comparison, best first. Of more than MOST_LINES only the first ones are drawn,
     and fedavg, because nobody can tell more lines apart.
     """
-    task = task_of(rounds)
-    curves = {}
-    for start, heading in CURVES.items():
-        column = f"{start}_{task.metric}"
-        if column in rounds and rounds[column].notna().any():
-            curves[column] = f"{heading} {task.title} (%)"
+    curves = _curves_of(rounds)
     if not curves:
         return None
     targets = sorted(rounds["target"].unique())
-    labels, few = few_enough(list(rounds["label"].unique()), best)
+    all_labels = list(rounds["label"].unique())
+    labels, few = few_enough(all_labels, best)
     rounds = rounds[rounds["label"].isin(labels)]
-    title = f"{name}: learning curves, all rounds ({over_seeds(most_seeds(rounds))}{few})"
+    over = over_seeds(most_seeds(rounds))
+    title = f"{name}: learning curves, all rounds ({over}{few})"
     heads = list(map(unseen, targets))
     figure, axes = panels(len(curves), heads, title)
     for row, (column, heading) in zip(axes, curves.items()):
@@ -51,17 +48,30 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
         for panel, target in zip(row, targets):
             of_target = rounds[rounds["target"] == target]
             for label, runs in of_target.groupby("label", sort=False):
-                band(panel, runs, column, looks[label], label, scale=100)
+                style = looks[label]
+                band(panel, runs, column, style, label, scale=100)
     _round_axis(axes[-1])
     legend_below(figure, looks)
     return figure
+
+
+def _curves_of(rounds: pd.DataFrame) -> dict[str, str]:
+    """{column: its heading} of the columns of CURVES that have values."""
+    task = task_of(rounds)
+    curves = {}
+    for start, heading in CURVES.items():
+        column = f"{start}_{task.metric}"
+        if column in rounds and rounds[column].notna().any():
+            curves[column] = f"{heading} {task.title} (%)"
+    return curves
 
 
 def few_enough(labels: list[str], best: Sequence[str]) -> tuple[list[str], str]:
     """At most MOST_LINES of the labels, in their order: the best and fedavg; and words for the title."""
     if len(labels) <= MOST_LINES:
         return labels, ""
-    ordered = [label for label in best if label in labels] or labels
+    of_best = [label for label in best if label in labels]
+    ordered = of_best or labels
     shown = ordered[:MOST_LINES]
     if "fedavg" in labels and "fedavg" not in shown:
         shown = [*ordered[: MOST_LINES - 1], "fedavg"]
@@ -69,7 +79,8 @@ def few_enough(labels: list[str], best: Sequence[str]) -> tuple[list[str], str]:
     if shown[-1] == "fedavg":
         which += " and fedavg"
     in_order = [label for label in labels if label in shown]
-    return in_order, f"; {MOST_LINES} of {len(labels)} methods: the {which}"
+    words = f"; {MOST_LINES} of {len(labels)} methods: the {which}"
+    return in_order, words
 
 
 def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
@@ -78,38 +89,42 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     labels = _labels_that_vary(frame, column)
     if not labels:
         return None
-    over = ""
-    if len(labels) > MOST_ROWS:
-        over = f"; first {MOST_ROWS} of {len(labels)} methods"
-        labels = labels[:MOST_ROWS]
+    labels, few = _first_rows(labels)
     targets = sorted(frame["target"].unique())
     title = column.replace("_", " ")
     clients, key, of_what = client_key(clients)
     frame = frame.assign(**{key: clients[key]})
-    over = _averaged_over(key, most_seeds(frame)) + over
+    over = _averaged_over(key, most_seeds(frame))
     heads = list(map(unseen, targets))
-    figure, axes = panels(len(labels), heads, f"{name}: {title} {of_what} ({over})")
+    title_of_all = f"{name}: {title} {of_what} ({over}{few})"
+    figure, axes = panels(len(labels), heads, title_of_all)
     looks = _looks_of_clients(clients[key])
     for row, label in zip(axes, labels):
         row[0].set_ylabel(f"{wrapped(label)}\n{title}")
         runs = frame[frame["label"] == label]
         for panel, target in zip(row, targets):
-            _client_lines(
-                panel,
-                runs[runs["target"] == target],
-                key,
-                column,
-                looks,
-            )
+            of_target = runs[runs["target"] == target]
+            _client_lines(panel, of_target, key, column, looks)
         _start_at_zero(row[0], runs[column])
     _round_axis(axes[-1])
     legend_below(figure, looks)
     return figure
 
 
+def _first_rows(labels: list[str]) -> tuple[list[str], str]:
+    """(at most MOST_ROWS of the methods, words for the title where there are more)."""
+    if len(labels) <= MOST_ROWS:
+        return labels, ""
+    few = f"; first {MOST_ROWS} of {len(labels)} methods"
+    return labels[:MOST_ROWS], few
+
+
 def _looks_of_clients(names: pd.Series) -> Looks:
     """The style of each client, which is the same in every figure, whichever methods have a row there."""
-    clients = sorted(names.unique(), key=lambda client: (client == "pooled", client))
+    clients = sorted(names.unique())
+    if "pooled" in clients:  # it comes last
+        clients.remove("pooled")
+        clients.append("pooled")
     return styles(clients)
 
 
@@ -133,7 +148,8 @@ def _labels_that_vary(frame: pd.DataFrame, column: str) -> list[str]:
 
     Weights by example counts, for example, never change.
     """
-    numbers = frame.groupby(["label", "run", "client"])[column].nunique()
+    clients = frame.groupby(["label", "run", "client"])
+    numbers = clients[column].nunique()
     most = numbers.groupby("label").max()
     labels = list(frame["label"].unique())
     varying = [label for label in labels if most[label] > 1]
@@ -161,16 +177,15 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     between clients. A quantity of a whole client, whose rows name no tensor, has only the upper row. Rows that name no
     client are of the server (the fused model). Rows of a segmentation name structures, not tensors.
     """
-    names = details["name"].fillna("")
-    clients = details["client"].fillna("server")
-    frame = details.assign(group=names.map(layer_group), client=clients.astype(str))
+    frame = with_layer_groups(details)
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
     has_groups = bool(frame["group"].any())
     over = over_seeds(frame["seed"].nunique())
     rows = 2 if has_groups else 1
     heads = list(map(unseen, targets))
-    figure, axes = panels(rows, heads, f"{name}, {label}: {title} over rounds ({over})")
+    title_of_all = f"{name}, {label}: {title} over rounds ({over})"
+    figure, axes = panels(rows, heads, title_of_all)
     frame, client, _ = client_key(frame)
     # Domains are in the order of their names, as in every other figure; layers are in the order of the network.
     axes[0][0].set_ylabel(f"{title}\nper domain")
@@ -182,16 +197,23 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
         targets,
     )
     if has_groups:
-        below = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
-        groups = list(frame["group"].unique())
-        if are_shares(frame):
-            below = "spread between clients"
-            keys = ["target", "group", "name", "seed", "round"]
-            frame = frame.groupby(keys, as_index=False, sort=False)["value"].std()
-        axes[1][0].set_ylabel(f"{title}\n{below}")
-        _detail_lines(axes[1], frame, "group", groups, targets)
+        _group_lines(axes[1], frame, quantity, targets)
     _round_axis(axes[-1])
     return figure
+
+
+def _group_lines(row: Sequence[Axes], frame: pd.DataFrame, quantity: str, targets: list[str]) -> None:
+    """Draw the row of panels that has a line for each group of layers."""
+    title = quantity.replace("_", " ")
+    below = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
+    groups = list(frame["group"].unique())
+    if are_shares(frame):
+        below = "spread between clients"
+        keys = ["target", "group", "name", "seed", "round"]
+        tensors = frame.groupby(keys, as_index=False, sort=False)
+        frame = tensors["value"].std()
+    row[0].set_ylabel(f"{title}\n{below}")
+    _detail_lines(row, frame, "group", groups, targets)
 
 
 def _detail_lines(row: Sequence[Axes], frame: pd.DataFrame, key: str, names: Sequence[str], targets: list[str]) -> None:
@@ -222,25 +244,33 @@ def are_shares(details: pd.DataFrame) -> bool:
     return bool(apart.abs().max() < 1e-3)
 
 
-def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
-    """Distribution of one layer-wise quantity at the first, middle and last recorded round."""
+def _shown_rounds(details: pd.DataFrame) -> list[int]:
+    """The first, middle and last of the rounds, each once."""
     rounds = sorted(details["round"].unique())
     middle = rounds[len(rounds) // 2]
-    shown = list(dict.fromkeys([rounds[0], middle, rounds[-1]]))
+    shown = [rounds[0], middle, rounds[-1]]
+    return list(dict.fromkeys(shown))
+
+
+def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
+    """Distribution of one layer-wise quantity at the first, middle and last recorded round."""
+    shown = _shown_rounds(details)
     targets = sorted(details["target"].unique())
     title = quantity.replace("_", " ")
     heads = list(map(unseen, targets))
-    figure, axes = panels(1, heads, f"{name}, {label}: distribution of {title}")
+    title_of_all = f"{name}, {label}: distribution of {title}"
+    figure, axes = panels(1, heads, title_of_all)
     chosen = details[details["round"].isin(shown)]
-    values = chosen["value"]
-    bounds = histogram_bounds(float(values.min()), float(values.max()))
+    values = chosen["value"].astype(float)
+    bounds = histogram_bounds(values.min(), values.max())
     looks = styles([f"round {number}" for number in shown])
     for panel, target in zip(axes[0], targets):
+        of_target = chosen[chosen["target"] == target]
         for number in shown:
-            is_drawn = (chosen["target"] == target) & (chosen["round"] == number)
+            is_drawn = of_target["round"] == number
             _histogram(
                 panel,
-                chosen.loc[is_drawn, "value"],
+                of_target.loc[is_drawn, "value"],
                 bounds,
                 looks,
                 f"round {number}",

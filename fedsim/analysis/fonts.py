@@ -15,11 +15,16 @@ def fonts_for(texts: Iterable[str]) -> tuple[list[str], str]:
     The standard font comes first; others are looked for only when it lacks a character.
     """
     signs = set().union(*texts)
-    missing = {sign for sign in signs if sign.isprintable() and not sign.isspace()}
+    missing = set()
+    for sign in signs:
+        if sign.isprintable() and not sign.isspace():
+            missing.add(sign)
     missing -= signs_of(font_manager.findfont(STANDARD))
     families = [STANDARD]
     while missing:
-        counts = {name: len(missing & signs_of(path)) for name, path in installed().items()}
+        counts = {}
+        for name, path in installed().items():
+            counts[name] = len(missing & signs_of(path))
         best = max(counts, key=counts.__getitem__, default="")
         if not counts.get(best):
             break
@@ -39,11 +44,12 @@ def missing_text(missing: str) -> str:
 @cache
 def installed() -> dict[str, str]:
     """{name of each installed family: its file}, including families that are newer than matplotlib's own list."""
-    listed = {font.fname for font in font_manager.fontManager.ttflist}
+    manager = font_manager.fontManager
+    listed = {font.fname for font in manager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in listed:
-            font_manager.fontManager.addfont(path)
-    upright = [font for font in font_manager.fontManager.ttflist if font.style == "normal"]
+            manager.addfont(path)
+    upright = [font for font in manager.ttflist if font.style == "normal"]
     upright.sort(key=lambda font: (font.weight not in (400, "normal", "regular"), font.fname))
     files: dict[str, str] = {}
     for font in upright:

@@ -71,13 +71,15 @@ def auroc(predictions: Predictions) -> float:
     present, counts = np.unique(predictions.label, return_counts=True)
     if len(present) < 2:
         return float("nan")
-    ranks = rankdata(predictions.probabilities[:, present], axis=0)
+    scores = predictions.probabilities[:, present]
+    ranks = rankdata(scores, axis=0)
     is_of_class = predictions.label[:, None] == present
     sums = (ranks * is_of_class).sum(axis=0)
     least = counts * (counts + 1) / 2
     u = sums - least
     others = len(predictions.label) - counts
-    return float(np.mean(u / (counts * others)))
+    areas = u / (counts * others)
+    return float(np.mean(areas))
 
 
 def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> float:
@@ -94,11 +96,12 @@ def confidence_bins(predictions: Predictions, bins: int = BINS) -> tuple[np.ndar
     """([B] images, [B] right predictions, [B] sum of the greatest probabilities) in bins (lo, hi] of equal width."""
     confidence = predictions.probabilities.max(axis=1).astype(float)
     is_right = predictions.predicted == predictions.label
-    place = np.ceil(confidence * bins).astype(int) - 1
-    place = np.clip(place, 0, bins - 1)
+    upper_edge = np.ceil(confidence * bins).astype(int)
+    place = np.clip(upper_edge - 1, 0, bins - 1)
     count = np.bincount(place, minlength=bins)
     right = np.bincount(place, is_right, bins)
-    return count, right, np.bincount(place, confidence, bins)
+    total = np.bincount(place, confidence, bins)
+    return count, right, total
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:
@@ -106,13 +109,15 @@ def per_class_accuracy(predictions: Predictions) -> np.ndarray:
     matrix = confusion_matrix(predictions)
     total = matrix.sum(axis=1)
     with np.errstate(invalid="ignore"):
-        return np.where(total > 0, np.diag(matrix) / total, np.nan)
+        shares = np.diag(matrix) / total
+    return np.where(total > 0, shares, np.nan)
 
 
 def confusion_matrix(predictions: Predictions) -> np.ndarray:
     """[M, M] Number of images of the row's class that are predicted as the column's class."""
     classes = len(predictions.classes)
-    place = predictions.label.astype(np.int64) * classes + predictions.predicted
+    row = predictions.label.astype(np.int64)
+    place = row * classes + predictions.predicted
     counts = np.bincount(place, minlength=classes**2)
     return counts.reshape(classes, classes)
 
@@ -137,7 +142,10 @@ METRICS: dict[str, Metric] = {
     "ece": Metric("expected calibration error", expected_calibration_error, less_is_better=True),
     SEGMENTATION.metric: Metric(SEGMENTATION.title, mean_dice, read=read_cases, primary=True),
     "surface_distance": Metric(
-        "surface distance as a share of the diagonal", relative_distance, less_is_better=True, read=read_cases
+        "surface distance as a share of the diagonal",
+        relative_distance,
+        less_is_better=True,
+        read=read_cases,
     ),
 }
 
@@ -145,9 +153,13 @@ METRICS: dict[str, Metric] = {
 def find_metric(name: str, own: str) -> str:
     """The name of a metric of runs whose task has the metric `own`; UserError for one that they do not have."""
     read = METRICS[own].read
-    names = [each for each, metric in METRICS.items() if metric.read is read]
+    names = []
+    for each, metric in METRICS.items():
+        if metric.read is read:
+            names.append(each)
     if name not in METRICS:
-        raise UserError(f"unknown metric {name!r}; {nearest(name, names)}known: {', '.join(names)}")
+        near = nearest(name, names)
+        raise UserError(f"unknown metric {name!r}; {near}known: {', '.join(names)}")
     if name not in names:
         raise UserError(f"these runs have no {name}, a metric of another task; theirs are {', '.join(names)}")
     return name
@@ -162,7 +174,8 @@ def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float
     values, reasons = {}, []
     for run in runs.summary["run"]:
         try:
-            content = measure.read(run_folder(runs, run), select)
+            folder = run_folder(runs, run)
+            content = measure.read(folder, select)
             values[run] = measure.of(content)
         except UserError as error:
             values[run] = float("nan")
@@ -185,9 +198,11 @@ def kept(
     by_label: dict[str, dict[str, list[Kept]]] = {}
     for row in runs.summary.sort_values("seed", kind="stable").itertuples():
         with contextlib.suppress(UserError):
-            content = read(run_folder(runs, row.run), select)
+            folder = run_folder(runs, row.run)
+            content = read(folder, select)
             by_target = by_label.setdefault(labels[row.run], {})
-            by_target.setdefault(row.target, []).append(content)
+            of_target = by_target.setdefault(row.target, [])
+            of_target.append(content)
     for label, by_target in by_label.items():
         by_label[label] = dict(sorted(by_target.items()))
     return by_label
@@ -197,5 +212,7 @@ def kept_predictions(runs: Runs, labels: Mapping[str, str], select: str) -> dict
     """{label: {target: predictions of all its seeds}} of the runs that have kept predictions."""
     predictions: dict[str, dict[str, Predictions]] = {}
     for label, by_target in kept(runs, labels, select, read_predictions).items():
-        predictions[label] = {target: pooled(seeds) for target, seeds in by_target.items()}
+        predictions[label] = {}
+        for target, seeds in by_target.items():
+            predictions[label][target] = pooled(seeds)
     return predictions

@@ -151,7 +151,9 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
     notes = []
     lacking = []
     for label, cells in missing_cells(table, targets).items():
-        named = [f"{target} ({seeds})" for target, seeds in cells.items()]
+        named = []
+        for target, seeds in cells.items():
+            named.append(f"{target} ({seeds})")
         lacking.append(f"{label}: {', '.join(named)}")
     if lacking:
         notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
@@ -188,7 +190,8 @@ def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str
 
 def _begun(table: pd.DataFrame) -> pd.Series:
     """The seeds of each label, sorted."""
-    return table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
+    seeds = table.groupby("label", sort=False)["seed"]
+    return seeds.agg(lambda values: sorted(set(values)))
 
 
 def _seeds(seeds: list[int], all_of: list[int]) -> str:
@@ -209,7 +212,9 @@ def split_notes(table: pd.DataFrame) -> list[str]:
     fixed = list(seeds.index[is_fixed])
     if not fixed:
         return []
-    named = "all methods" if len(fixed) == len(seeds) else ", ".join(fixed)
+    named = ", ".join(fixed)
+    if len(fixed) == len(seeds):
+        named = "all methods"
     return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
 
 
@@ -270,7 +275,8 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     smaller: dict[str, list[str]] = {}
     for row in least.sort_index().itertuples():
         texts = smaller.setdefault(row.label, [])
-        texts.append(f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}")
+        share = f"{row.target_images:.0f} of {row.most:.0f}"
+        texts.append(f"{share} images of {row.target}")
     return [
         f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
         for label, texts in smaller.items()

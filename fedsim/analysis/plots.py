@@ -40,14 +40,17 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
     out.mkdir(parents=True, exist_ok=True)
     with look(names_in(runs, by)):
         for name, (part, comparison) in parts.items():
-            prefix = f"{_file_name(name)}-" if len(parts) > 1 else ""
+            prefix = ""
+            if len(parts) > 1:
+                prefix = f"{_file_name(name)}-"
             drawn = draw(part, name, comparison, by)
             for key, figure in counted(drawn, "figures drawn:"):
                 stem = prefix + _file_name(key)
                 paths += _save(figure, out / stem)
     if not paths:
         raise UserError(f"{runs.source}: the records hold nothing to plot yet")
-    is_main_folder = out.resolve() == (runs.folder / "plots").resolve()
+    main_folder = runs.folder / "plots"
+    is_main_folder = out.resolve() == main_folder.resolve()
     if is_main_folder and not runs.only:
         _remove_others(out, paths)
     return paths
@@ -56,8 +59,8 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
 def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> Parts:
     """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
     parts: Parts = {}
-    names = dict.fromkeys(experiment.name for experiment in runs.experiments.values())
-    for name in names:
+    names = [experiment.name for experiment in runs.experiments.values()]
+    for name in dict.fromkeys(names):
         part = of_experiment(runs, name)
         comparison = None
         if len(part.summary):
@@ -112,7 +115,8 @@ def _drawn(
     clients = _labelled(runs.clients, labels)
     if len(clients):
         for column in client_metrics(clients):
-            yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
+            figure = figures.metric_over_rounds(clients, column, name)
+            yield f"client-{column}", figure
     details = _labelled(runs.details, labels)
     if len(details):
         yield from _details(details, name)
@@ -128,9 +132,11 @@ def _of_predictions(
     """The figures of what the runs have kept."""
     predictions = kept_predictions(runs, labels, comparison.select)
     best = list(comparison.methods["label"])
-    yield "reliability", reliability_figure(predictions, name, looks, best, comparison.rule)
+    reliability = reliability_figure(predictions, name, looks, best, comparison.rule)
+    yield "reliability", reliability
     for label, by_target in predictions.items():
-        yield f"confusion-{label}", confusion_figure(by_target, name, label, comparison.rule)
+        confusion = confusion_figure(by_target, name, label, comparison.rule)
+        yield f"confusion-{label}", confusion
     all_cases = kept(runs, labels, comparison.select, read_cases)
     for label, cases in all_cases.items():
         for target, seeds in cases.items():
@@ -145,19 +151,22 @@ def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
         names += [experiment.name, experiment.run.target]
     names += run_labels(runs, by).values()
     if "client" in runs.clients:
-        names += map(str, runs.clients["client"].unique())
+        clients = runs.clients["client"].unique()
+        names += map(str, clients)
     return list(dict.fromkeys(names))
 
 
 def _labelled(frame: pd.DataFrame, labels: dict[str, str]) -> pd.DataFrame:
     if frame.empty:
         return frame
-    return frame.assign(label=frame["run"].map(labels))
+    label = frame["run"].map(labels)
+    return frame.assign(label=label)
 
 
 def _details(details: pd.DataFrame, name: str) -> Figures:
     for (label, quantity), frame in details.groupby(["label", "quantity"], sort=False):
-        yield f"{quantity}-{label}", figures.detail_over_rounds(frame, name, label, quantity)
+        figure = figures.detail_over_rounds(frame, name, label, quantity)
+        yield f"{quantity}-{label}", figure
         if "alpha" in quantity:
             figure = figures.detail_histogram(frame, name, label, quantity)
             yield f"{quantity}-{label}-histogram", figure

@@ -50,9 +50,10 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
     """
     first: First = {}
     for run, table in recorded.items():
-        data = runs.experiments[run].data
+        experiment = runs.experiments[run]
+        data = experiment.data
         drawn = "any" if data.dataset in BENCHMARKS else data.seed_of_splits
-        group = (*_data_settings(runs.experiments[run]), drawn)
+        group = (*_data_settings(experiment), drawn)
         domains = {**table.get("data", {}), **table.get("server_data", {})}
         for name, images in domains.items():
             other, others = first.setdefault((group, name), (run, images))
@@ -98,10 +99,11 @@ def refuse_unlike_recipes(recorded: Environments, labels: Mapping[str, str]) -> 
     first: First = {}
     for run, table in recorded.items():
         if recipe := table.get("recipe"):
-            other, seen = first.setdefault(labels[run], (run, recipe))
+            label = labels[run]
+            other, seen = first.setdefault(label, (run, recipe))
             if differs := differing_parts(seen, recipe):
                 raise UserError(
-                    f"{labels[run]} was not the same recipe in {other} and {run}: {', '.join(differs[:5])}; "
+                    f"{label} was not the same recipe in {other} and {run}: {', '.join(differs[:5])}; "
                     "they were made by different versions of fedsim, compare them apart"
                 )
 
@@ -113,9 +115,11 @@ def refuse_unlike_frozen(runs: Runs, recorded: Environments, labels: Mapping[str
     """
     first: First = {}
     for run, table in recorded.items():
-        weights, frozen = runs.experiments[run].model.weights, table.get("frozen")
+        experiment = runs.experiments[run]
+        weights = experiment.model.weights
+        frozen = table.get("frozen")
         if frozen and weights != "none":
-            group = labels[run], runs.experiments[run].run.seed
+            group = labels[run], experiment.run.seed
             other, seen = first.setdefault(group, (run, frozen))
             if seen != frozen:
                 raise UserError(
@@ -168,10 +172,15 @@ def shared_notes(recorded: Environments) -> list[str]:
         copies |= dict.fromkeys(copy_texts(shared))
         sources = shared.get("sources")
         if isinstance(sources, Mapping):
-            where = ", ".join(f"{domain} {count}" for domain, count in sources.items())
-            count, images = shared.get("shared"), shared.get("images")
-            text = f"{count} of {images} images of {shared.get('target')} (in {where})"
-            seen[text] = None
+            places = []
+            for domain, copies_there in sources.items():
+                places.append(f"{domain} {copies_there}")
+            where = ", ".join(places)
+            count = shared.get("shared")
+            images = shared.get("images")
+            target = shared.get("target")
+            share = f"{count} of {images} images of {target}"
+            seen[f"{share} (in {where})"] = None
     notes = []
     if seen:
         notes.append(f"Not unseen, because domains that train or select have the same files: {'; '.join(seen)}.")
@@ -186,11 +195,16 @@ def privacy_notes(recorded: Environments) -> list[str]:
     for run, table in recorded.items():
         if text := str(table.get("privacy", "")):
             guarantees.setdefault(text, []).append(run)
-    return [f"{_named(runs)}: {text}." for text, runs in guarantees.items()]
+    notes = []
+    for text, runs in guarantees.items():
+        notes.append(f"{_named(runs)}: {text}.")
+    return notes
 
 
 def _named(runs: list[str]) -> str:
-    return ", ".join(runs) if len(runs) <= NAMED_RUNS else f"{len(runs)} runs"
+    if len(runs) > NAMED_RUNS:
+        return f"{len(runs)} runs"
+    return ", ".join(runs)
 
 
 def _facts(table: Record) -> dict[str, Any]:
@@ -226,5 +240,6 @@ def _different(what: str, values: Mapping[str, Any]) -> str:
         return ""
     texts = []
     for value in sorted(groups, key=lambda value: -len(groups[value])):
-        texts.append(f"{value} ({_named(groups[value])})")
+        runs = groups[value]
+        texts.append(f"{value} ({_named(runs)})")
     return f"{what} {', '.join(texts)}"

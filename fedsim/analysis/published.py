@@ -138,8 +138,10 @@ def beside(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataFrame, lis
     experiments = list(runs.experiments.values())
     first = experiments[0]
     if why := _why_none(experiments):
-        notes = [f"No published number {why}"] if first.data.dataset in DATASETS else []
-        return pd.DataFrame(columns=COLUMNS), notes
+        nothing = pd.DataFrame(columns=COLUMNS)
+        if first.data.dataset not in DATASETS:
+            return nothing, []
+        return nothing, [f"No published number {why}"]
     names = dict.fromkeys(experiment.method_name for experiment in experiments)
     rows = published_rows(first, names, targets)
     shown = [rows[:0]]
@@ -153,7 +155,8 @@ def beside(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataFrame, lis
             shown.append(printed)
     notes = []
     for (paper, reason), methods in left_out.items():
-        notes.append(f"No published number of {paper} beside {', '.join(methods)}: {reason}.")
+        named = ", ".join(methods)
+        notes.append(f"No published number of {paper} beside {named}: {reason}.")
     return pd.concat(shown, ignore_index=True), notes
 
 
@@ -179,14 +182,16 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     """
     dataset, backbone = setting(experiment) or ("", "")
     frame = federated()
-    is_printed = (frame["dataset"] == dataset) & (frame["backbone"] == backbone)
-    return as_ours(frame[is_printed], methods, targets)
+    of_dataset = frame[frame["dataset"] == dataset]
+    of_network = of_dataset[of_dataset["backbone"] == backbone]
+    return as_ours(of_network, methods, targets)
 
 
 def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
     """Rows in the form of published.csv for one data set and backbone, under our names of methods and targets."""
     ours = {squeeze(method): method for method in methods}
-    domains = {domain_key(target): target for target in targets} | {"average": "average"}
+    domains = {domain_key(target): target for target in targets}
+    domains["average"] = "average"
     squeezed = frame["method"].map(_squeezed_method)
     keys = frame["target_domain"].map(domain_key)
     rows = frame.assign(
@@ -232,7 +237,8 @@ def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
         variants = dict.fromkeys(runs.labels[run] for run in ours)
         return f"the runs are variants ({', '.join(variants)})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
-    repeats_defaults = any(not method_words(ours[run]) for run in plain)
+    settings = [method_words(ours[run]) for run in plain]
+    repeats_defaults = "" in settings
     differences: dict[str, list[str]] = {}  # {row of our table: what differs}
     for run in plain:
         protocol = protocol_of(paper, ours[run])
@@ -287,9 +293,12 @@ def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
     Columns: method (as printed), target (squeezed by `domain_key`), mean, std (fractions; NaN where none is printed).
     """
     frame = _everything()
-    is_dataset = frame["dataset"] == DATASETS.get(experiment.data.dataset)
-    is_backbone = frame["backbone"] == BACKBONES.get(experiment.model.backbone)
-    frame = frame[is_dataset & is_backbone & (frame["paper"] == paper)]
+    dataset = DATASETS.get(experiment.data.dataset)
+    backbone = BACKBONES.get(experiment.model.backbone)
+    is_dataset = frame["dataset"] == dataset
+    is_backbone = frame["backbone"] == backbone
+    is_paper = frame["paper"] == paper
+    frame = frame[is_dataset & is_backbone & is_paper]
     table = pd.DataFrame(
         {
             "method": frame["method"],
@@ -321,7 +330,8 @@ def added_rows(
     }
     for column, ours in names.items():
         printed = frame[column].astype(str).map(squeeze)
-        frame = frame[printed.isin(list(map(squeeze, ours)))]
+        squeezed = [squeeze(name) for name in ours]
+        frame = frame[printed.isin(squeezed)]
     rows = as_ours(frame, methods, targets)
     if rows.empty:
         return rows, [f"{file}: no row of {data}, {backbone} and these methods."]
@@ -338,13 +348,15 @@ def _read_added(file: Path) -> pd.DataFrame:
         raise UserError(f"--published {file}: not a readable CSV file: {error}") from None
     lacking = [name for name in NEEDED if name not in frame]
     if lacking:
-        raise UserError(f"--published {file}: no column {', '.join(lacking)}; needed: {', '.join(NEEDED)}")
+        columns = ", ".join(lacking)
+        raise UserError(f"--published {file}: no column {columns}; needed: {', '.join(NEEDED)}")
     for name in ("accuracy_percent", "std_percent"):
         numbers = pd.to_numeric(frame[name], errors="coerce")
         is_no_number = numbers.isna() & frame[name].notna()
         is_wrong = is_no_number | ~numbers.fillna(0).between(0, 100)
         if is_wrong.any():
-            raise UserError(f"--published {file}: line {is_wrong.idxmax() + 2}: {name} is no number from 0 to 100")
+            line = is_wrong.idxmax() + 2
+            raise UserError(f"--published {file}: line {line}: {name} is no number from 0 to 100")
         frame[name] = numbers
     return frame
 

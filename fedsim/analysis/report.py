@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -68,7 +68,8 @@ class Picture:
     @property
     def source(self) -> str:
         """The content as data URI."""
-        return f"data:image/{self.kind};base64,{base64.b64encode(self.content).decode()}"
+        content = base64.b64encode(self.content).decode()
+        return f"data:image/{self.kind};base64,{content}"
 
     @property
     def pixels(self) -> int:
@@ -156,17 +157,17 @@ def premise(runs: Runs) -> str:
 
 
 def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json) -> Section:
-    """The section of an experiment; what its charts and the pages of its runs show is added to `data`.
-
-    Methods are tested against fedavg where there are runs of it.
-    """
-    labels = run_labels(runs, by)
-    baseline = "fedavg" if "fedavg" in labels.values() else ""
-    comparison = compare(runs, baseline=baseline, by=by)
+    """The section of an experiment; what its charts and the pages of its runs show is added to `data`."""
+    comparison = _compared(runs, by)
     apart, shared = settings_apart(runs)
-    groups = {method: texts.get("group", "") for method, texts in notes.items()}
-    chart, first_page = len(data["experiments"]), len(data["runs"])
-    pages = {run: place for place, run in enumerate(runs.summary["run"], first_page)}
+    groups = {}
+    for method, texts in notes.items():
+        groups[method] = texts.get("group", "")
+    chart = len(data["experiments"])
+    first_page = len(data["runs"])
+    pages = {}
+    for place, run in enumerate(runs.summary["run"], first_page):
+        pages[run] = place
     data["experiments"].append(chart_data(runs, comparison, groups, pages))
     own_pages = run_data(runs, comparison, shared)
     data["runs"] += own_pages
@@ -191,6 +192,13 @@ def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json)
     )
 
 
+def _compared(runs: Runs, by: Sequence[str]) -> Comparison:
+    """Return the comparison of the runs, whose tests are against fedavg where there are runs of it."""
+    labels = run_labels(runs, by)
+    baseline = "fedavg" if "fedavg" in labels.values() else ""
+    return compare(runs, baseline=baseline, by=by)
+
+
 def results_table(comparison: Comparison, groups: Mapping[str, str], pages: Mapping[str, int]) -> Table:
     """The main table; a cell leads to the page of its run, the first of its seeds, and bytes are all in MB.
 
@@ -206,11 +214,7 @@ def results_table(comparison: Comparison, groups: Mapping[str, str], pages: Mapp
             sizes[place] = key
             heading = columns[place].heading
             columns[place] = Column(f"{heading} (MB)")
-    first_seeds = comparison.table.sort_values("seed")
-    first_seeds = first_seeds.drop_duplicates(["label", "target"])
-    links = {}
-    for run in first_seeds.itertuples():
-        links[run.label, run.target] = f"#run={pages[run.run]}"
+    links = _links(comparison.table, pages)
     rows = []
     for method, row in zip(comparison.methods.to_dict("records"), table.rows):
         cells = row.full_cells
@@ -225,6 +229,17 @@ def results_table(comparison: Comparison, groups: Mapping[str, str], pages: Mapp
     if not any(groups.values()):
         return result
     return _with_groups(result, comparison, groups)
+
+
+def _links(table: pd.DataFrame, pages: Mapping[str, int]) -> dict[tuple[str, str], str]:
+    """{(label, target): the place in the page where the run of their first seed is}."""
+    first_seeds = table.sort_values("seed")
+    first_seeds = first_seeds.drop_duplicates(["label", "target"])
+    links = {}
+    for run in first_seeds.itertuples():
+        page_of_run = pages[run.run]
+        links[run.label, run.target] = f"#run={page_of_run}"
+    return links
 
 
 def _with_groups(table: Table, comparison: Comparison, groups: Mapping[str, str]) -> Table:
@@ -304,14 +319,23 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
     for name, metric in METRICS.items():
         if metric.read is read_predictions and not metric.primary:
             names.append(name)
-    tables = {name: compare(runs, comparison.select, None, by, published=False, metric=name) for name in names}
-    cells = {name: accuracy_cells(table) for name, table in tables.items()}
+    tables = {}
+    cells = {}
+    for name in names:
+        tables[name] = compare(
+            runs,
+            comparison.select,
+            by=by,
+            published=False,
+            metric=name,
+        )
+        cells[name] = accuracy_cells(tables[name])
     rows = []
     for method in comparison.methods.to_dict("records"):
         row: Cells = [shown_label(method)]
         for name in names:
-            *_, average = cells[name][method["label"]]
-            row.append(average)
+            of_method = cells[name][method["label"]]
+            row.append(of_method[-1])
         rows.append(Row(row))
     rule = f"In %, averages over the targets, {over_seeds(comparison.most_seeds)}. Less is better in expected "
     notes = [f"{rule}calibration error."]
@@ -391,7 +415,8 @@ def common_targets(by_label: Mapping[str, Mapping[str, object]]) -> tuple[list[s
     counts: Counter[str] = Counter()  # in how many methods a target is
     for by_target in by_label.values():
         counts.update(by_target.keys())
-    common = [target for target, count in counts.items() if count == len(by_label)]
+    methods = len(by_label)
+    common = [target for target in counts if counts[target] == methods]
     if len(common) == len(counts):
         return common, ""
     if not common:
@@ -407,23 +432,40 @@ def costs_table(runs: Runs, comparison: Comparison, notes: Notes) -> Table:
         if column.startswith(("bytes_down_", "bytes_up_")):
             records.append(column)
     by_record = _record_bytes(runs, records, comparison.labels)
-    texts = keys_of(notes.get(method, {}) for method in comparison.methods["method"])
+    notes_of_methods = [notes.get(method, {}) for method in comparison.methods["method"]]
+    texts = keys_of(notes_of_methods)
     if "group" in texts:  # it stands in the table of results
         texts.remove("group")
     rows = []
     for method in comparison.methods.to_dict("records"):
-        label, seconds = method["label"], method["seconds_per_round"]
-        sizes = [method["bytes_down_per_round"], method["bytes_up_per_round"]]
-        sizes += [by_record.get((label, column), math.nan) for column in records]
-        time = MISSING if pd.isna(seconds) else f"{seconds:.1f}"
-        cells: Cells = [shown_label(method), *map(megabytes, sizes), Cell(time, value=seconds)]
+        label = method["label"]
+        of_method = [by_record.get((label, column), math.nan) for column in records]
         given = notes.get(method["method"], {})
+        cells = _cost_cells(method, of_method)
         cells += [given.get(key, "") for key in texts]
         rows.append(Row(cells))
     heads = ["down/round (MB)", "up/round (MB)", *map(_record_head, records), "s/round"]
     columns = [LABEL, *map(Column, heads)]
-    columns += [Column(key.replace("_", " "), "left", style="long") for key in texts]
+    for key in texts:
+        heading = key.replace("_", " ")
+        columns.append(Column(heading, "left", style="long"))
     return Table(columns, rows, notes=[BYTES_NOTE])
+
+
+def _cost_cells(method: Mapping[str, Any], of_records: list[float]) -> Cells:
+    """The label of a method, its bytes in total and of each record, and its seconds per round."""
+    seconds = method["seconds_per_round"]
+    time = MISSING if pd.isna(seconds) else f"{seconds:.1f}"
+    sizes = [
+        method["bytes_down_per_round"],
+        method["bytes_up_per_round"],
+        *of_records,
+    ]
+    return [
+        shown_label(method),
+        *map(megabytes, sizes),
+        Cell(time, value=seconds),
+    ]
 
 
 def _record_head(column: str) -> str:
@@ -435,11 +477,13 @@ def _record_bytes(runs: Runs, records: list[str], labels: Mapping[str, str]) -> 
     """Bytes per round of each record. As in the totals, round 0, which comes before training, is not counted."""
     if not records:
         return {}
-    clients = runs.clients.assign(label=runs.clients["run"].map(labels))
+    label = runs.clients["run"].map(labels)
+    clients = runs.clients.assign(label=label)
     trained = clients[clients["round"] >= 1]
     # A record that is not sent in a round counts zero bytes there, so that the records add up to the total.
     sums = trained.groupby(["label", "run", "round"])[records].sum()
-    means = sums.groupby(["label", "run"]).mean().groupby("label").mean().stack()
+    of_runs = sums.groupby(["label", "run"]).mean()
+    means = of_runs.groupby("label").mean().stack()
     return means[means > 0].to_dict()
 
 
@@ -448,7 +492,8 @@ def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
     metric = task_of(runs.summary, "last_target_").metric
     columns = [Column("Run", "left"), Column("target"), Column("seed")]
     for rule in RULES:
-        columns += [Column(f"{RULE_HEADS[rule]} (%)"), Column("at round")]
+        head = RULE_HEADS[rule]
+        columns += [Column(f"{head} (%)"), Column("at round")]
     rows = []
     for run in runs.summary.to_dict("records"):
         name, seed = run["run"], int(run["seed"])
@@ -463,7 +508,8 @@ def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
             cells.append(_percent_cell(run[f"{rule}_target_{metric}"]))
             cells.append(Cell(text, value=number))
         rows.append(Row(cells))
-    return Table(columns, rows, notes=[f"Unfinished and therefore left out: {run}" for run in runs.unfinished])
+    notes = [f"Unfinished and therefore left out: {run}" for run in runs.unfinished]
+    return Table(columns, rows, notes=notes)
 
 
 def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:
@@ -487,7 +533,9 @@ def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:
 
 def key_values(values: Mapping[str, object], heads: tuple[str, str], title: str = "") -> Table:
     """Names and values in two columns."""
-    rows = [Row([key, str(value)]) for key, value in values.items()]
+    rows = []
+    for key, value in values.items():
+        rows.append(Row([key, str(value)]))
     columns = [Column(head, "left") for head in heads]
     return Table(columns, rows, title)
 
@@ -504,6 +552,7 @@ def environment_tables(runs: Runs) -> list[Table]:
     for text, count in texts.items():
         values = json.loads(text)
         packages = values.pop("packages", {})
-        title = f"{count} of {len(runs.experiments)} runs: {values.get('platform', 'not recorded')}"
+        platform = values.get("platform", "not recorded")
+        title = f"{count} of {len(runs.experiments)} runs: {platform}"
         tables.append(key_values(values | packages, ("what", "value"), title))
     return tables

@@ -16,7 +16,7 @@ from fedsim.analysis.reproduce import command_line
 from fedsim.analysis.statistics import grid_of, interval, whole_run_costs
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_of
-from fedsim.records.client_rows import client_key, client_metrics, layer_group
+from fedsim.records.client_rows import client_key, client_metrics, with_layer_groups
 from fedsim.records.differences import comparable_settings, value_text
 from fedsim.records.predictions import read_predictions
 from fedsim.records.reading import Runs, run_environment, run_folder
@@ -34,14 +34,17 @@ def numbers(values: Iterable[float], factor: float = 1.0) -> Numbers:
     """Values for JSON, with five digits that count; None for what is missing or infinite."""
     rounded: Numbers = []
     for value in map(float, values):
-        text = f"{factor * value:.5g}"
-        rounded.append(float(text) if np.isfinite(value) else None)
+        number = None
+        if np.isfinite(value):
+            number = float(f"{factor * value:.5g}")
+        rounded.append(number)
     return rounded
 
 
 def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pages: Pages) -> Json:
     """What the charts of one experiment show; groups: what each method changes."""
-    rounds = runs.rounds.assign(label=runs.rounds["run"].map(comparison.labels))
+    labels = runs.rounds["run"].map(comparison.labels)
+    rounds = runs.rounds.assign(label=labels)
     steps = comparison.methods.set_index("label")["steps"]
     costs = whole_run_costs(rounds).join(steps)
     methods = []
@@ -75,10 +78,12 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pa
 
 def _cells(comparison: Comparison, label: str) -> dict[str, Numbers]:
     """{target: [mean, deviation] in percent} of one method."""
-    cells = comparison.cells[comparison.cells["label"] == label]
+    cells = comparison.cells
+    cells = cells[cells["label"] == label]
     percents = {}
     for cell in cells.itertuples():
-        percents[cell.target] = numbers([cell.mean, cell.std], 100)
+        fractions = [cell.mean, cell.std]
+        percents[cell.target] = numbers(fractions, 100)
     return percents
 
 
@@ -88,14 +93,16 @@ def _pages(comparison: Comparison, label: str, pages: Pages) -> list[list[Any]]:
     runs = table[table["label"] == label]
     runs = runs.sort_values(["target", "seed"])
     places = runs["run"].map(pages)
-    return [list(each) for each in zip(runs["target"], places.tolist())]
+    rows = zip(runs["target"], places.tolist())
+    return [list(row) for row in rows]
 
 
 def _differences(comparison: Comparison, label: str) -> dict[str, Numbers]:
     """{target, and `average` over all: [mean difference in points, lower and upper bound of its interval, pairs]}."""
     if comparison.baseline in ("", label):
         return {}
-    grid = grid_of(comparison.table, label) - grid_of(comparison.table, comparison.baseline)
+    of_baseline = grid_of(comparison.table, comparison.baseline)
+    grid = grid_of(comparison.table, label) - of_baseline
     differences = {}
     for name in ("average", *grid):
         cells = grid if name == "average" else grid[name]
@@ -119,7 +126,9 @@ def curve_titles(rounds: pd.DataFrame) -> dict[str, str]:
 
 
 def _has_values(frame: pd.DataFrame, column: str) -> bool:
-    return column in frame and bool(frame[column].notna().any())
+    if column not in frame:
+        return False
+    return bool(frame[column].notna().any())
 
 
 def run_data(runs: Runs, comparison: Comparison, shared: Mapping[str, object]) -> list[Json]:
@@ -177,14 +186,18 @@ def _own_settings(experiment: Experiment, shared: Mapping[str, object]) -> dict[
 
 def _result(row: Mapping[str, Any], rule: str, metric: str) -> Numbers:
     """[the primary metric in percent, the round] under a selection rule."""
-    percent = 100 * float(row[f"{rule}_target_{metric}"])
+    score = row[f"{rule}_target_{metric}"]
+    percent = 100 * float(score)
     return numbers([percent, row[f"{rule}_round"]])
 
 
 def _by_run(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     if frame.empty:
         return {}
-    return {str(run): rows for run, rows in frame.groupby("run", sort=False)}
+    frames = {}
+    for run, rows in frame.groupby("run", sort=False):
+        frames[str(run)] = rows
+    return frames
 
 
 def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
@@ -194,8 +207,10 @@ def client_data(frame: pd.DataFrame, metrics: list[str]) -> Json:
     """
     frame, key, _ = client_key(frame)
     drawn = [column for column in metrics if _has_values(frame, column)]
-    means = frame.groupby([key, "round"])[drawn].mean()
-    failed = frame[frame["status"].astype(str) != "ok"]
+    by_round = frame.groupby([key, "round"])
+    means = by_round[drawn].mean()
+    status = frame["status"].astype(str)
+    failed = frame[status != "ok"]
     return {
         "clients": {column: _lines(means[column]) for column in drawn},
         "messages": _messages(frame),
@@ -219,11 +234,8 @@ def _messages(frame: pd.DataFrame) -> list[list[Any]]:
 
 def detail_data(frame: pd.DataFrame) -> Json:
     """{quantity: {client or group of layers: means over rounds}} of what a run has recorded layer by layer."""
-    clients = frame["client"].fillna("server")
-    names = frame["name"].fillna("")
-    frame = frame.assign(client=clients.astype(str), group=names.map(layer_group))
     quantities = {}
-    for quantity, rows in frame.groupby("quantity", sort=False):
+    for quantity, rows in with_layer_groups(frame).groupby("quantity", sort=False):
         keys = ["client", "group"] if rows["group"].any() else ["client"]
         lines: Json = {}
         for key in keys:
@@ -258,6 +270,8 @@ def recipe(environment: Mapping[str, Any]) -> dict[str, str]:
     """{slot and part: its fields} as the run has recorded them."""
     texts = {}
     for part, fields in environment.get("recipe", {}).items():
-        values = [f"{name} = {value_text(value)}" for name, value in fields.items()]
+        values = []
+        for name, value in fields.items():
+            values.append(f"{name} = {value_text(value)}")
         texts[part] = ", ".join(values)
     return texts

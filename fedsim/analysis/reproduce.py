@@ -44,10 +44,15 @@ def _overrides(experiment: Experiment) -> dict[str, Any] | None:
         shipped = read_experiment(experiment.name)
     except UserError:
         return None
-    before, after = flatten(shipped.model_dump()), flatten(experiment.model_dump())
+    before = flatten(shipped.model_dump())
+    after = flatten(experiment.model_dump())
     for key in (*SHORT, *MACHINE_KEYS):
         before.pop(key, None)
         after.pop(key, None)
     if before.keys() - after.keys():
         return None
-    return {key: value for key, value in after.items() if before.get(key) != value}
+    changed = {}
+    for key, value in after.items():
+        if before.get(key) != value:
+            changed[key] = value
+    return changed

@@ -13,7 +13,8 @@ from fedsim.records.selection import comparable
 
 def grid_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
     """Accuracies of one row of a comparison, seeds × targets; NaN where there is no run or no accuracy."""
-    return table[table["label"] == label].pivot(index="seed", columns="target", values="accuracy")
+    runs = table[table["label"] == label]
+    return runs.pivot(index="seed", columns="target", values="accuracy")
 
 
 def per_seed_average(grid: pd.DataFrame, targets: Sequence[str]) -> pd.Series:
@@ -41,7 +42,8 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     """
     cells = (ours - base).stack().dropna()
     values = cells.to_numpy(dtype=float)
-    differences = np.sign(values) * comparable(np.abs(values))  # the same for both signs
+    sizes = comparable(np.abs(values))
+    differences = np.sign(values) * sizes  # the same for both signs
     nonzero = differences[differences != 0]
     p_value = math.nan
     if len(nonzero):
@@ -77,7 +79,8 @@ def interval(differences: np.ndarray) -> tuple[float, float, float]:
     from scipy.special import stdtrit
 
     std = float(np.std(differences, ddof=1))
-    half = stdtrit(count - 1, 0.975) * std / math.sqrt(count)
+    quantile = stdtrit(count - 1, 0.975)
+    half = quantile * std / math.sqrt(count)
     return mean, mean - half, mean + half
 
 
@@ -88,7 +91,8 @@ def holm(p_values: pd.Series) -> pd.Series:
     """
     ordered = p_values.dropna().sort_values()
     factors = np.arange(len(ordered), 0, -1)
-    corrected = (ordered * factors).clip(upper=1).cummax()
+    multiplied = ordered * factors
+    corrected = multiplied.clip(upper=1).cummax()
     return corrected.reindex(p_values.index)
 
 
@@ -109,7 +113,9 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
     choices, the one with the most shared seeds. The seeds are all that these methods share. Both are empty when no
     method has a complete seed.
     """
-    seeds = {label: set(values.index) for label, values in averages.items()}
+    seeds = {}
+    for label, values in averages.items():
+        seeds[label] = set(values.index)
     methods: list[str] = []
     shared: list[int] = []
     for seed in sorted(set().union(*seeds.values())):
@@ -132,7 +138,8 @@ def whole_run_costs(rounds: pd.DataFrame) -> pd.DataFrame:
     """Gigabytes and minutes of one whole run, as means over the runs of a label; rounds: label, run, costs."""
     names = ["bytes_down", "bytes_up", "round_seconds"]
     columns = [column for column in names if column in rounds]
-    runs = rounds.groupby(["label", "run"])[columns].sum(min_count=1)
+    by_run = rounds.groupby(["label", "run"])
+    runs = by_run[columns].sum(min_count=1)
     totals = runs.groupby("label").mean()
     totals = totals.reindex(columns=names)
     size = totals["bytes_down"] + totals["bytes_up"]

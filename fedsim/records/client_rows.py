@@ -133,6 +133,13 @@ def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     return clients.assign(domain="all clients"), "domain", "of all clients"
 
 
+def with_layer_groups(details: pd.DataFrame) -> pd.DataFrame:
+    """Return details.csv with the column `group` (`layer_group`); a row without a client is of the server."""
+    names = details["name"].fillna("")
+    clients = details["client"].fillna("server")
+    return details.assign(group=names.map(layer_group), client=clients.astype(str))
+
+
 def layer_group(name: str) -> str:
     """`features.layer1.0.bn1.weight` -> `layer1`: the first part of a tensor's name that is not only a container."""
     parts = [part for part in name.split(".") if part not in CONTAINERS]
