@@ -68,7 +68,7 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
     reasons = []
     for domain in sorted(then.keys() & now.keys()):
         counts = [then[domain]["images"], now[domain]["images"]]
-        numbers = [side[domain]["environment"] for side in (then, now)]
+        numbers = [side[domain].get("environment") for side in (then, now)]  # images of the server have none
         if counts[0] != counts[1]:
             reasons.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
         elif then[domain]["content"] != now[domain]["content"]:
