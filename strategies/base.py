@@ -101,7 +101,7 @@ class FedDG(Strategy):
         """Raises UserError where the arguments of `start` would have no effect."""
         if not self.server.exchange.clients:
             raise UserError("FedDG knows no clients: let them join with strategy.server.exchange.join(roster), as "
-                            "fedsim/run/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
+                            "fedsim/runs/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
         if train_config or evaluate_config:
             raise UserError("FedDG sends the settings of its experiment; leave train_config and evaluate_config out")
         if timeout not in (DEFAULT_TIMEOUT, self.server.experiment.run.timeout):

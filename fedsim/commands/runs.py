@@ -11,10 +11,10 @@ from fedsim.settings.experiment import Experiment
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; then print its result and where the records are."""
-    from fedsim.run import admission
-    from fedsim.run.conflicts import too_late
-    from fedsim.run.leftovers import tidy_finished
-    from fedsim.run.plan import resolve, results_folder
+    from fedsim.runs import admission
+    from fedsim.runs.conflicts import too_late
+    from fedsim.runs.leftovers import tidy_finished
+    from fedsim.runs.plan import resolve, results_folder
     from fedsim.runtime.launch import carry_out
 
     plan = resolve(experiment)
@@ -39,11 +39,11 @@ def headline(folder: Path) -> str:
 
     With differential privacy, a third line has its guarantee; another line says when tables report another round.
     """
-    from fedsim.results.environment import read_environment
-    from fedsim.results.kept_model import other_round
-    from fedsim.results.reading import read_settings
-    from fedsim.results.record_files import AGAIN, read_record
-    from fedsim.results.selection import DEFAULT_RULE, rule_title
+    from fedsim.records.environment import read_environment
+    from fedsim.records.kept_model import other_round
+    from fedsim.records.reading import read_settings
+    from fedsim.records.record_files import AGAIN, read_record
+    from fedsim.records.selection import DEFAULT_RULE, rule_title
 
     file = folder / "summary.csv"
     summary = read_record(file)

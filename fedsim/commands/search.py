@@ -11,8 +11,8 @@ from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
-    from fedsim.sweep import Budget, Cell
-    from fedsim.sweep.combinations import Combination
+    from fedsim.studies import Budget, Cell
+    from fedsim.studies.combinations import Combination
 
 
 def search(
@@ -45,10 +45,10 @@ def search(
     """
     start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
-    from fedsim.sweep import Budget
-    from fedsim.sweep.combinations import Combination
-    from fedsim.sweep.search import Search, run_search
-    from fedsim.sweep.tables import find_table
+    from fedsim.studies import Budget
+    from fedsim.studies.combinations import Combination
+    from fedsim.studies.search import Search, run_search
+    from fedsim.studies.tables import find_table
 
     if find_table(config):
         raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
@@ -71,10 +71,10 @@ def _combine(
 ) -> "list[Cell]":
     """Search combinations of parts, and show the comparison of the outer run; returns the failed cells."""
     from fedsim.commands.results import chosen_runs, show_comparison
-    from fedsim.results.selection import DEFAULT_RULE
-    from fedsim.run.plan import results_folder
-    from fedsim.sweep.arms import compare_options
-    from fedsim.sweep.combinations import run_combinations
+    from fedsim.records.selection import DEFAULT_RULE
+    from fedsim.runs.plan import results_folder
+    from fedsim.studies.arms import compare_options
+    from fedsim.studies.combinations import run_combinations
 
     failed, study = run_combinations(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     if dry_run:

@@ -11,7 +11,7 @@ from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
-    from fedsim.sweep import Axes, Budget, Cell
+    from fedsim.studies import Axes, Budget, Cell
 
 
 def sweep(
@@ -43,8 +43,8 @@ def sweep(
     """
     start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
-    from fedsim.sweep import Axes, Budget, run_sweep
-    from fedsim.sweep.tables import Choice, find_table, run_table
+    from fedsim.studies import Axes, Budget, run_sweep
+    from fedsim.studies.tables import Choice, find_table, run_table
 
     named, numbers = names_of("--methods", methods), numbers_of("--seeds", seeds)
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
@@ -67,7 +67,7 @@ def sweep(
 def _tuned(draws: int, trials: int, chooser: tuple[str, str], select: str, seeds: str) -> "Callable[..., list[Cell]]":
     """What runs a sweep with draws, as `run_sweep` runs one without."""
     from fedsim.settings.experiment import with_options
-    from fedsim.sweep.draws import Draws, run_draws
+    from fedsim.studies.draws import Draws, run_draws
 
     if trials and seeds:
         raise UserError("--trials K is --seeds 0,...,K-1; use one of the two")
