@@ -51,6 +51,12 @@ PUBLIC = {
     "Fact": "fedsim.parts.facts",
     "findings": "fedsim.testing.contract",
     "run_watched": "fedsim.testing.contract",
+    # in Flower apps of your own
+    "strategy": "fedsim.apps.strategy",
+    "FedDG": "strategies.base",
+    # data and networks of your own
+    "Reader": "fedsim.data.reader",
+    "Backbone": "fedsim.models.layout",
     # runs and their results
     "Experiment": "fedsim.settings.experiment",
     "read_experiment": "fedsim.settings.experiment",

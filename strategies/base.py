@@ -34,7 +34,38 @@ class Sink(Protocol):
         """A round has ended."""
 
 
-class FedDG(Strategy):
+class WholeRounds(Strategy):
+    """A strategy whose `start` plays whole rounds, and which has none of the pieces that Flower's own loop calls."""
+
+    def summary(self) -> None:
+        """Does nothing; a run says itself what it does."""
+
+    # Flower's own loop would call these. `start` is such a strategy's loop, and a round has no pieces to call.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raises NotImplementedError."""
+        not_a_hook("configure_train")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Raises NotImplementedError."""
+        not_a_hook("aggregate_train")
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raises NotImplementedError."""
+        not_a_hook("configure_evaluate")
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Raises NotImplementedError."""
+        not_a_hook("aggregate_evaluate")
+
+
+class FedDG(WholeRounds):
     """Federated training by the server parts of a recipe.
 
     `places` says which entries of the network's state are shared, and `metric` is what clients measure in their
@@ -100,39 +131,12 @@ class FedDG(Strategy):
     def _refuse(self, timeout: float, train_config: ConfigRecord | None, evaluate_config: ConfigRecord | None) -> None:
         """Raises UserError where the arguments of `start` would have no effect."""
         if not self.server.exchange.clients:
-            raise UserError("FedDG knows no clients: let them join with strategy.server.exchange.join(roster), as "
-                            "fedsim/runs/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
+            raise UserError("FedDG knows no clients, and would train nobody; in a Flower app use fedsim.strategy(...), "
+                            "whose start meets them (docs/own-app.md)")  # fmt: skip
         if train_config or evaluate_config:
             raise UserError("FedDG sends the settings of its experiment; leave train_config and evaluate_config out")
         if timeout not in (DEFAULT_TIMEOUT, self.server.experiment.run.timeout):
             raise UserError(f"FedDG waits as long as run.timeout says; set it to {timeout:g} and leave timeout out")
-
-    def summary(self) -> None:
-        """Does nothing, because the run's records hold the results."""
-
-    # Flower's own loop would call these. `start` is this strategy's loop, and a round has no pieces to call.
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Raises NotImplementedError."""
-        not_a_hook("configure_train")
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Raises NotImplementedError."""
-        not_a_hook("aggregate_train")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Raises NotImplementedError."""
-        not_a_hook("configure_evaluate")
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Raises NotImplementedError."""
-        not_a_hook("aggregate_evaluate")
 
 
 def not_a_hook(name: str) -> NoReturn:

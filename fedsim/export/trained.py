@@ -24,7 +24,7 @@ from fedsim.models.net import Net
 from fedsim.records.environment import read_environment
 from fedsim.records.kept_model import other_round, unfinished
 from fedsim.records.reading import read_settings
-from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.frozen import frozen_record, refuse_other_frozen
 from fedsim.runs.inference_bank import kept_entries
 from fedsim.runs.plan import Plan, resolve
 from fedsim.settings.experiment import Experiment
@@ -173,7 +173,7 @@ def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
     refuse_outside(experiment, file.parent, trust)
     plan = resolve(experiment, recorded=True, bench=_facts(experiment, read_environment(file.parent)))
     net = plan.build_net()
-    refuse_other_frozen(file.parent, net, plan.experiment.model.weights)
+    refuse_other_frozen(file.parent, frozen_record(net), plan.experiment.model.weights)
     try:
         load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
     except ValueError as error:

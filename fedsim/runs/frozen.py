@@ -45,13 +45,14 @@ def frozen_record(net: Net) -> dict[str, str]:
     return {KEY: content} if content else {}
 
 
-def refuse_other_frozen(folder: Path, net: Net, weights: str) -> None:
+def refuse_other_frozen(folder: Path, record: Mapping[str, str], weights: str) -> None:
     """UserError when the run in a folder had other frozen tensors than its initial network has now.
 
-    A run of an earlier version did not record them, and passes. weights: the setting model.weights
+    A run of an earlier version did not record them, and passes. record: the `frozen_record` of the network. weights:
+    the setting model.weights
     """
     recorded = read_environment(folder).get(KEY)
-    if recorded is not None and {KEY: recorded} != frozen_record(net):
+    if recorded is not None and {KEY: recorded} != record:
         reason = (
             "this version of PyTorch makes others of the seed; take the versions in its environment.json"
             if weights == "none"

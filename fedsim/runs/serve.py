@@ -1,8 +1,8 @@
 """One run with the clients of a grid: settings -> strategy -> rounds -> records."""
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from flwr.app import ArrayRecord
@@ -48,23 +48,35 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
     folder, run = plan.folder, plan.experiment.run
     if admission.is_already_finished(plan):
         return folder
-    everyone = [*callbacks, *trackers(run)]
     set_threads(run.threads)
     admission.check_server(plan)
-    try:
-        with claim(folder) as held, nothing_left(folder, held.stands):
-            if not admission.is_already_finished(plan):
-                play_rounds(grid, Session(open_workspace(plan), everyone, held.check), identify)
-    except BaseException as error:
-        remove_empty(folder, Path(run.output))
-        tell_failure(everyone, error)
-        raise
+    with recorded(plan, callbacks) as (everyone, check):
+        if not admission.is_already_finished(plan):
+            space = open_workspace(plan)
+            play_rounds(grid, space, Session(space, everyone, check), identify)
     return folder
 
 
-def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None:
+@contextmanager
+def recorded(plan: Plan, callbacks: Sequence[RunCallback]) -> Iterator[tuple[list[RunCallback], Callable[[], None]]]:
+    """Within this block the run's folder is this process's alone. Yields the callbacks, those of the settings too, and
+    a function that raises an error when the folder is no longer ours.
+
+    An attempt that fails before its first record leaves nothing behind, and the callbacks are told of each failure.
+    """
+    everyone = [*callbacks, *trackers(plan.experiment.run)]
+    try:
+        with claim(plan.folder) as held, nothing_left(plan.folder, held.stands):
+            yield everyone, held.check
+    except BaseException as error:
+        remove_empty(plan.folder, Path(plan.experiment.run.output))
+        tell_failure(everyone, error)
+        raise
+
+
+def play_rounds(grid: Grid, space: Workspace, session: Session, identify: Identify | None) -> None:
     """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
-    space, run, rounds = session.space, session.experiment.run, session.experiment.train.rounds
+    run, rounds = session.experiment.run, session.experiment.train.rounds
     run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
     server = strategy.server
@@ -76,7 +88,7 @@ def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None
     roster = make_roster(grid, space, run_config, identify)
     server.exchange.join(roster)
     server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
-    record_sites(session, roster, tested_images(evaluator, roster))
+    record_sites(space, session, roster, tested_images(evaluator, roster))
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
         patient = PatientGrid(grid, server.exchange, run.patience)
@@ -107,12 +119,12 @@ def make_roster(grid: Grid, space: Workspace, run_config: Config, identify: Iden
     return Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
 
 
-def record_sites(session: Session, roster: Roster, tested: Sequence[int]) -> None:
+def record_sites(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> None:
     """Checks, records and logs what the sites, or the files of a simulation, hold. tested: images by class.
 
     A site that comes later is checked and recorded when it comes.
     """
-    plan, sites = session.space.plan, roster.sites
+    plan, sites = space.plan, roster.sites
     session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
     roster.check_late = session.note_data
@@ -122,15 +134,15 @@ def record_sites(session: Session, roster: Roster, tested: Sequence[int]) -> Non
         logger.info("client %r has no training images of %s", client, ", ".join(names))
     if session.shared:
         session.note("shared_images", session.shared.record())
-    notes = notes_before_rounds(session, roster, tested)
+    notes = notes_before_rounds(space, session, roster, tested)
     session.note("data_remarks", notes)
     for text in notes:
         logger.warning(text)
 
 
-def notes_before_rounds(session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
+def notes_before_rounds(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
     """What a run says of its data, settings and sites before the first round."""
-    space, plan, sites = session.space, session.space.plan, roster.sites
+    plan, sites = space.plan, roster.sites
     experiment, target = plan.experiment, plan.experiment.run.target
     images = {name: int(fingerprint["images"]) for name, fingerprint in session.data.items()}
     counts = [site.class_counts for site in sites.values()]

@@ -23,18 +23,17 @@ from fedsim.records.recorder import Recorder
 from fedsim.records.selection import last_is_best, summary_row, validation_column
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
-from fedsim.runs.frozen import frozen_record, weights_record
+from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
-from fedsim.runs.workspace import Workspace, device_record
+from fedsim.runs.workspace import device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
-from strategies.model import server_model
 from strategies.round import RoundResult
 from strategies.state import ServerState
 from strategies.wire.target_site import TargetScore
@@ -50,7 +49,7 @@ class Session:
     check: raises an error when the folder is no longer this process's, so that nothing more is written
     """
 
-    def __init__(self, space: Workspace, callbacks: Sequence[RunCallback], check: Callable[[], None]) -> None:
+    def __init__(self, space: admission.Space, callbacks: Sequence[RunCallback], check: Callable[[], None]) -> None:
         self.space, self.experiment, self.callbacks, self._check = space, space.experiment, callbacks, check
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / FOLDER
@@ -93,7 +92,7 @@ class Session:
         now |= earlier_environments(read_environment(self.folder), now, done)
         now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
         now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
-        self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
+        self.environment = now | space.frozen_record() | weights_record(experiment.model.weights)
         self._write_environment()
 
     def attach(self, strategy: FedDG, evaluate_held_out: Evaluate | None = None) -> None:
@@ -105,7 +104,7 @@ class Session:
         space, server = self.space, strategy.server
         strategy.sinks.append(self)
         server.storage.folder = self.folder
-        server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+        server.parts.model = space.server_model()
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
@@ -135,7 +134,7 @@ class Session:
         """The checkpoint's global model, or the initial one from the run's seed."""
         if self.checkpoint:
             return state_to_record(self.checkpoint.arrays)
-        return state_to_record(self.space.net.state_dict(), self.space.travelling)
+        return self.space.initial_arrays()
 
     def begin_round(self, number: int) -> None:
         """Counts a round that begins now, if this run counts them; 0: the prelude, if there is one."""

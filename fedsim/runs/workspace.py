@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
 from threadpoolctl import threadpool_limits
 
 from clients.base import DomainClient
@@ -23,10 +24,12 @@ from fedsim.data.augment import Transforms, make_transforms
 from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import rules_of
-from fedsim.runs.frozen import frozen_content
+from fedsim.runs.frozen import frozen_content, frozen_record
 from fedsim.runs.plan import POOLED, Plan, resolve
 from fedsim.settings.experiment import parse_experiment
 from fedsim.settings.paths import with_own_folders
+from fedsim.tensors.arrays import state_to_record
+from strategies.model import ServerModel, server_model
 from strategies.parts import Place
 
 if TYPE_CHECKING:
@@ -158,6 +161,18 @@ class Workspace:
         from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
 
         return Compiled(self.net, train.batch_size, train.compile)
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The initial model, of the tensors that travel."""
+        return state_to_record(self.net.state_dict(), self.travelling)
+
+    def server_model(self) -> ServerModel:
+        """What the server's parts may know of the network."""
+        return server_model(self.net, self.places, self.plan.build_net, self.device)
+
+    def frozen_record(self) -> dict[str, str]:
+        """What environment.json says about the frozen tensors of the initial network; empty without any."""
+        return frozen_record(self.net)
 
     @property
     def transforms(self) -> Transforms:

@@ -35,13 +35,15 @@ def experiment_of(method: str, keywords: Mapping[str, Json], parts: Collection[s
 def section_of(name: str, parts: Collection[str]) -> str:
     """The section of the experiment file in which a setting stands; UserError for a name that is in none."""
     sections = [section for section, kind in SECTIONS.items() if name in kind.model_fields]
+    sections += ["method"] if name in parts else []
+    if len(sections) > 1:
+        ways = " or ".join(f"{section}={{{name!r}: ...}}" for section in sections)
+        raise UserError(f"{name} could be meant in two sections; write {ways}")
     if sections:
         return sections[0]
-    if name in parts:
-        return "method"
     settings = [field for kind in SECTIONS.values() for field in kind.model_fields]
-    raise UserError(f"no setting is called {name!r}; {nearest(name, [*settings, *parts])}the names are those of an "
-                    f"experiment file, and of the method's parts: {', '.join(parts)}")  # fmt: skip
+    raise UserError(f"no setting is called {name!r}; {nearest(name, [*settings, *parts])}the names are those of the "
+                    "experiment file, and of the method's parts")  # fmt: skip
 
 
 def _merge_section(table: JsonTable, name: str, value: Json) -> None:

@@ -302,7 +302,11 @@ class OpenRoster(Roster):
             if len(self.sites) >= self.least and not self._waiting and not awaited:
                 return
             if time.monotonic() >= deadline:
-                lost = f", and not {self.target.client!r}, which holds the unseen domain" if awaited and self.target else ""
+                lost = (
+                    f", and not {self.target.client!r}, which holds the unseen domain"
+                    if awaited and self.target
+                    else ""
+                )
                 raise ClientFailedError(f"{len(self.sites)} clients answered in time{lost}; at least {self.least} are "
                                         "awaited (min_available_nodes)")  # fmt: skip
             time.sleep(POLL_SECONDS)

@@ -18,10 +18,11 @@ from flwr.serverapp import Grid
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR
 from fedsim.data.benchmarks import unusable
 from fedsim.flower.identity import stamp
-from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
+from fedsim.tensors.records import Config, arrays_of, config_of, configs_of, metrics_of
 from strategies.state import ServerState
 from strategies.wire.grids import WrappedGrid
 from strategies.wire.reply_checks import ECHOED, RATES, RESERVED, one_line
+from strategies.wire.target_site import PHASE as TARGET_PHASE
 
 EXAMPLES = "num-examples"
 PARTITION = "partition-id"
@@ -84,7 +85,8 @@ class AppGrid(WrappedGrid):
         score: str = "",
     ) -> None:
         super().__init__(grid)
-        self.initial, self.needs, self.banks, self.state = initial, sorted(needs), banks, state
+        self.initial, self.banks, self.state = initial, banks, state
+        self.needs = sorted(needs, key=lambda name: (name in MADE_OF, name))
         self.target, self.score = target, score
         self.train_config, self.evaluate_config = ConfigRecord(), ConfigRecord()
         self.silent: set[int] = set()  # the nodes whose app cannot evaluate
@@ -157,12 +159,15 @@ class AppGrid(WrappedGrid):
         if phase == "handshake":
             self._names[node] = name or f"node-{node}"
             return introduction(self._names[node], self.target)
-        if name and name != self._names.get(node, name):
-            raise UnfitReplyError(f"its reply calls it {name!r}, and before the first round it was {client!r}; give one "
-                                  "name in the replies to evaluate and to train")  # fmt: skip
+        if name and node not in self.silent and name != self._names.get(node, name):
+            raise UnfitReplyError(f"its reply calls it {name!r}, and before the first round it was {client!r}; give "
+                                  "one name in the replies to evaluate and to train")  # fmt: skip
         if ours.metadata.message_type == "train":
             return self._trained(client, content)
-        return self._validated(content)
+        answer = self._validated(content)
+        if phase == TARGET_PHASE:
+            answer["details"] = ConfigRecord({"quantities": [], "names": [], "values": []})
+        return answer
 
     def _trained(self, client: str, content: RecordDict) -> RecordDict:
         """The reply of a client that has trained."""
@@ -182,7 +187,7 @@ class AppGrid(WrappedGrid):
                 raise UnfitReplyError(f"its reply to train lacks the metric {lacking(name)}")
         answer = RecordDict({"arrays": next(iter(models.values()))})
         answer.update({name: records[name] for name in self.banks})
-        answer["metrics"] = MetricRecord({EXAMPLES: examples, **metrics})
+        answer["metrics"] = metric_record({EXAMPLES: examples, **metrics})
         return answer
 
     def _complete(self, client: str, metrics: dict[str, float]) -> None:
@@ -204,7 +209,7 @@ class AppGrid(WrappedGrid):
         """The reply of a client that has validated, or of the unseen domain's."""
         metrics = numbers_of(content, "evaluate")
         scores, losses = ((self.score,) if self.score else SCORES), LOSSES
-        answer: dict[str, float] = {EXAMPLES: metrics[EXAMPLES], "evaluation_seconds": 0.0}
+        answer: Config = {EXAMPLES: metrics[EXAMPLES], "evaluation_seconds": 0.0}
         for name, candidates in (("accuracy", scores), ("loss", losses)):
             present = [candidate for candidate in candidates if candidate in metrics]
             if not present:
@@ -212,13 +217,13 @@ class AppGrid(WrappedGrid):
                                       "its metrics; fedsim.strategy(..., score='NAME') takes another accuracy, and "
                                       "evaluates=False does without")  # fmt: skip
             answer[name] = metrics[present[0]]
-        return RecordDict({"metrics": MetricRecord(answer)})
+        return RecordDict({"metrics": metric_record(answer)})
 
 
 def introduction(name: str, target: str) -> RecordDict:
     """What our own client would answer in the handshake: its name, and no number of examples."""
     role = "target" if name == target else "source"
-    answer = {"client": name, "role": role, "examples": 0, "class-counts": [], "holds": name}
+    answer: Config = {"client": name, "role": role, "examples": 0, "class-counts": [], "holds": name}
     return RecordDict({"site": ConfigRecord(answer)})
 
 
@@ -230,7 +235,8 @@ def name_of(content: RecordDict) -> str:
             if reason := unusable(name.partition("/")[0]) if name else "because it is empty":
                 raise UnfitReplyError(f"its reply calls it {name!r}, and no domain can be called so, {reason}")
             return name
-    for numbers in (*configs_of(content).values(), *metrics_of(content).values()):
+    records: list[Mapping] = [*configs_of(content).values(), *metrics_of(content).values()]
+    for numbers in records:
         if isinstance(number := numbers.get(PARTITION), int):
             return f"client-{number}"
     return ""
@@ -276,4 +282,9 @@ def means_of(rows: Mapping[str, Mapping[str, object]], columns: Collection[str])
         values = [row[name] for row in rows.values() if isinstance(row.get(name), int | float)]
         if values:
             means[name] = sum(map(float, values)) / len(values)  # type: ignore[arg-type]  # which are numbers
-    return MetricRecord(means)
+    return metric_record(means)
+
+
+def metric_record(numbers: Mapping) -> MetricRecord:
+    """Flower's record of these numbers, by name."""
+    return MetricRecord(dict(numbers))

@@ -1,0 +1,56 @@
+"""What a Python call gives as an object: a recipe, a model. Settings name such things, so that each gets a name."""
+
+import json
+import sys
+from collections.abc import Callable
+
+from torch import nn
+
+from fedsim.common.errors import UserError, first_line
+from fedsim.data.reader import content_hash
+from fedsim.methods.recipe import Recipe, values_of
+from fedsim.methods.registry import GIVEN
+from fedsim.methods.table import METHODS
+
+
+def named_recipe(method: str | Recipe) -> str:
+    """The name of a method in settings: a row's, `module:name` of a recipe in a module, or one of its content.
+
+    The last name is known only in processes that have called this function.
+    """
+    if isinstance(method, str):
+        return method
+    if not isinstance(method, Recipe):
+        raise UserError(f"a method is the name of a row, `a+b`, `module:name` or a Recipe, not {type(method).__name__}")
+    rows = [name for name, row in METHODS.items() if row is method]
+    if rows:
+        return rows[0]
+    if reference := reference_of(method):
+        return reference
+    name = f"recipe-{content_hash(json.dumps(values_of(method), sort_keys=True).encode())[:8]}"
+    GIVEN[name] = method
+    return name
+
+
+def reference_of(value: object) -> str:
+    """`module:name` of an object at the top level of a module; empty when it is in none."""
+    for module in list(sys.modules.values()):
+        names = [name for name, other in vars(module).items() if other is value] if hasattr(module, "__dict__") else []
+        if names and module.__name__ != "__main__" and names[0].isidentifier():
+            return f"{module.__name__}:{names[0]}"
+    return ""
+
+
+def made(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module | None:
+    """The module that a user gives, or that his class or function makes; UserError for anything else."""
+    if model is None or isinstance(model, nn.Module):
+        return model
+    if not callable(model):
+        raise UserError(f"model is {type(model).__name__}; give an nn.Module, or a function that makes one")
+    try:
+        module = model()
+    except Exception as error:  # the user's own code may raise any error
+        raise UserError(f"model cannot be called without arguments ({first_line(error)})") from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model makes {type(module).__name__}, not an nn.Module")
+    return module
