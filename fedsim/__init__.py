@@ -53,6 +53,7 @@ PUBLIC = {
     "run_watched": "fedsim.testing.contract",
     # in Flower apps of your own
     "strategy": "fedsim.apps.strategy",
+    "client_app": "fedsim.apps.own_client",
     "FedDG": "strategies.base",
     # data and networks of your own
     "Reader": "fedsim.data.reader",

@@ -11,6 +11,10 @@ from fedsim.data.reader import content_hash
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.registry import GIVEN
 from fedsim.methods.table import METHODS
+from fedsim.models.own_module import GIVEN as BACKBONES_GIVEN
+from fedsim.models.own_module import copies_of, module_row
+
+Model = nn.Module | Callable[[], nn.Module]
 
 
 def named_recipe(method: str | Recipe) -> str:
@@ -41,7 +45,22 @@ def reference_of(value: object) -> str:
     return ""
 
 
-def made(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module | None:
+def named_model(model: Model) -> str:
+    """The name of a network in settings: `module:name` of a class in a module, or a name that this process knows.
+
+    Where a module is given, its weights are those with which each new network begins.
+    """
+    given = made(model)
+    kind = model if isinstance(model, type) else type(given)
+    name = reference_of(kind) or f"own-{kind.__name__}"
+    if isinstance(model, nn.Module):
+        BACKBONES_GIVEN[name] = module_row(copies_of(model), kind.__name__)
+    elif model is not kind or ":" not in name:
+        BACKBONES_GIVEN[name] = module_row(model, kind.__name__)
+    return name
+
+
+def made(model: Model | None) -> nn.Module | None:
     """The module that a user gives, or that his class or function makes; UserError for anything else."""
     if model is None or isinstance(model, nn.Module):
         return model

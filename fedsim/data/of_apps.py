@@ -1,38 +1,116 @@
-"""The data of a Flower app: its clients alone read them, so that the server knows names and nothing more.
+"""The data of a Flower app: each client alone reads its own, so that the server knows names and shapes and no more.
 
-The server names this data set in the experiment of its run. `data.domains` and `data.classes` are then all facts.
+A client's process holds what the user's function gave it (`hold`), and the reader of this data set finds it there. The
+settings of such a run name everything else: `data.domains`, `data.classes` and the size of the images.
 """
 
-from dataclasses import replace
-from typing import NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedsim.common.errors import UserError
-from fedsim.data.reader import Images, Reader
+from fedsim.common.values import JsonTable
+from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.row import Benchmark
+from fedsim.data.tensor_sets import read_tensors
 from fedsim.settings import DataSettings
+from fedsim.settings.data import SMALLEST_SIZE
 
-DATASET = f"{__name__}:DATA"  # as data.dataset names it
+NO_TARGET = "no-target"  # the name of the unseen domain where there is none
+MODULE = __name__
+DATASET = f"{MODULE}:DATA"  # as data.dataset names it before the shape is known
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What this process has of one domain.
+
+    values: uint8 [N,C,s,s] for images, otherwise float32 [N,...]. labels: int64 [N]
+    train, validation: int64 indices into both, disjoint
+    """
+
+    values: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+
+    @property
+    def are_images(self) -> bool:
+        """Whether the values are images of 256 levels."""
+        return self.values.dtype == np.uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return self.values.shape[1:]
+
+
+HERE: dict[str, Held] = {}  # by domain
+
+
+def hold(domain: str, training: Any, validation: Any) -> Held:
+    """Reads the Datasets of (tensor, class) of a domain, either of which may be None, and keeps them in this process.
+
+    Raises UserError for items that are no such pairs, and for shapes that differ.
+    """
+    given = {"training": training, "validation": validation}
+    parts = {part: read_tensors(dataset, f"{domain}, {part}") for part, dataset in given.items() if dataset is not None}
+    if not parts:
+        raise UserError(f"{domain}: there is no Dataset; give one for training and one for validation")
+    shapes = {part: list(tensors.values.shape[1:]) for part, tensors in parts.items()}
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise UserError(f"{domain}: training has the shape {shapes['training']}, validation {shapes['validation']}")
+    values = np.concatenate([tensors.values for tensors in parts.values()])
+    labels = np.concatenate([tensors.labels for tensors in parts.values()])
+    count = len(parts["training"].labels) if "training" in parts else 0
+    HERE[domain] = Held(in_levels(values), labels, np.arange(count), np.arange(count, len(labels)))
+    return HERE[domain]
+
+
+def in_levels(values: np.ndarray) -> np.ndarray:
+    """Images uint8 of values in [0, 1], where they are square images of 256 levels; otherwise the values themselves.
+
+    What torchvision's ToTensor gives is such an image. After a normalization it is none.
+    """
+    square = values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[2] == values.shape[3] >= SMALLEST_SIZE
+    if not square or values.min() < 0 or values.max() > 1:
+        return values
+    levels = np.rint(values * 255)
+    return levels.astype(np.uint8) if np.allclose(levels / 255, values, rtol=0, atol=1e-6) else values
+
+
+def settings_for(shape: tuple[int, ...], are_images: bool) -> JsonTable:
+    """The settings of [data] for examples of this shape."""
+    if are_images:
+        return {"dataset": f"{MODULE}:{'GREY' if shape[0] == 1 else 'COLOUR'}", "image_size": shape[-1]}
+    return {"dataset": f"{MODULE}:TENSORS", "shape": list(shape)}
 
 
 class AppReader(Reader):
-    """Reads nothing: the images are with the clients of an app."""
+    """Reads what this process holds; UserError for a domain of another client."""
 
     def images(self, domain: str, apart: bool = False) -> Images:
-        """Raises UserError."""
-        self._refuse(domain)
+        """The values and labels of a domain."""
+        held = self._held(domain)
+        return held.values, held.labels
 
-    def labels(self, domain: str) -> np.ndarray:
-        """Raises UserError."""
-        self._refuse(domain)
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """The indices of training or validation; None for a domain without."""
+        indices: Mapping[str, np.ndarray] = vars(self._held(domain))
+        return indices[part] if part in indices and len(indices[part]) else None
 
     def fingerprint(self, domain: str) -> str:
-        """Raises UserError."""
-        self._refuse(domain)
+        """A hash of the values, labels and split."""
+        held = self._held(domain)
+        arrays = (held.values, held.labels, held.train, held.validation)
+        return content_hash(str(held.values.shape).encode(), *(array.tobytes() for array in arrays))
 
-    def _refuse(self, domain: str) -> NoReturn:
-        raise UserError(f"the data of {domain!r} are with a client of a Flower app, which alone reads them")
+    def _held(self, domain: str) -> Held:
+        if domain not in HERE:
+            raise UserError(f"the data of {domain!r} are with another client of the app, which alone reads them")
+        return HERE[domain]
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -44,6 +122,7 @@ DATA = Benchmark(
     "app", "Data of a Flower app", (), (), 3,
     source="the app's own clients",
     note="fedsim.strategy names the domains, once the clients have said who they are",
-    reader="fedsim.data.of_apps:AppReader",
-    discover="fedsim.data.of_apps:discover",
+    reader=f"{MODULE}:AppReader",
+    discover=f"{MODULE}:discover",
 )  # fmt: skip
+GREY, COLOUR = replace(DATA, channels=1), DATA

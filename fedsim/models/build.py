@@ -100,12 +100,23 @@ def _bare_net(row: Backbone, bottleneck: int, classes: int, channels: int, image
     """The backbone with random weights, in a network of its layout."""
     backbone = row.make(image_size, channels)
     layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
-    return Net(
+    net = Net(
         backbone, layout.feature_dim, classes, bottleneck=bottleneck,
         levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
         stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
         grayscale=channels == 1 and not row.own_channels, task=task,
     )  # fmt: skip
+    if row.head is not None and not bottleneck:
+        net.head = _own_head(row.head(backbone), classes)
+    return net
+
+
+def _own_head(head: nn.Module, classes: int) -> nn.Module:
+    """The head that came with a module; UserError where it has another number of outputs."""
+    if isinstance(head, nn.Linear) and head.out_features == classes:
+        return head
+    outputs = head.out_features if isinstance(head, nn.Linear) else "other"
+    raise UserError(f"model: its last Linear gives {outputs} outputs, and there are {classes} classes")
 
 
 def _load(row: Backbone, backbone: nn.Module, state: StateDict, image_size: int, weights: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsim.data.of_apps import NO_TARGET
 from fedsim.methods.registry import packages_of
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.runs import admission
@@ -25,23 +26,30 @@ from fedsim.settings.paths import with_own_folders
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import Config
-from strategies.base import FedDG
+from strategies.base import FedDG, Sink
 from strategies.server import Server
 from strategies.wire.fused_check import model_probe
 from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
 from strategies.wire.pulling import expected_bytes
 from strategies.wire.sites import Identify, missing_classes
-from strategies.wire.target_site import TargetScore, TargetSite
+from strategies.wire.target_site import Asked, TargetScore, TargetSite
 
 SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
 
 logger = logging.getLogger("fedsim")
 
 
-def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
+def serve(
+    grid: Grid,
+    plan: Plan,
+    callbacks: Sequence[RunCallback] = (),
+    identify: Identify | None = None,
+    sinks: Sequence[Sink] = (),
+) -> Path:
     """Carries out (or resumes) one run with the clients of a grid; returns the run's folder.
 
+    sinks: are told of each round, beside the run's records
     identify: gives the registered site to which a node's key belongs; the node may act only as that site. Without it,
     nodes are believed.
     """
@@ -53,7 +61,7 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
     with recorded(plan, callbacks) as (everyone, check):
         if not admission.is_already_finished(plan):
             space = open_workspace(plan)
-            play_rounds(grid, space, Session(space, everyone, check), identify)
+            play_rounds(grid, space, Session(space, everyone, check), identify, sinks)
     return folder
 
 
@@ -74,20 +82,24 @@ def recorded(plan: Plan, callbacks: Sequence[RunCallback]) -> Iterator[tuple[lis
         raise
 
 
-def play_rounds(grid: Grid, space: Workspace, session: Session, identify: Identify | None) -> None:
+def play_rounds(
+    grid: Grid, space: Workspace, session: Session, identify: Identify | None, sinks: Sequence[Sink]
+) -> None:
     """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
     run, rounds = session.experiment.run, session.experiment.train.rounds
     run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
     server = strategy.server
     server.probe = model_probe(space.net, space.plan.data.channels, session.experiment.data.image_size)
-    space.target = evaluator = None if run.evaluate_target == "site" else TargetEvaluator(space)
+    elsewhere = run.evaluate_target == "site" or run.target == NO_TARGET
+    space.target = evaluator = None if elsewhere else TargetEvaluator(space)
     session.attach(strategy, held_out_evaluator(space, server))
+    strategy.sinks += sinks
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
     roster = make_roster(grid, space, run_config, identify)
     server.exchange.join(roster)
-    server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
+    server.target = asked_for_target(server, evaluator, roster)
     record_sites(space, session, roster, tested_images(evaluator, roster))
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
@@ -95,6 +107,13 @@ def play_rounds(grid: Grid, space: Workspace, session: Session, identify: Identi
         left = rounds - max(strategy.finished_rounds, 0)
         strategy.start(patient, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
     session.finish()
+
+
+def asked_for_target(server: Server, evaluator: TargetEvaluator | None, roster: Roster) -> Asked | None:
+    """Who evaluates the unseen domain: this process and those of the grid, or its site; None where there is none."""
+    if evaluator:
+        return SharedTarget(evaluator, roster.grid, roster.run_config)
+    return TargetSite(server.exchange, roster) if roster.target else None
 
 
 def tested_images(evaluator: TargetEvaluator | None, roster: Roster) -> Sequence[int]:

@@ -27,6 +27,7 @@ from strategies.wire.target_site import PHASE as TARGET_PHASE
 EXAMPLES = "num-examples"
 PARTITION = "partition-id"
 DOMAIN = "domain"
+FEDSIM = "fedsim"  # key of what fedsim's own client says of itself, beside its domain
 SCORES = ("eval_acc", "eval_accuracy", "accuracy", "acc")  # names of the accuracy in Flower's own examples
 LOSSES = ("eval_loss", "loss")
 NO_EVALUATION = "No evaluate function registered"  # in the error of a ClientApp without one
@@ -90,6 +91,7 @@ class AppGrid(WrappedGrid):
         self.target, self.score = target, score
         self.train_config, self.evaluate_config = ConfigRecord(), ConfigRecord()
         self.silent: set[int] = set()  # the nodes whose app cannot evaluate
+        self.introduced: dict[str, str] = {}  # by client: what fedsim's own clients said of themselves
         self._names: dict[int, str] = {}  # of the nodes that have answered
         self._pushed: dict[str, tuple[Message, Message]] = {}  # by message id, until the reply
 
@@ -158,6 +160,9 @@ class AppGrid(WrappedGrid):
         name = name_of(content)
         if phase == "handshake":
             self._names[node] = name or f"node-{node}"
+            for record in configs_of(content).values():
+                if FEDSIM in record:
+                    self.introduced[self._names[node]] = str(record[FEDSIM])
             return introduction(self._names[node], self.target)
         if name and node not in self.silent and name != self._names.get(node, name):
             raise UnfitReplyError(f"its reply calls it {name!r}, and before the first round it was {client!r}; give "

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.flower
-@pytest.mark.parametrize(("example", "method"), [("any-client", "feddg-ga")])
-def test_an_example_runs_as_it_is(example, method, tmp_path):
+@pytest.mark.parametrize("example", ["any-client", "our-client"])
+def test_an_example_runs_as_it_is(example, tmp_path):
     app = tmp_path / "app"
     shutil.copytree(EXAMPLES / example, app, ignore=shutil.ignore_patterns("__pycache__"))
     settings = tmp_path / "settings.toml"
-    settings.write_text(tomli_w.dumps({"method": method, "output": str(tmp_path / "out")}))
+    settings.write_text(tomli_w.dumps({"output": str(tmp_path / "out")}))
     with SuperLink(tmp_path, {"PYTHONPATH": str(ROOT)}) as link:
         run = link.submit(app, settings, "num-supernodes=3 client-resources-num-cpus=1")
         lines = list(link.log(run))

@@ -94,9 +94,10 @@ def test_every_row_that_needs_no_more_runs_with_the_example(method):
 def test_every_other_row_is_refused_when_the_strategy_is_made():
     for method, client, reason in requirements():
         if client != "any client":
-            with pytest.raises(UserError, match=r"use fedsim\.client_app") as error:
+            with pytest.raises(UserError) as error:
                 fedsim.strategy(method, zeros())
             assert reason in str(error.value)
+            assert ("use fedsim.client_app" in str(error.value)) == (client == "fedsim's client")
             assert "\n" not in str(error.value)
 
 
@@ -123,7 +124,7 @@ def test_names_come_from_the_domain_then_the_partition_then_the_node(tmp_path):
 def test_an_app_that_cannot_evaluate_trains():
     result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app(names=lambda n: "", evaluates=False)))
     assert weight_of(result.arrays) == pytest.approx(3 * 17 / 6)
-    assert "validation_accuracy" not in result.evaluate_metrics_clientapp[1]
+    assert result.evaluate_metrics_clientapp == {}
 
 
 def test_a_client_may_hold_the_unseen_domain():
