@@ -20,8 +20,8 @@ import torch
 from clients.augment import frequency, style
 from clients.base import DomainClient
 from clients.optimizers import make_optimizer
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace
 from fedsim.settings.experiment import Experiment, from_table, parse_override
 from strategies.parts import ServerRound
 

@@ -43,7 +43,7 @@ def run(clients: int, mode: str, rounds: int, runtime: str, output: str) -> None
     os.environ["MANY_DIGITS"] = str(IMAGES * clients // DOMAINS)
     sys.path.insert(0, str(HERE))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    from fedsim.run.plan import resolve
+    from fedsim.runs.plan import resolve
     from fedsim.runtime.launch import carry_out
     from fedsim.settings.experiment import from_table
 

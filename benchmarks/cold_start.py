@@ -30,7 +30,7 @@ def child(settings: str, state: str) -> None:
     import flwr.supernode.cli.flwr_clientapp  # noqa: F401
 
     marks.append(mark())
-    import fedsim.client_app as client_app
+    import fedsim.apps.client as client_app
 
     marks.append(mark())
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -61,7 +61,7 @@ def order(settings: str, state: str) -> tuple:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
     from fedsim.flower.identity import assume_identity
-    from fedsim.run.plan import resolve
+    from fedsim.runs.plan import resolve
     from fedsim.settings.experiment import parse_experiment
 
     assume_identity(1)
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args()
-    from fedsim.run.plan import complete
+    from fedsim.runs.plan import complete
     from fedsim.settings.experiment import read_experiment
 
     settings = complete(read_experiment(words.config, ["run.device=cpu", *words.set])).toml()

@@ -30,7 +30,7 @@ from gpu_verbs import verbs
 from overhead import bare_loop, experiment_for
 from steps import RandomData, build, compare, experiment_of, measurable
 
-from fedsim.run.workspace import close_workspaces, sum_in_one_order
+from fedsim.runs.workspace import close_workspaces, sum_in_one_order
 from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import Experiment
 

@@ -19,11 +19,11 @@ import torch
 from gpu_scale import Scale
 from gpu_tables import Row
 
-from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
-from fedsim.run.serve import serve
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.serve import serve
+from fedsim.runs.workspace import close_workspaces
 from fedsim.runtime.launch import make_grid
+from fedsim.testing.contract import small_plan
 
 OURS = ("fedsim", "strategies", "clients", "benchmarks")
 

@@ -26,8 +26,8 @@ from PIL import Image
 from fedsim.data import client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.methods.assembly import build_net, build_recipe
-from fedsim.run.plan import complete
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.plan import complete
+from fedsim.runs.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import Experiment, from_table
 

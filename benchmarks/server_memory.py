@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.run.checkpoint import Checkpoint, save_checkpoint
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
+from fedsim.runs.checkpoint import Checkpoint, save_checkpoint
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace
 from fedsim.settings.experiment import from_table
 from fedsim.tensors.arrays import nbytes, record_of, record_to_arrays, state_to_record
 from strategies.accept import accept_updates

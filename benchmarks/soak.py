@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedsim.results.callbacks import RunCallback
-from fedsim.run.plan import resolve
-from fedsim.run.serve import serve
+from fedsim.records.callbacks import RunCallback
+from fedsim.runs.plan import resolve
+from fedsim.runs.serve import serve
 from fedsim.runtime.launch import make_grid
 from fedsim.settings.experiment import Experiment, read_experiment
 

@@ -10,8 +10,8 @@ import torch
 
 from fedsim.methods.table import METHODS
 from fedsim.settings.experiment import Experiment
-from fedsim.sweep.estimate import COLUMNS, FILE, KEY
-from fedsim.sweep.tables import find_table, read_table, row_experiment
+from fedsim.studies.estimate import COLUMNS, FILE, KEY
+from fedsim.studies.tables import find_table, read_table, row_experiment
 
 
 def table_experiments(name: str, chosen: list[str]) -> dict[str, list[Experiment]]:

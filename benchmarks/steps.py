@@ -18,7 +18,7 @@ time on a CPU, of wall time on a GPU) are written after every group. Rows that t
 not measured again unless --again is given, so that the same command continues where it was stopped.
 
 With --table every row of a paper's table is measured in its own settings (backbone, image size, batch). --record writes
-the medians to fedsim/sweep/step_times.csv with the machine's name: of processor time with one thread on a CPU,
+the medians to fedsim/studies/step_times.csv with the machine's name: of processor time with one thread on a CPU,
 otherwise of wall time. `--methods fedavg` is enough for a table: the hours of other rows then follow from their ratios
 in step_costs.csv.
 """
@@ -43,9 +43,9 @@ from fedsim.methods.assembly import build_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.table import METHODS
 from fedsim.models import Net
-from fedsim.run.plan import build_net
+from fedsim.runs.plan import build_net
 from fedsim.settings.experiment import Experiment
-from fedsim.sweep.estimate import step_key
+from fedsim.studies.estimate import step_key
 
 
 def experiment_of(method: str, args: argparse.Namespace) -> Experiment:
@@ -237,7 +237,7 @@ def main() -> None:
     )
     parser.add_argument("--table", default="", help="time the rows of a paper's table in their own settings")
     parser.add_argument("--block", default="", help="with --table: one block of it")
-    parser.add_argument("--record", action="store_true", help="with --table: write fedsim/sweep/step_times.csv")
+    parser.add_argument("--record", action="store_true", help="with --table: write fedsim/studies/step_times.csv")
     parser.add_argument("--write", type=Path, help="write the ratios to this table")
     parser.add_argument("--again", action="store_true", help="with --write: measure what the table has, too")
     parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, beside the first one")

@@ -24,8 +24,8 @@ import torch
 from overhead import bare_loop
 
 from fedsim.settings.experiment import Experiment
-from fedsim.sweep.axes import Axes
-from fedsim.sweep.plan import plan_cells
+from fedsim.studies.axes import Axes
+from fedsim.studies.plan import plan_cells
 
 LIKE_FEDAVG = "fedavg,fedadam,fedyogi,fedadagrad,fedavgm,fedgma,krum,fedomg,silobn"
 

@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from overhead import bare_loop, experiment_for, make_folder
 
-from fedsim.results.callbacks import RunCallback
-from fedsim.run.plan import complete
-from fedsim.run.workspace import close_workspaces
+from fedsim.records.callbacks import RunCallback
+from fedsim.runs.plan import complete
+from fedsim.runs.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import Experiment, from_table
 

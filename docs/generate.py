@@ -7,7 +7,7 @@ from method_pages import write_method_pages
 from pair_page import pair_page
 from part_pages import write_code_pages, write_part_pages
 
-from fedsim.results.page import libraries
+from fedsim.analysis.page import libraries
 
 API = {
     "strategies.parts": "Contracts of the server's parts",
@@ -33,9 +33,9 @@ API = {
     "fedsim.settings.train": "Settings: train",
     "fedsim.settings.run": "Settings: run",
     "fedsim.settings.experiment": "Reading an experiment from a file",
-    "fedsim.results": "Reading results",
-    "fedsim.results.selection": "Selection rules",
-    "fedsim.results.callbacks": "Callbacks of a run",
+    "fedsim.records": "Reading results",
+    "fedsim.records.selection": "Selection rules",
+    "fedsim.records.callbacks": "Callbacks of a run",
 }
 
 

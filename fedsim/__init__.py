@@ -49,13 +49,13 @@ PUBLIC = {
     "Insert": "fedsim.models.inserts.base",
     "Infer": "fedsim.models.infer.base",
     "Fact": "fedsim.parts.facts",
-    "findings": "fedsim.commands.contract",
-    "run_watched": "fedsim.commands.contract",
+    "findings": "fedsim.testing.contract",
+    "run_watched": "fedsim.testing.contract",
     # runs and their results
     "Experiment": "fedsim.settings.experiment",
     "read_experiment": "fedsim.settings.experiment",
     "launch": "fedsim.runtime.launch",
-    "RunCallback": "fedsim.results.callbacks",
+    "RunCallback": "fedsim.records.callbacks",
     "UserError": "fedsim.common.errors",
     "ClientFailedError": "fedsim.common.errors",
 }

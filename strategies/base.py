@@ -1,9 +1,9 @@
 """FedDG: Flower's message strategy that plays the rounds of a recipe; strategies/round.py has one round."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -101,7 +101,7 @@ class FedDG(Strategy):
         """Raises UserError where the arguments of `start` would have no effect."""
         if not self.server.exchange.clients:
             raise UserError("FedDG knows no clients: let them join with strategy.server.exchange.join(roster), as "
-                            "fedsim/run/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
+                            "fedsim/runs/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
         if train_config or evaluate_config:
             raise UserError("FedDG sends the settings of its experiment; leave train_config and evaluate_config out")
         if timeout not in (DEFAULT_TIMEOUT, self.server.experiment.run.timeout):
@@ -110,36 +110,13 @@ class FedDG(Strategy):
     def summary(self) -> None:
         """Does nothing, because the run's records hold the results."""
 
-    # Flower's own loop would call these. `start` is this strategy's loop, and a round has no pieces to call.
+    def _play_whole_rounds(self, *_: object, **__: object) -> NoReturn:
+        """Raises NotImplementedError: `start` is this strategy's loop, and a round has no pieces to call."""
+        raise NotImplementedError("FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of "
+                                  "strategies/round.py, and none of Flower's four hooks")  # fmt: skip
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Raises NotImplementedError."""
-        not_a_hook("configure_train")
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Raises NotImplementedError."""
-        not_a_hook("aggregate_train")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Raises NotImplementedError."""
-        not_a_hook("configure_evaluate")
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Raises NotImplementedError."""
-        not_a_hook("aggregate_evaluate")
-
-
-def not_a_hook(name: str) -> NoReturn:
-    """Raises NotImplementedError, which says what to call instead of one of Flower's hooks."""
-    raise NotImplementedError(
-        f"FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of strategies/round.py, not {name}"
-    )
+    # Flower's own loop would call these.
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _play_whole_rounds
 
 
 def means(validation: Mapping[str, Row]) -> MetricRecord:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedsim.results.callbacks import RunCallback
-from fedsim.run.plan import complete, resolve, run_folder
-from fedsim.run.serve import serve
+from fedsim.records.callbacks import RunCallback
+from fedsim.runs.plan import complete, resolve, run_folder
+from fedsim.runs.serve import serve
 from fedsim.runtime.watched import WatchedGrid as SpyGrid
 from fedsim.settings.experiment import Experiment, from_table
 

@@ -109,7 +109,7 @@ def pictures(
 ) -> None:
     """Draw how a method changes images: contents, styles and results, or interpolations."""
     from fedsim.export.pictures import draw_pictures
-    from fedsim.run.plan import resolve
+    from fedsim.runs.plan import resolve
     from fedsim.settings.experiment import read_experiment, with_options
 
     overrides = with_options(set_ or (), options.short_options(method=method, target=target))

@@ -12,15 +12,15 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedsim.analysis.page import page
 from fedsim.common.console import Terminal, say
 from fedsim.common.errors import UserError, printable
 from fedsim.common.tables import Column, Row, Table
 from fedsim.common.templates import fill
-from fedsim.results.page import page
-from fedsim.results.reading import find_runs
-from fedsim.run.claim import is_claimed
-from fedsim.sweep.estimate import duration
-from fedsim.sweep.view import STATE
+from fedsim.records.reading import find_runs
+from fedsim.runs.claim import is_claimed
+from fedsim.studies.estimate import duration
+from fedsim.studies.view import STATE
 
 Cell = dict[str, Any]
 STALE_SECONDS = 60.0

@@ -135,8 +135,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
 def _show_traffic(name: str, config: str, preset: str, overrides: Sequence[str]) -> None:
     """Print the bytes that one client receives and sends in a round of an experiment, with a method and with FedAvg."""
-    from fedsim.run.plan import resolve
-    from fedsim.run.traffic import traffic
+    from fedsim.runs.plan import resolve
+    from fedsim.runs.traffic import traffic
     from fedsim.settings.experiment import from_table, read_experiment
 
     fixed = [f"method.name={name}", "model.weights=none", "run.device=cpu"]  # sizes do not depend on initial weights
@@ -201,7 +201,7 @@ def first_try(name: str, recipe: "Recipe") -> str:
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
     """Print one line per property of a method; returns whether all properties that can be checked hold."""
-    from fedsim.commands.contract import differs_from_fedavg, findings, without_fedavg
+    from fedsim.testing.contract import differs_from_fedavg, findings, without_fedavg
 
     logging.disable(logging.WARNING)  # the check causes failures, and so warnings, on purpose
     holds = True

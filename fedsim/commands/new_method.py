@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from clients.parts import Batch
-from fedsim.commands.contract import findings
+from fedsim.testing.contract import findings
 from NAME import CLASS
 
 
@@ -31,7 +31,7 @@ def test_formula():
 PROMISES'''
 PLAIN_TEST = '''"""Tests of NAME: what every method must have. Add one of its formula, on numbers by hand."""
 
-from fedsim.commands.contract import findings
+from fedsim.testing.contract import findings
 PROMISES'''
 PROMISES = '''
 

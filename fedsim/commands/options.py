@@ -1,13 +1,31 @@
 """Options that several verbs of the command line share."""
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
 import typer
 
 Config = Annotated[
     str, typer.Argument(help="experiment file, or the name of one that comes with fedsim (see `fedsim datasets`)")
 ]
+Methods = Annotated[str, typer.Option(help="comma-separated methods (default: fedavg, or all of a table)")]
+Targets = Annotated[str, typer.Option(help="comma-separated unseen domains")]
+SweepSeeds = Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")]
+Seeds = Annotated[str, typer.Option(help="comma-separated seeds")]
+Grid = Annotated[list[str] | None, typer.Option(help="key=v1,v2 or a+b=1+x,2+y: one more axis (repeatable)")]
+Draws = Annotated[int, typer.Option(min=0, help="tune by that many draws, the first being the file's")]
+DrawTrials = Annotated[
+    int, typer.Option("--trials", min=0, help="with --draws: trials, each with its own splits and seed")
+]
+DrawSelect = Annotated[
+    str, typer.Option("--select", help="with --draws: oracle also shows the best draws on the target")
+]
+SearchedMethod = Annotated[str, typer.Option("--method", help="the method, a row or a+b (default: the file's)")]
+SearchTrials = Annotated[
+    int, typer.Option("--trials", min=2, help="number of trials, with trial 0, the file's own values")
+]
+SearchSeed = Annotated[int, typer.Option(min=0, help="seed of the draws")]
 Override = Annotated[
     list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
 ]
@@ -72,3 +90,8 @@ def short_options(**options: str | int | list[str] | None) -> list[str]:
 def cell_options(cores: int, overrides: list[str] | None) -> list[str]:
     """The overrides of a command whose runs have so many cores each; 0: as their settings say."""
     return [*([f"run.threads={cores}"] if cores else []), *(overrides or ())]
+
+
+def end(failed: Sequence[object]) -> NoReturn:
+    """End a command that runs cells: with exit code 1 where some failed, else with 0."""
+    raise typer.Exit(1 if failed else 0)

@@ -17,7 +17,7 @@ from fedsim.settings.experiment import Experiment
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from fedsim.results import Runs
+    from fedsim.records import Runs
 
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
 By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
@@ -72,8 +72,8 @@ def plot(
 
     Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
     """
-    from fedsim.results.fonts import fonts_for, missing_text
-    from fedsim.results.plots import by_experiment, names_in, plot_all
+    from fedsim.analysis.fonts import fonts_for, missing_text
+    from fedsim.analysis.plots import by_experiment, names_in, plot_all
 
     runs, by = chosen_runs(folder, methods, targets, seeds), by or []
     files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
@@ -104,7 +104,7 @@ def report(
     Its tables sort and filter, its charts follow the table, and every cell leads to its run. With --live the page also
     shows which cells run, wait or have failed, when the sweep will end, and the sites of a federation. Ctrl-C stops it.
     """
-    from fedsim.results.report import report_page, write_report
+    from fedsim.analysis.report import report_page, write_report
 
     if not live:
         if port or federation:
@@ -126,7 +126,7 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequ
 
     only: the record files that the caller needs (default: all). Raises UserError for a name that no run has.
     """
-    from fedsim.results import TABLES, choose_runs, read_runs
+    from fedsim.records import TABLES, choose_runs, read_runs
 
     chosen = names_of("--methods", methods), names_of("--targets", targets), numbers_of("--seeds", seeds)
     return choose_runs(read_runs(folder, only=only or TABLES), *chosen)
@@ -148,7 +148,7 @@ def show_comparison(
     Under the default selection rule, the table of all runs is also written to FOLDER/comparison.csv. For another metric
     than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not.
     """
-    from fedsim.results import compare
+    from fedsim.analysis import compare
 
     comparison = compare(runs, select, baseline or None, by, published or True, metric, correction)
     if format == "table":
@@ -170,8 +170,8 @@ def show_across(
     figure: Path | None,
 ) -> None:
     """Print the table of several data sets and the tests of all pairs; draw the figure of mean ranks where asked."""
-    from fedsim.results import compare
-    from fedsim.results.across import across, notes_on, pairs, refuse_one_data_set
+    from fedsim.analysis import compare
+    from fedsim.analysis.across import across, notes_on, pairs, refuse_one_data_set
 
     named = [" and ".join(dict.fromkeys(one.name for one in runs.experiments.values())) for runs in parts.values()]
     names = named if len(set(named)) == len(named) else list(map(str, parts))
@@ -186,8 +186,8 @@ def show_across(
     else:
         print(comparison.render(format))
     if figure:
-        from fedsim.results.comparison_figures import critical_figure
-        from fedsim.results.figure_style import look
+        from fedsim.analysis.comparison_figures import critical_figure
+        from fedsim.analysis.figure_style import look
 
         with look([*names, *tests.ranks.index]):
             drawn = critical_figure(tests, ", ".join(names))
@@ -198,14 +198,14 @@ def show_across(
 
 def is_whole(runs: "Runs", select: str) -> bool:
     """Whether a table is the main one of its folder, whose files no other one replaces: all runs, the default rule."""
-    from fedsim.results.selection import DEFAULT_RULE
+    from fedsim.records.selection import DEFAULT_RULE
 
     return not runs.only and select == DEFAULT_RULE
 
 
 def is_table(folder: Path) -> bool:
     """Whether a folder holds the runs of a paper's table."""
-    from fedsim.sweep.tables import COPY
+    from fedsim.studies.tables import COPY
 
     return (folder / COPY).is_file()
 
@@ -215,7 +215,7 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str, trus
 
     The table of all runs under the default rule is also written to FOLDER/comparison.csv.
     """
-    from fedsim.sweep.reproduction import render, reproductions, show
+    from fedsim.studies.reproduction import render, reproductions, show
 
     if format not in ("table", "csv", "markdown", "latex"):
         raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")

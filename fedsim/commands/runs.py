@@ -1,20 +1,22 @@
-"""The command that computes one run."""
+"""The command that computes one run, and its bar: round, metrics and time left."""
 
 from pathlib import Path
 
-from fedsim.commands.progress import ProgressBar
-from fedsim.common.console import say
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from fedsim.common.console import cut, errors, say
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import task_in
+from fedsim.common.tasks import scores, task_in
 from fedsim.settings.experiment import Experiment
 
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; then print its result and where the records are."""
-    from fedsim.run import admission
-    from fedsim.run.conflicts import too_late
-    from fedsim.run.leftovers import tidy_finished
-    from fedsim.run.plan import resolve, results_folder
+    from fedsim.runs import admission
+    from fedsim.runs.conflicts import too_late
+    from fedsim.runs.leftovers import tidy_finished
+    from fedsim.runs.plan import resolve, results_folder
     from fedsim.runtime.launch import carry_out
 
     plan = resolve(experiment)
@@ -39,11 +41,11 @@ def headline(folder: Path) -> str:
 
     With differential privacy, a third line has its guarantee; another line says when tables report another round.
     """
-    from fedsim.results.environment import read_environment
-    from fedsim.results.kept_model import other_round
-    from fedsim.results.reading import read_settings
-    from fedsim.results.record_files import AGAIN, read_record
-    from fedsim.results.selection import DEFAULT_RULE, rule_title
+    from fedsim.records.environment import read_environment
+    from fedsim.records.kept_model import other_round
+    from fedsim.records.reading import read_settings
+    from fedsim.records.record_files import AGAIN, read_record
+    from fedsim.records.selection import DEFAULT_RULE, rule_title
 
     file = folder / "summary.csv"
     summary = read_record(file)
@@ -63,3 +65,51 @@ def headline(folder: Path) -> str:
         + (f"{other}\n" if other else "")
         + f"records: {folder}"
     )
+
+
+# Letters beside a bar's name and the digits of its rounds: `━━━━━ / validation 100.0, target 100.0 % 1:00:00 left`
+REST_OF_BAR = 53
+
+
+class ProgressBar:
+    """Callback that shows the progress of a run: round, primary metric in validation and on the target, time left."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(None, table_column=Column(max_width=40)),  # it takes the place that the others leave
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[scores]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[of_time]}"),
+            console=errors,
+        )
+        self._task = TaskID(0)  # the only one
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Show the bar."""
+        rounds = experiment.train.rounds
+        room = errors.width - REST_OF_BAR - 2 * len(str(rounds))
+        name, seed = f"{experiment.method_name} → {experiment.run.target}", f" (seed {experiment.run.seed})"
+        title = name + seed if len(name + seed) <= room else cut(name, max(room, 8))
+        self._task = self._progress.add_task(title, total=rounds, scores="starting", of_time="left")
+        self._progress.start()
+
+    def on_round(self, row: dict, clients: list[dict]) -> None:
+        """Show the new round in the bar."""
+        shown = [f"{name} {100 * value:.1f}" for name, value in scores(row)]
+        self._progress.update(self._task, completed=row["round"], scores=f"{', '.join(shown)} %" if shown else "")
+        if self._progress.finished:  # the time is then that of the whole run
+            self._progress.update(self._task, of_time="in all")
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def on_end(self, summary: dict) -> None:
+        """Stop the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop the bar; a second call does nothing."""
+        self._progress.stop()

@@ -1,9 +1,7 @@
 """The verb `search`. Imports that take long are inside it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fedsim.commands import options
 from fedsim.common.errors import UserError
@@ -11,23 +9,23 @@ from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
-    from fedsim.sweep import Budget, Cell
-    from fedsim.sweep.combinations import Combination
+    from fedsim.studies import Budget, Cell
+    from fedsim.studies.combinations import Combination
 
 
 def search(
     config: options.Config = "digits",
-    method: Annotated[str, typer.Option(help="the method, a row or a+b (default: the file's)")] = "",
-    targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
-    seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
+    method: options.SearchedMethod = "",
+    targets: options.Targets = "all",
+    seeds: options.Seeds = "0",
     space: options.Space = None,
-    trials: Annotated[int, typer.Option(min=2, help="number of trials, with trial 0, the file's own values")] = 20,
+    trials: options.SearchTrials = 20,
     sampler: options.Sampler = "random",
     pruner: options.Pruner = "",
     slots: options.Slots = "",
     candidates: options.Candidates = 60,
     confirm: options.Confirm = 0,
-    search_seed: Annotated[int, typer.Option(min=0, help="seed of the draws")] = 0,
+    search_seed: options.SearchSeed = 0,
     jobs: options.Jobs = 0,
     cores_per_cell: options.CoresPerCell = 0,
     gpus_per_cell: options.GpusPerCell = 0,
@@ -45,25 +43,31 @@ def search(
     """
     start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
-    from fedsim.sweep import Budget
-    from fedsim.sweep.combinations import Combination
-    from fedsim.sweep.search import Search, run_search
-    from fedsim.sweep.tables import find_table
+    from fedsim.studies import Budget
+    from fedsim.studies.combinations import Combination
+    from fedsim.studies.search import Search, run_search
 
-    if find_table(config):
-        raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
-    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(output=output))
+    refuse_together(config, is_of_parts=bool(slots), is_of_values=bool(space or pruner or sampler != "random"))
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
+    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(output=output))
     axes = method, names_of("--targets", targets) or ["all"], numbers_of("--seeds", seeds) or [0]
-    if slots and (space or pruner or sampler != "random"):
-        raise UserError("--space, --sampler and --pruner are for values, and --slots for parts; use one of the two")
     if slots:
         combination = Combination(*axes, names_of("--slots", slots), candidates, search_seed, confirm)
         failed = _combine(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     else:
-        of_values = Search(*axes, space or (), trials, search_seed, sampler, pruner)
-        failed = run_search(config, of_values, budget, overrides=overrides, preset=preset, dry_run=dry_run)
-    raise typer.Exit(1 if failed else 0)
+        values = Search(*axes, space or (), trials, search_seed, sampler, pruner)
+        failed = run_search(config, values, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+    options.end(failed)
+
+
+def refuse_together(config: str, *, is_of_parts: bool, is_of_values: bool) -> None:
+    """UserError for a paper's table, and for options of a search for parts beside those of a search for values."""
+    from fedsim.studies.tables import find_table
+
+    if find_table(config):
+        raise UserError(f"{config} is a table of a paper, which says how each method is set; search an experiment")
+    if is_of_parts and is_of_values:
+        raise UserError("--space, --sampler and --pruner are for values, and --slots for parts; use one of the two")
 
 
 def _combine(
@@ -71,10 +75,10 @@ def _combine(
 ) -> "list[Cell]":
     """Search combinations of parts, and show the comparison of the outer run; returns the failed cells."""
     from fedsim.commands.results import chosen_runs, show_comparison
-    from fedsim.results.selection import DEFAULT_RULE
-    from fedsim.run.plan import results_folder
-    from fedsim.sweep.arms import compare_options
-    from fedsim.sweep.combinations import run_combinations
+    from fedsim.records.selection import DEFAULT_RULE
+    from fedsim.runs.plan import results_folder
+    from fedsim.studies.arms import compare_options
+    from fedsim.studies.combinations import run_combinations
 
     failed, study = run_combinations(config, combination, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     if dry_run:

@@ -1,9 +1,7 @@
 """The verb `sweep`. Imports that take long are inside it."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedsim.commands import options
 from fedsim.common.errors import UserError
@@ -11,20 +9,24 @@ from fedsim.common.fork_server import start_early
 from fedsim.common.lists import names_of, numbers_of
 
 if TYPE_CHECKING:
-    from fedsim.sweep import Axes, Budget, Cell
+    from pathlib import Path
+
+    from fedsim.studies import Budget, Cell
+
+Choice = tuple[list[str], list[str], list[int]]  # methods, targets and seeds of the options; empty where none is given
 
 
 def sweep(
     config: options.Config = "digits",
-    methods: Annotated[str, typer.Option(help="comma-separated methods (default: fedavg, or all of a table)")] = "",
-    targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
-    seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
-    grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2 or a+b=1+x,2+y: one more axis (repeatable)")] = None,
-    draws: Annotated[int, typer.Option(min=0, help="tune by that many draws, the first being the file's")] = 0,
-    trials: Annotated[int, typer.Option(min=0, help="with --draws: trials, each with its own splits and seed")] = 0,
+    methods: options.Methods = "",
+    targets: options.Targets = "all",
+    seeds: options.SweepSeeds = "",
+    grid: options.Grid = None,
+    draws: options.Draws = 0,
+    trials: options.DrawTrials = 0,
     sampler: options.Sampler = "random",
     pruner: options.Pruner = "",
-    select: Annotated[str, typer.Option(help="with --draws: oracle also shows the best draws on the target")] = "",
+    select: options.DrawSelect = "",
     jobs: options.Jobs = 0,
     cores_per_cell: options.CoresPerCell = 0,
     gpus_per_cell: options.GpusPerCell = 0,
@@ -43,40 +45,62 @@ def sweep(
     """
     start_early(wanted=not (dry_run or ray or launcher))
     from fedsim.settings.experiment import with_options
-    from fedsim.sweep import Axes, Budget, run_sweep
-    from fedsim.sweep.tables import Choice, find_table, run_table
+    from fedsim.studies import Budget
+    from fedsim.studies.tables import find_table
 
-    named, numbers = names_of("--methods", methods), numbers_of("--seeds", seeds)
-    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
-    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(callback=callback))
-    if (table := find_table(config)) and (grid or preset or draws):
+    table = find_table(config)
+    if table and (grid or preset or draws):
         raise UserError(f"{config} is a table: it has no --grid, --preset and --draws; use --set, or its experiment")
     if not draws and (trials or select or pruner or sampler != "random"):
         raise UserError("--trials, --sampler, --pruner and --select belong to --draws")
+    choice = names_of("--methods", methods), names_of("--targets", targets), numbers_of("--seeds", seeds)
+    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
+    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(callback=callback))
     if table:
-        choice = Choice(named, [] if targets.strip() == "all" else names_of("--targets", targets), numbers)
-        failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
+        failed = of_a_table(table, choice, budget, overrides, output, dry_run)
     else:
         overrides = with_options(overrides, options.short_options(output=output))
-        axes = Axes(named or ["fedavg"], names_of("--targets", targets) or ["all"], numbers or [0], grid or ())
-        run = _tuned(draws, trials, (sampler, pruner), select, seeds) if draws else run_sweep
-        failed = run(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
-    raise typer.Exit(1 if failed else 0)
+        tuning = draws, trials, sampler, pruner, select
+        failed = of_an_experiment(config, choice, grid or (), tuning, budget, overrides, preset, dry_run)
+    options.end(failed)
 
 
-def _tuned(draws: int, trials: int, chooser: tuple[str, str], select: str, seeds: str) -> "Callable[..., list[Cell]]":
-    """What runs a sweep with draws, as `run_sweep` runs one without."""
+def of_a_table(
+    table: "Path", choice: Choice, budget: "Budget", overrides: list[str], output: str, dry_run: bool
+) -> "list[Cell]":
+    """Run the chosen rows of a paper's table; returns the cells that failed."""
+    from fedsim.studies import tables
+
+    methods, targets, seeds = choice
+    rows = tables.Choice(methods, [] if targets == ["all"] else targets, seeds)
+    return tables.run_table(table, rows, budget, overrides=overrides, output=output, dry_run=dry_run)
+
+
+def of_an_experiment(
+    config: str,
+    choice: Choice,
+    grid: Sequence[str],
+    tuning: tuple[int, int, str, str, str],
+    budget: "Budget",
+    overrides: list[str],
+    preset: str,
+    dry_run: bool,
+) -> "list[Cell]":
+    """Run a grid, or with draws the trials of a tuned sweep; returns the cells that failed."""
     from fedsim.settings.experiment import with_options
-    from fedsim.sweep.draws import Draws, run_draws
+    from fedsim.studies import Axes, run_sweep
+    from fedsim.studies.draws import Draws, run_draws
 
+    methods, targets, seeds = choice
+    draws, trials, sampler, pruner, select = tuning
+    axes = Axes(methods or ["fedavg"], targets or ["all"], seeds or [0], grid)
+    if not draws:
+        return run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     if trials and seeds:
         raise UserError("--trials K is --seeds 0,...,K-1; use one of the two")
-
-    def run(config: str, axes: "Axes", budget: "Budget", *, overrides: Sequence[str], **how: Any) -> "list[Cell]":
-        if axes.grid:
-            raise UserError("--draws draws all settings that papers tune; fix one with --set in place of --grid")
-        wanted = Draws(axes.methods, axes.targets, range(trials) or axes.seeds, draws, *chooser)
-        overrides = with_options(overrides, ["data.split_seed=-1"])  # a trial has splits of its own
-        return run_draws(config, wanted, budget, overrides=overrides, select=select or "best_validation", **how)
-
-    return run
+    if grid:
+        raise UserError("--draws draws all settings that papers tune; fix one with --set in place of --grid")
+    study = Draws(axes.methods, axes.targets, range(trials) or axes.seeds, draws, sampler, pruner)
+    overrides = with_options(overrides, ["data.split_seed=-1"])  # a trial has splits of its own
+    rule = select or "best_validation"
+    return run_draws(config, study, budget, overrides=overrides, select=rule, preset=preset, dry_run=dry_run)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
-SHARED = ["fedsim.runtime.launch", "fedsim.client_app"]
+SHARED = ["fedsim.runtime.launch", "fedsim.apps.client"]
 
 
 def context() -> ForkServerContext:

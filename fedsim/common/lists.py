@@ -39,3 +39,8 @@ def numbers_of(option: str, text: str) -> list[int]:
     if not all(word.isascii() and word.isdigit() for word in numbers):
         raise UserError(f"{option} {text!r}: give whole numbers separated by commas, e.g. 0,1,2")
     return [int(word) for word in numbers]
+
+
+def times(ratio: float) -> str:
+    """A factor with two digits that count and no exponent: `0.68`, `1.3`, `140`, `12,000`."""
+    return f"{float(f'{ratio:.2g}'):,.10g}"

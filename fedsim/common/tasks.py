@@ -1,7 +1,7 @@
 """The task of a data set: what is learned from it. Other modules do not depend on which task it is.
 
 A row of BENCHMARKS names its task. `rules` (in fedsim.models.tasks) defines the outputs, loss and metrics, and `kept`
-(in fedsim.results) what a run keeps about the unseen domain's images. The columns of all records are named after the
+(in fedsim.records) what a run keeps about the unseen domain's images. The columns of all records are named after the
 primary metric: `target_accuracy`, `target_dice`, `mean_validation_dice`, ...
 """
 
@@ -34,9 +34,9 @@ CLASSIFICATION = Task(
     "accuracy",
     "accuracy",
     "fedsim.models.tasks:Classification",
-    "fedsim.results.predictions:Predictions",
+    "fedsim.records.predictions:Predictions",
 )
-SEGMENTATION = Task("segmentation", "dice", "Dice", "fedsim.models.tasks:Segmentation", "fedsim.results.cases:Cases")
+SEGMENTATION = Task("segmentation", "dice", "Dice", "fedsim.models.tasks:Segmentation", "fedsim.records.cases:Cases")
 TASKS = {task.name: task for task in (CLASSIFICATION, SEGMENTATION)}
 ANY_TASK = tuple(TASKS)
 

@@ -10,7 +10,7 @@ def _app(server: str, client: str, **changes: JsonTable) -> JsonTable:
     return {**APP, "tool": {"flwr": {"app": app}}}
 
 
-RUN = _app("fedsim.deploy.server_app:app", "fedsim.client_app:app")
+RUN = _app("fedsim.deploy.server_app:app", "fedsim.apps.client:app")
 CHECK = {
     **_app(
         "fedsim.deploy.check_app:server",

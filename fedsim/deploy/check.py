@@ -28,8 +28,8 @@ from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.renewal import warnings
 from fedsim.deploy.status import clock_problem
 from fedsim.methods.registry import packages_of
-from fedsim.run.admission import place_on_sites
-from fedsim.run.plan import resolve
+from fedsim.runs.admission import place_on_sites
+from fedsim.runs.plan import resolve
 from fedsim.settings import Settings, data_root
 from fedsim.settings.experiment import Experiment
 

@@ -16,7 +16,7 @@ from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.data import count_classes
-from fedsim.run.site import SiteCheck, check_message
+from fedsim.runs.site import SiteCheck, check_message
 from fedsim.settings.experiment import parse_experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.tensors.records import Config, configs_of

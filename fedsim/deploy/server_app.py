@@ -5,15 +5,15 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.apps.server import experiment_of, marked
 from fedsim.common.files import atomic_write
 from fedsim.deploy.expected import EXPECTED
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import Registry
-from fedsim.run.log_lines import LogLines
-from fedsim.run.plan import resolve
-from fedsim.run.serve import serve
-from fedsim.server_app import experiment_of, marked
+from fedsim.runs.log_lines import LogLines
+from fedsim.runs.plan import resolve
+from fedsim.runs.serve import serve
 from strategies.wire.grids import QuickGrid
 
 app = ServerApp()

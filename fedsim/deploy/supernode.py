@@ -86,7 +86,7 @@ def check_node_config(words: Sequence[str]) -> None:
     """UserError where Flower would leave out a part of the node config unsaid, or own privacy is not whole."""
     from click import ClickException
 
-    from fedsim.run.local_privacy import own_privacy
+    from fedsim.runs.local_privacy import own_privacy
 
     text = words[words.index(NODE_CONFIG) + 1] if NODE_CONFIG in words[:-1] else ""
     left = " ".join(PAIR.sub("", text).split())

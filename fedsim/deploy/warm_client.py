@@ -150,7 +150,7 @@ def write_program(kit: Path, folder: Path) -> None:
 
 def prepare() -> None:
     """Imports what every task needs, and makes Flower's task end by EndedError instead of ending the process."""
-    import fedsim.client_app  # noqa: F401
+    import fedsim.apps.client  # noqa: F401
     from fedsim.deploy.check_app import client  # noqa: F401
     from fedsim.flower.private import replace
 

@@ -11,9 +11,9 @@ from fedsim.export.trained import SELECTED, TrainedModel
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer.base import EvalMode
 from fedsim.parts.part import part_name
-from fedsim.results.environment import all_environments, read_environment
-from fedsim.results.record_files import AGAIN, read_record
-from fedsim.results.selection import validation_column
+from fedsim.records.environment import all_environments, read_environment
+from fedsim.records.record_files import AGAIN, read_record
+from fedsim.records.selection import validation_column
 from fedsim.settings import RunSettings
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names

@@ -107,7 +107,7 @@ def features(
 ) -> None:
     """Draw the t-SNE of a run's features by class and by domain."""
     from fedsim.export.features import plot_features
-    from fedsim.results.kept_model import unfinished
+    from fedsim.records.kept_model import unfinished
 
     _note(unfinished(run))
     png, _ = plot_features(run, output or run / "plots", per_domain, trust)

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
+from fedsim.analysis.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
@@ -18,8 +19,7 @@ from fedsim.data.reader import reader
 from fedsim.export.trained import trained_net
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
-from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
-from fedsim.results.reading import read_settings
+from fedsim.records.reading import read_settings
 from fedsim.settings.experiment import Experiment
 
 # Ten classes are common, so there are four colours more. Black stays free for the unseen domain.

@@ -21,8 +21,8 @@ from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
-from fedsim.run.plan import Plan
-from fedsim.run.workspace import Workspace
+from fedsim.runs.plan import Plan
+from fedsim.runs.workspace import Workspace
 from strategies.parts import SERVER, ServerRound
 
 Column = tuple[str, Tensor]  # heading, images [rows, C, H, W] in [0, 1]

@@ -21,12 +21,12 @@ from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
-from fedsim.results.environment import read_environment
-from fedsim.results.kept_model import other_round, unfinished
-from fedsim.results.reading import read_settings
-from fedsim.run.frozen import refuse_other_frozen
-from fedsim.run.inference_bank import kept_entries
-from fedsim.run.plan import Plan, resolve
+from fedsim.records.environment import read_environment
+from fedsim.records.kept_model import other_round, unfinished
+from fedsim.records.reading import read_settings
+from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.inference_bank import kept_entries
+from fedsim.runs.plan import Plan, resolve
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 

@@ -46,7 +46,7 @@ APP: JsonTable = {  # an app without files of its own: its components come from 
         "flwr": {
             "app": {
                 "publisher": "fedsim",
-                "components": {"serverapp": "fedsim.server_app:app", "clientapp": "fedsim.client_app:app"},
+                "components": {"serverapp": "fedsim.apps.server:app", "clientapp": "fedsim.apps.client:app"},
                 "config": {"experiment": ""},
             }
         }

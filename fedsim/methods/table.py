@@ -2,20 +2,14 @@
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows, and
 `method.guiding_head.weight=0.25` sets a field of a part. `method.weights="uniform"` replaces a part, and
-`method.add=["guiding_head"]` adds one (`assembly.py`). Two groups of rows have files of their own: those that exchange
-styles of images between clients, `styles.py`, and those that need texts, `texts.py`.
+`method.add=["guiding_head"]` adds one (`assembly.py`). Rows that exchange styles of images between clients are in
+`styles.py`, those that generalize inside each client in `single_source.py`, those that need texts in `texts.py`.
 """
 
 from clients.augment.rand_augment import RandAugment
 from clients.batches.balanced_budget import BalancedBudget
 from clients.companions.ditto import Ditto
 from clients.objective.client_agnostic import ClientAgnostic
-from clients.objective.consistent_views import ConsistentViews
-from clients.objective.jigsaw import Jigsaw
-from clients.objective.learn_to_diversify import LearnToDiversify
-from clients.objective.mixtures import CutMix, MixUp
-from clients.objective.random_convolution import RandomConvolution
-from clients.objective.self_challenging import SelfChallenging
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
@@ -27,7 +21,6 @@ from clients.terms.client_momentum import ClientMomentum
 from clients.terms.conditional_information import ConditionalInformation
 from clients.terms.drift_correction import DriftCorrection
 from clients.terms.dynamic_regularizer import DynamicRegularizer
-from clients.terms.feature_augmentation import FeatureAugmentation
 from clients.terms.gradient_alignment import GradientAlignment
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
@@ -36,10 +29,10 @@ from clients.terms.other_heads import OtherHeads
 from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
-from clients.terms.self_reg import SelfReg
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
 from fedsim.methods.recipe import Recipe
+from fedsim.methods.single_source import SINGLE_SOURCE_METHODS
 from fedsim.methods.styles import STYLE_METHODS
 from fedsim.methods.texts import TEXT_METHODS
 from fedsim.models.infer.alpha import ZeroShotAdapter
@@ -47,13 +40,10 @@ from fedsim.models.infer.ensemble import EnsembleOfHeads
 from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.disentangler import Disentangler
-from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
-from fedsim.models.inserts.projector import Projector
 from fedsim.models.inserts.representation import Representation
-from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
@@ -167,22 +157,7 @@ METHODS: dict[str, Recipe] = {
         discloses="as FedIG, and the adapters' weights",
     ),
     "mixstyle": Recipe(inserts=(MixStyle(),), paper="Zhou et al., ICLR 2021, inside FedAvg"),
-    # Single-source generalization inside each client, under FedAvg
-    "rsc": Recipe(objective=SelfChallenging(), paper="Huang et al., ECCV 2020, inside FedAvg"),
-    "randaugment": Recipe(augment=RandAugment(), paper="Cubuk et al., NeurIPS 2020, inside FedAvg"),
-    "augmix": Recipe(objective=ConsistentViews(), paper="Hendrycks et al., ICLR 2020, inside FedAvg"),
-    "mixup": Recipe(objective=MixUp(), paper="Zhang et al., ICLR 2018, inside FedAvg"),
-    "cutmix": Recipe(objective=CutMix(), paper="Yun et al., ICCV 2019, inside FedAvg"),
-    "randconv": Recipe(objective=RandomConvolution(), paper="Xu et al., ICLR 2021, inside FedAvg"),
-    "sfa-s": Recipe(terms=(FeatureAugmentation("s"),), paper="Li et al., ICCV 2021: SFA-S, inside FedAvg"),
-    "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
-    "l2d": Recipe(
-        objective=LearnToDiversify(),
-        inserts=(StochasticEmbedding(),),
-        paper="Wang et al., ICCV 2021, inside FedAvg; the augmenter stays on its client",
-    ),
-    "jigen": Recipe(objective=Jigsaw(), inserts=(JigsawHead(),), paper="Carlucci et al., CVPR 2019, inside FedAvg"),
-    "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),
+    **SINGLE_SOURCE_METHODS,
     "copa": Recipe(
         share=WithoutHead(),
         terms=(OtherHeads(),),

@@ -20,9 +20,9 @@ from flwr.clientapp import ClientApp
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.common.workers import ready, stop
-from fedsim.results.callbacks import RunCallback
-from fedsim.run.plan import Plan
-from fedsim.run.processes import reason_of_machine, reason_of_settings
+from fedsim.records.callbacks import RunCallback
+from fedsim.runs.plan import Plan
+from fedsim.runs.processes import reason_of_machine, reason_of_settings
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import RunSettings

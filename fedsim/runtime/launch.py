@@ -4,18 +4,20 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedsim.client_app import app
+from fedsim.apps.client import app
 from fedsim.common.garbage import started
-from fedsim.results.callbacks import RunCallback
-from fedsim.run import admission
-from fedsim.run.plan import Plan, resolve
-from fedsim.run.serve import serve
+from fedsim.records.callbacks import RunCallback
+from fedsim.runs import admission
+from fedsim.runs.plan import Plan, resolve
+from fedsim.runs.serve import serve
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.inline import LocalGrid
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.plugins import load
 
 logger = logging.getLogger("fedsim")
 
+SEPARATE_MACHINES = "fedsim.deploy.runtime:run_deployed"  # found by name: no run of one machine needs the bench
 MOST_NODES = 256  # in a simulation; the handshake sends a message to each node and waits for its reply
 
 
@@ -39,9 +41,7 @@ def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
         return plan.folder
     admission.check_machine(plan)
     if runtime == "deployment":
-        from fedsim.runtime.deployment import run_deployed
-
-        return run_deployed(plan, callbacks)
+        return load(SEPARATE_MACHINES, "runtime")(plan, callbacks)
     admission.check_images(plan)
     if runtime == "flower":
         from fedsim.runtime.flower import run_with_flower

@@ -33,7 +33,7 @@ from fedsim.settings import RunSettings
 from fedsim.tensors.arrays import nbytes
 from fedsim.tensors.records import arrays_of
 
-CLIENT_APP = "fedsim.client_app:app"
+CLIENT_APP = "fedsim.apps.client:app"
 # The driver's folders of data, for workers on machines that do not name folders of their own.
 FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_PLUGINS")
 

@@ -12,9 +12,9 @@ from clients.job import Job
 from clients.local_round import autocast_of
 from clients.local_steps import Trained
 from clients.stacked.side_by_side import SideBySide, reason_apart
-from fedsim.client_app import guarded, job_of, trained
-from fedsim.run.plan import Plan
-from fedsim.run.workspace import pick_device, workspace
+from fedsim.apps.client import guarded, job_of, trained
+from fedsim.runs.plan import Plan
+from fedsim.runs.workspace import pick_device, workspace
 from fedsim.runtime.inline import InlineGrid
 from fedsim.tensors.records import Config, config_of, configs_of
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from flwr.app import Error, Message
 
-from fedsim.client_app import app
-from fedsim.run.plan import Plan
-from fedsim.run.processes import reason_against
+from fedsim.apps.client import app
+from fedsim.runs.plan import Plan
+from fedsim.runs.processes import reason_against
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.inline import InlineGrid
 from fedsim.tensors.arrays import record_to_arrays, state_to_record

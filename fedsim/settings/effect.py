@@ -2,7 +2,7 @@
 
     p: Annotated[float, Field(ge=0, le=1), Only(variant="img_p")] = 0.5
 
-A run says of every changed setting without an effect that it has none (`fedsim.run.no_effect`), and `fedsim methods
+A run says of every changed setting without an effect that it has none (`fedsim.runs.no_effect`), and `fedsim methods
 NAME` shows what each needs.
 """
 

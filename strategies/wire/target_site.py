@@ -39,7 +39,7 @@ class TargetScore:
 
     seconds: the time of the evaluation on the server (0 when a site did it; the site's row has its time)
     details: (quantity, layer, value) of the inference rule, for details.csv
-    predictions: those of the server's own evaluation (fedsim.results.predictions); those of a site never leave it
+    predictions: those of the server's own evaluation (fedsim.records.predictions); those of a site never leave it
     """
 
     value: float | None = None

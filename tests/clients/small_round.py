@@ -16,8 +16,8 @@ from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
 from fedsim.models import build_model
 from fedsim.models.net import Net
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace
 from fedsim.settings import ModelSettings, TrainSettings
 
 CONFIG = {"round": 1, "phase": "train", "client": "rot15"}

@@ -19,7 +19,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.models.layout import evaluating
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
-from fedsim.run.checkpoint import load_checkpoint
+from fedsim.runs.checkpoint import load_checkpoint
 from strategies.parts import Share
 from strategies.weights.by_examples import ByExamples
 

@@ -13,8 +13,8 @@ from clients.reports.generalization_gap import GeneralizationGap
 from clients.step.alignment import Projections, alignment_loss, attention
 from clients.step.calibration import ACQUIRED
 from clients.terms.moon import PREVIOUS
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace
 
 RESNET18 = [(128, 28, 28), (256, 14, 14), (512, 7, 7)]
 ALEXNET = [(384, 13, 13), (256, 13, 13), (256, 6, 6)]

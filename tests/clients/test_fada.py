@@ -27,7 +27,7 @@ from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.table import METHODS
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.net import Net
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.workspace import close_workspaces
 from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.server_round import ServerRound, Update

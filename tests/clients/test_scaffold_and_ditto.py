@@ -11,9 +11,9 @@ from torch import nn
 from clients.companions.ditto import Ditto
 from clients.terms.drift_correction import OWN, DriftCorrection
 from fedsim.common.errors import UserError
-from fedsim.run.plan import resolve
-from fedsim.run.traffic import traffic
-from fedsim.run.workspace import close_workspaces, workspace
+from fedsim.runs.plan import resolve
+from fedsim.runs.traffic import traffic
+from fedsim.runs.workspace import close_workspaces, workspace
 from fedsim.settings import TrainSettings
 from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound

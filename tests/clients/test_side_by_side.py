@@ -15,19 +15,19 @@ from clients.compiled import Compiled
 from clients.local_round import Batch
 from clients.stacked.net import StackedNet
 from clients.stacked.side_by_side import SideBySide, reason_apart
-from fedsim.client_app import app
-from fedsim.commands.contract import small_plan
+from fedsim.apps.client import app
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.methods.table import METHODS
 from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES
 from fedsim.parts.part import part_name
-from fedsim.run.plan import Plan
-from fedsim.run.serve import serve
+from fedsim.runs.plan import Plan
+from fedsim.runs.serve import serve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import make_grid
 from fedsim.runtime.together import TogetherGrid
 from fedsim.tensors.arrays import record_to_arrays
+from fedsim.testing.contract import small_plan
 
 SHORT = ["train.iterations=3", "train.rounds=2", "train.side_by_side=3", "data.fraction=0.05", "train.momentum=0.9"]
 ALLOWED = [name for name, recipe in METHODS.items() if not reason_apart(recipe)]

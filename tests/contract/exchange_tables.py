@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from fedsim.commands.contract import Evidence
 from fedsim.tensors.arrays import record_to_arrays
+from fedsim.testing.contract import Evidence
 
 CLIENTS, OTHERS = ("rot0", "rot15", "rot30"), ("rot15", "rot30")
 C, D = 10, 50  # classes, features

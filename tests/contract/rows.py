@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsim.commands.contract import small_plan
 from fedsim.methods.table import METHODS
 from fedsim.runtime.launch import carry_out
+from fedsim.testing.contract import small_plan
 
 
 def digest(folder: Path) -> str:

@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import pytest
 
-from fedsim.commands.contract import run_watched, small_plan
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import find_recipe
 from fedsim.methods.combinations import same_parts
@@ -15,6 +14,7 @@ from fedsim.methods.registry import shipped_parts
 from fedsim.methods.table import METHODS
 from fedsim.models.norms.mixig import MixIG
 from fedsim.parts.facts import Fact
+from fedsim.testing.contract import run_watched, small_plan
 from strategies.parts import Weights
 from strategies.refine.dynamic_correction import DynamicCorrection
 from strategies.share.without_statistics import WithoutStatistics

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
-from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.methods.part_settings import validated
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.workspace import close_workspaces
 from fedsim.runtime.launch import carry_out
+from fedsim.testing.contract import small_plan
 
 FEW = ["data.fraction=0.05", "train.rounds=2"]
 # With these values a term is not 0 from the start, so that its other settings act on two short rounds.

@@ -14,8 +14,6 @@ import torch
 from exchange_tables import TABLES, off_the_table
 
 from clients.parts import Term
-from fedsim.commands import contract
-from fedsim.commands.contract import findings, small_plan
 from fedsim.commands.methods import show_findings
 from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
@@ -24,6 +22,8 @@ from fedsim.methods.registry import FOLDERS
 from fedsim.methods.table import METHODS
 from fedsim.parts.part import part_name
 from fedsim.runtime import watched
+from fedsim.testing import contract
+from fedsim.testing.contract import findings, small_plan
 
 # Fewer images, rounds and steps than `fedsim check-method` takes.
 FEW = ["data.fraction=0.05", "train.rounds=2", "train.iterations=2"]
@@ -34,7 +34,7 @@ COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
 def one_other_process() -> Iterator[None]:
     """One process finishes the runs of all rows; `fedsim check-method` starts one for each, which takes longer."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedsim.commands.contract"])
+    context.set_forkserver_preload(["fedsim.testing.contract"])
     with ProcessPoolExecutor(1, context) as other, pytest.MonkeyPatch.context() as patch:
 
         def finish(plan):
@@ -70,7 +70,7 @@ def properties(method: str) -> list:
 
 @pytest.mark.parametrize("method", [*METHODS, *COMBINATIONS])
 def test_contract(method, monkeypatch):
-    """The row has the properties of fedsim/commands/contract.py, and its messages are those of its table.
+    """The row has the properties of fedsim/testing/contract.py, and its messages are those of its table.
 
     Clients reply alone in reverse order; where a new part may keep state, also in processes of their own."""
     monkeypatch.setattr(contract, "PROPERTIES", properties(method))

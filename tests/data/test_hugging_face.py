@@ -8,7 +8,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import benchmark, hugging_face, load_client, load_target
 from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import reader
-from fedsim.run.notes import data_notes
+from fedsim.runs.notes import data_notes
 from fedsim.settings import DataSettings
 
 datasets = pytest.importorskip("datasets")

@@ -11,7 +11,7 @@ from fedsim.data import ClientData, benchmark, load_client, load_pooled, load_ta
 from fedsim.data.augment import AUGMENTATIONS, Augmentation, Normalization, Transforms
 from fedsim.data.fingerprint import fingerprints
 from fedsim.models.tasks import Segmentation
-from fedsim.run.plan import resolve
+from fedsim.runs.plan import resolve
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from fedsim.analysis.published import setting
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, check_partitions, client_names, load_client, load_pooled
 from fedsim.data.mixing import _shares
 from fedsim.data.reader import reader
 from fedsim.data.splits import dirichlet_deal
-from fedsim.results.published import setting
-from fedsim.run.plan import resolve
+from fedsim.runs.plan import resolve
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import read_experiment
 

@@ -9,6 +9,9 @@ from image_trees import write_tree
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fedsim.analysis import compare
+from fedsim.analysis.provenance import provenance_notes, shared_notes
+from fedsim.analysis.report import write_report
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, beside, load_client
 from fedsim.data.beside import image_looks
@@ -16,9 +19,7 @@ from fedsim.data.cache import Entry
 from fedsim.data.fingerprint import difference, fingerprints, refuse_equal_domains
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.shared_images import MOST_SHARED, near_copies, shared_images
-from fedsim.results import compare, read_runs
-from fedsim.results.provenance import provenance_notes, shared_notes
-from fedsim.results.report import write_report
+from fedsim.records import read_runs
 from fedsim.runtime.launch import launch
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import from_table

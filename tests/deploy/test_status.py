@@ -11,7 +11,7 @@ import pytest
 from demo import register, text_of
 from support import read_audit, run_small, tiny_experiment
 
-from fedsim.commands import progress
+from fedsim.commands import runs as progress
 from fedsim.common import console
 from fedsim.common.edge import complain
 from fedsim.common.errors import UserError, printable

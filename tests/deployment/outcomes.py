@@ -14,7 +14,7 @@ from harness import SMALL, TARGET, VICTIM
 from safetensors.numpy import load_file
 from support import run_small
 
-from fedsim.run.plan import complete
+from fedsim.runs.plan import complete
 from fedsim.settings.experiment import read_experiment
 
 COMPARED = ["round", "train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 from support import SpyGrid
 
-from fedsim.run.plan import resolve
-from fedsim.run.serve import serve
+from fedsim.runs.plan import resolve
+from fedsim.runs.serve import serve
 from fedsim.settings.experiment import Experiment
 
 

@@ -9,10 +9,10 @@ from image_trees import _write_image, write_tree
 from sites import run_on_sites
 from support import Interrupt, numbers, small_experiment
 
-import fedsim.run.serve
+import fedsim.runs.serve
 from fedsim.common.errors import ClientFailedError, UserError
-from fedsim.run.plan import run_folder
-from fedsim.run.workspace import close_workspaces, workspace
+from fedsim.runs.plan import run_folder
+from fedsim.runs.workspace import close_workspaces, workspace
 from strategies.wire import handshake
 
 PATIENT = {"runtime": "deployment", "on_client_failure": "continue", "wait_for_sites": 0.05, "patience": 0.0}
@@ -44,7 +44,7 @@ class Sites:
 
 @pytest.fixture
 def sites(tmp_path, monkeypatch):
-    serve, sent = fedsim.run.serve, fedsim.run.serve.sent_settings
+    serve, sent = fedsim.runs.serve, fedsim.runs.serve.sent_settings
     blank = {"run": {"output": "outputs"}}  # as in a deployment: two runs send the same settings
     monkeypatch.setattr(serve, "sent_settings", lambda given, *rest: sent(given.replace(**blank), *rest))
     monkeypatch.setattr(handshake, "POLL_SECONDS", 0.005)

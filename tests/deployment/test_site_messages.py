@@ -11,11 +11,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from sites import run_on_sites
 from support import tiny_experiment
 
-from fedsim.client_app import app
+from fedsim.apps.client import app
 from fedsim.common.errors import UserError
 from fedsim.deploy.check_app import answer
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.run.site import LAST_ROUND, REPLACED, check_settings, state_folder
+from fedsim.runs.site import LAST_ROUND, REPLACED, check_settings, state_folder
 
 LONG = "x" * 2_000_000
 PATHS = ("..", "../../x", "a/../../x", "/elsewhere", "~/x", "a\0b", "..\\x")

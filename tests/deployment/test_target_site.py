@@ -9,7 +9,7 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 from sites import run_on_sites
 from support import Interrupt, numbers, run_small, tiny_experiment
 
-import fedsim.run.serve
+import fedsim.runs.serve
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.deploy.certificates import write_site_key
 from fedsim.runtime.launch import launch
@@ -47,7 +47,7 @@ def test_numbers_are_those_of_the_servers_evaluation(method, tmp_path):
 
 def test_nobody_but_the_target_site_opens_the_target(tmp_path, monkeypatch):
     """A source of the unseen domain takes part only in the handshake, and the target site refuses to train."""
-    monkeypatch.setattr(fedsim.run.serve, "TargetEvaluator", None)
+    monkeypatch.setattr(fedsim.runs.serve, "TargetEvaluator", None)
     state = tmp_path / "state"
     folder, grid = run_on_sites(on_site(tmp_path, rounds=2), state, spare=("rot45",))
     kinds = {}

@@ -38,10 +38,10 @@ def serve(path: str) -> None:
     from importlib.metadata import entry_points
 
     programs = {point.name: point for point in entry_points(group="console_scripts")}
-    own = ("fedsim.client_app", "fedsim.commands.cli")
+    own = ("fedsim.apps.client", "fedsim.commands.cli")
     for module in ("flwr.supernode.cli", "flwr.superlink.cli", "flwr.cli.app", *own):
         importlib.import_module(module)
-    importlib.import_module("fedsim.runtime.deployment")
+    importlib.import_module("fedsim.deploy.runtime")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)

@@ -7,13 +7,13 @@ import torch
 from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 
-import fedsim.run.target
+import fedsim.runs.target
 from clients.local_steps import BestIterate
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import loading
-from fedsim.results import select
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace, close_workspaces
+from fedsim.records import select
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace, close_workspaces
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 SHORT = {"rounds": 2, "iterations": 2}
@@ -38,7 +38,7 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
         return opened.append("evaluation") or loading.load_target(*words)
 
     monkeypatch.setattr(loading, "reader", watched)
-    monkeypatch.setattr(fedsim.run.target, "load_target", evaluated)
+    monkeypatch.setattr(fedsim.runs.target, "load_target", evaluated)
     close_workspaces()
     folder, _ = short(tmp_path, method)
     place = opened.index("evaluation")

@@ -10,14 +10,14 @@ from support import run_small, small_experiment
 from untrained_run import untrained_run
 
 import fedsim
+from fedsim.analysis.report import feature_pictures
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.cli import export
 from fedsim.export.features import domain_features, plot_features
 from fedsim.export.pictures import draw_pictures
-from fedsim.results import read_runs
-from fedsim.results.report import feature_pictures
-from fedsim.run.plan import resolve
+from fedsim.records import read_runs
+from fedsim.runs.plan import resolve
 
 
 def test_picture_and_its_place_in_the_report(tmp_path):

@@ -20,8 +20,8 @@ from fedsim.export.card import card
 from fedsim.export.files import comparison_images, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.export.trained import describe
-from fedsim.run.target import TargetEvaluator
-from fedsim.run.workspace import Workspace
+from fedsim.runs.target import TargetEvaluator
+from fedsim.runs.workspace import Workspace
 
 CLASSES = ("cat", "dog", "elk")
 DOMAINS = ("art", "photo", "sketch")

@@ -23,8 +23,8 @@ from fedsim.export.card import card
 from fedsim.export.features import plot_features
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
-from fedsim.run.checkpoint import write_arrays
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.checkpoint import write_arrays
+from fedsim.runs.workspace import close_workspaces
 
 FEW = {"data": {"domains": ["rot0", "rot15", "rot45"]}, "train": {"rounds": 2}}
 METHODS = {

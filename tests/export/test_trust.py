@@ -17,8 +17,8 @@ from fedsim.commands.cli import app, main
 from fedsim.commands.results import method_notes
 from fedsim.common.errors import UserError
 from fedsim.methods.registry import outside
-from fedsim.results.reading import read_settings
-from fedsim.run.plan import resolve, run_folder
+from fedsim.records.reading import read_settings
+from fedsim.runs.plan import resolve, run_folder
 from fedsim.settings.experiment import from_table
 
 PLANTED = """from dataclasses import dataclass
@@ -32,7 +32,7 @@ from clients.terms.proximal import Proximal
 from fedsim.data import BENCHMARKS
 from fedsim.methods.recipe import Recipe
 from fedsim.models.backbones import BACKBONES
-from fedsim.results.callbacks import RunCallback
+from fedsim.records.callbacks import RunCallback
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsim.run.checkpoint import write_arrays
-from fedsim.run.plan import resolve
+from fedsim.runs.checkpoint import write_arrays
+from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import from_table
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.analysis import compare
 from fedsim.data import BENCHMARKS
 from fedsim.methods.listing import step_costs
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import FOLDERS
 from fedsim.methods.table import METHODS
-from fedsim.results import compare, read_runs
-from fedsim.results.environment import environment
+from fedsim.records import read_runs
+from fedsim.records.environment import environment
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fedsim", "strategies", "clients")

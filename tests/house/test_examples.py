@@ -9,7 +9,7 @@ MODULES = (
     "clients.parts",
     "fedsim.methods.assembly",
     "fedsim.methods.recipe",
-    "fedsim.results.callbacks",
+    "fedsim.records.callbacks",
     "fedsim.runtime.launch",
     "fedsim.settings.experiment",
     "fedsim.tensors.arrays",

@@ -11,6 +11,7 @@ from pydantic import Field
 from support import run_small, small_experiment
 
 from clients.parts import Report, Term
+from fedsim.analysis import compare
 from fedsim.commands.methods import show_method, show_methods, show_names
 from fedsim.common.console import console
 from fedsim.common.errors import UserError
@@ -22,9 +23,9 @@ from fedsim.methods.registry import FOLDERS, parts_by_slot
 from fedsim.methods.table import METHODS
 from fedsim.methods.variants import method_label, recipe_record, same_method
 from fedsim.parts.part import part_name
-from fedsim.results import compare, read_runs
-from fedsim.run.conflicts import refuse_other_settings
-from fedsim.run.plan import run_folder
+from fedsim.records import read_runs
+from fedsim.runs.conflicts import refuse_other_settings
+from fedsim.runs.plan import run_folder
 from fedsim.settings.experiment import Experiment, from_table, parse_override
 
 

@@ -13,14 +13,14 @@ from torch import nn
 from clients.parts import Batch
 from clients.terms.prompt_stages import divergence
 from clients.terms.query_loss import QueryLoss
-from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.models.inserts import keyed_prompts
 from fedsim.models.inserts.keyed_prompts import KeyedPromptHead, KeyedPrompts, key_weights
 from fedsim.models.inserts.learned_prompts import LearnedPrompts, PromptHead
 from fedsim.models.inserts.prompt_sets import ROWS, Aggregator, PromptSets
 from fedsim.models.tiny_clip import FIRST, TOKENS, tokens_of
-from fedsim.run.workspace import Workspace
+from fedsim.runs.workspace import Workspace
+from fedsim.testing.contract import small_plan
 
 
 def test_tokens_and_names_of_several_lengths():

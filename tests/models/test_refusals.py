@@ -6,7 +6,6 @@ import pytest
 import torch
 from networks import build, make
 
-from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapters
@@ -17,6 +16,7 @@ from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
 from fedsim.models.tasks import CLASSIFIES, Segmentation
 from fedsim.models.timm_family import WEIGHT_OPTIONS
 from fedsim.settings import ModelSettings
+from fedsim.testing.contract import small_plan
 
 NO_NORM = "needs a backbone with batch norm"
 NO_LAYER = "model.train: the backbone has no normalization layers"

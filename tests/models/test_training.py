@@ -11,7 +11,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods.table import METHODS
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
-from fedsim.run.plan import resolve
+from fedsim.runs.plan import resolve
 
 
 def trained(net):

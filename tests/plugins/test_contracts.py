@@ -14,7 +14,7 @@ from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import find_part
 from fedsim.models import find_backbone
 from fedsim.models.layout import Backbone
-from fedsim.results.callbacks import trackers
+from fedsim.records.callbacks import trackers
 from fedsim.settings.experiment import from_table
 from fedsim.settings.plugins import load
 

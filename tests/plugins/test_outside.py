@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from support import numbers, run_small, small_experiment
 
-from fedsim.commands.contract import PROPERTIES, findings
 from fedsim.commands.data import show_datasets
 from fedsim.commands.methods import show_findings, show_methods
 from fedsim.commands.new_method import EXAMPLES, start_method
@@ -25,10 +24,11 @@ from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import packages_of
 from fedsim.methods.table import METHODS
 from fedsim.models.backbones import find_backbone
-from fedsim.results import read_runs
-from fedsim.run.plan import resolve, run_folder
+from fedsim.records import read_runs
+from fedsim.runs.plan import resolve, run_folder
 from fedsim.settings import plugins
 from fedsim.settings.experiment import Experiment, from_table
+from fedsim.testing.contract import PROPERTIES, findings
 
 OUTSIDE = {
     "data": {

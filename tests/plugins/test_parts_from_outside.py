@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from support import interrupt, run_small, small_experiment
 
-from fedsim.client_app import app
+from fedsim.analysis import compare
+from fedsim.apps.client import app
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe, find_recipe
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import method_label
 from fedsim.parts.part import named_part
-from fedsim.results import compare, read_runs
-from fedsim.run.notes import code_notes
-from fedsim.run.plan import resolve
+from fedsim.records import read_runs
+from fedsim.runs.notes import code_notes
+from fedsim.runs.plan import resolve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.settings.plugins import Package, outside_versions, package_of

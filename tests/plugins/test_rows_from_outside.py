@@ -14,7 +14,6 @@ from clients.objective.consistent_views import ConsistentViews
 from clients.parts import Term, Unlabelled
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.terms.proximal import Proximal
-from fedsim.commands.contract import findings
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.methods import table as methods
 from fedsim.methods.assembly import build_recipe, find_recipe
@@ -23,9 +22,10 @@ from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import find_row
 from fedsim.methods.table import METHODS
 from fedsim.methods.variants import method_label
-from fedsim.run.checkpoint import load_checkpoint
-from fedsim.run.plan import resolve
+from fedsim.runs.checkpoint import load_checkpoint
+from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import Experiment
+from fedsim.testing.contract import findings
 from strategies.parts import Bank, RefusedUpdateError, Visit
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
 

@@ -9,10 +9,10 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from support import tiny_experiment
 
-from fedsim.client_app import app
+from fedsim.apps.client import app
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.accept import accept_updates, accept_validations, check_validations
 from strategies.base import FedDG

@@ -10,7 +10,7 @@ from support import interrupt, numbers, run_small, tiny_experiment
 
 from clients.store import ClientStore
 from fedsim.common.errors import UserError
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.workspace import close_workspaces
 
 VICTIM = "rot15"
 

@@ -16,7 +16,7 @@ from clients.base import DomainClient
 from fedsim.commands.runs import run_one
 from fedsim.common.edge import guarded
 from fedsim.common.errors import ClientFailedError
-from fedsim.run.plan import run_folder
+from fedsim.runs.plan import run_folder
 from fedsim.runtime.launch import launch
 
 

@@ -8,11 +8,11 @@ from scene import build, number
 from support import run_small, tiny_experiment
 
 from clients.base import DomainClient
-from fedsim.client_app import app
+from fedsim.apps.client import app
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.flower.identity import assume_identity, with_content
-from fedsim.run.local_privacy import own_privacy, perturbed
-from fedsim.run.plan import resolve
+from fedsim.runs.local_privacy import own_privacy, perturbed
+from fedsim.runs.plan import resolve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record

@@ -9,7 +9,7 @@ import pytest
 import fedsim
 from fedsim.commands.cli import app
 from fedsim.methods.table import METHODS
-from fedsim.run.privacy_account import total_epsilon
+from fedsim.runs.privacy_account import total_epsilon
 
 PAGE = Path(fedsim.__file__).parent / "deploy" / "SECURITY.md"
 TEXT = PAGE.read_text()

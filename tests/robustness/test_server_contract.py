@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message, MetricRecord
 from scene import Scene, build
 
-from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedsim.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsim.tensors.arrays import state_to_record
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import SERVER, Bank, Fuse, RefusedUpdateError, ServerRound

@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.results.callbacks import RunCallback
+from fedsim.records.callbacks import RunCallback
 
 app = ClientApp()
 answered = 0

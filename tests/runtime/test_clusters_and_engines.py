@@ -16,7 +16,7 @@ import pytest
 from processes import command_lines, until
 from support import free_ports, numbers, run_small, small_experiment
 
-from fedsim.run.plan import run_folder
+from fedsim.runs.plan import run_folder
 from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import read_experiment
 

@@ -17,15 +17,15 @@ from processes import descendants, is_alive, until
 from support import numbers, tiny_experiment
 
 import fedsim.runtime.forked
-from fedsim.client_app import app
+from fedsim.apps.client import app
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.table import METHODS
 from fedsim.models.infer.base import EvalMode
-from fedsim.run.plan import resolve
-from fedsim.run.processes import reason_against
-from fedsim.run.serve import serve
-from fedsim.run.target import SharedTarget, TargetEvaluator
+from fedsim.runs.plan import resolve
+from fedsim.runs.processes import reason_against
+from fedsim.runs.serve import serve
+from fedsim.runs.target import SharedTarget, TargetEvaluator
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.launch import launch
 from strategies.visits.target_training import TargetTraining

@@ -12,8 +12,8 @@ from support import small_experiment, tiny_experiment
 
 import fedsim.runtime.watched
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.run.local_privacy import perturbed
-from fedsim.run.plan import resolve
+from fedsim.runs.local_privacy import perturbed
+from fedsim.runs.plan import resolve
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.runtime.watched import lonely_grid

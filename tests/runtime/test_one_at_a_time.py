@@ -8,8 +8,8 @@ from flwr.app import Error, Message, RecordDict
 from support import tiny_experiment
 
 from fedsim.flower.identity import assume_identity, stamp
-from fedsim.run import workspace
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs import workspace
+from fedsim.runs.workspace import close_workspaces
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import launch
 from strategies.wire.grids import PatientGrid

@@ -15,18 +15,18 @@ from support import numbers, run_small, tiny_experiment
 
 import fedsim.runtime.ray_worker
 from fedsim.common.errors import UserError
-from fedsim.run.plan import resolve
-from fedsim.run.serve import serve
+from fedsim.runs.plan import resolve
+from fedsim.runs.serve import serve
 from fedsim.runtime import cluster
 from fedsim.runtime.launch import launch
 from fedsim.runtime.message_bytes import RecordBytes
 from fedsim.runtime.ray import RayGrid, SharedTensors
 from fedsim.runtime.ray_worker import addressee
 from fedsim.settings import RunSettings
-from fedsim.sweep import Axes, Budget, run_sweep
-from fedsim.sweep.cell_process import run_cell_elsewhere
-from fedsim.sweep.on_ray import RayPool
-from fedsim.sweep.plan import plan_cells
+from fedsim.studies import Axes, Budget, run_sweep
+from fedsim.studies.cell_process import run_cell_elsewhere
+from fedsim.studies.on_ray import RayPool
+from fedsim.studies.plan import plan_cells
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedsim.common.errors import ClientFailedError, UserError
-from fedsim.runtime.deployment import new_rounds, verdict
+from fedsim.deploy.runtime import new_rounds, verdict
 
 
 class Control:

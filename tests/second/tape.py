@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
-from fedsim.commands.contract import run_watched, small_plan
+from fedsim.testing.contract import run_watched, small_plan
 
 DRAWS = ("rand", "randn", "normal", "randperm", "randint")
 LR, MOMENTUM = 0.05, 0.5  # of the small federation

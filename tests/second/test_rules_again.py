@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from tape import channel_norm, classified, features, recorded
 
-from fedsim.run.target import TargetEvaluator
-from fedsim.run.workspace import open_workspace
+from fedsim.runs.target import TargetEvaluator
+from fedsim.runs.workspace import open_workspace
 
 
 def score(evidence, predict):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.apps.server import experiment_of
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
-from fedsim.run.plan import complete
-from fedsim.server_app import experiment_of
+from fedsim.runs.plan import complete
 from fedsim.settings.experiment import config_folders, find_config, read_experiment
 
 CONFIG = """

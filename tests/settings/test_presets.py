@@ -8,12 +8,12 @@ from fedsim.common.errors import PresetConflictError
 from fedsim.methods.assembly import build_recipe
 from fedsim.methods.part_settings import make, validated
 from fedsim.methods.registry import parts_by_slot
-from fedsim.run.plan import complete, resolve
+from fedsim.runs.plan import complete, resolve
 from fedsim.settings import TrainSettings
 from fedsim.settings.effect import marks
 from fedsim.settings.experiment import parse_override, read_experiment
 from fedsim.settings.tuned import Tuned, spaces
-from fedsim.sweep.space import read_space
+from fedsim.studies.space import read_space
 
 CSAC = {"data": "holdout=0.1 split=stratified augment=csac", "model": "backbone=resnet18 bottleneck=256"}
 # By preset: the files that have it, and its values there.

@@ -15,7 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
 from fedsim.data.fingerprint import fingerprint
 from fedsim.methods.assembly import build_recipe
-from fedsim.run.conflicts import refuse_other_settings
+from fedsim.runs.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import folders

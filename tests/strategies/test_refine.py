@@ -19,7 +19,7 @@ from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.inserts.prompt_sets import ROWS
 from fedsim.models.net import Net
-from fedsim.run.workspace import close_workspaces
+from fedsim.runs.workspace import close_workspaces
 from fedsim.settings.experiment import Experiment
 from strategies.parts import ServerRound, Update
 from strategies.refine.own_rows import OwnRows

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedsim.commands.other_device import OTHER, other_device
 from fedsim.tensors.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record, to_arrays
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.testing.other_device import OTHER, other_device
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))

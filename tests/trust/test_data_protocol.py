@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.client_app import app
+from fedsim.apps.client import app
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, client_names, load_client
 from fedsim.data.digits import digits_domain
 from fedsim.data.fingerprint import difference, fingerprint, fingerprints
 from fedsim.data.names import composed, matching, plain
 from fedsim.methods.assembly import build_recipe
-from fedsim.run.conflicts import refuse_other_settings
-from fedsim.run.plan import complete, resolve
-from fedsim.run.workspace import Workspace
+from fedsim.runs.conflicts import refuse_other_settings
+from fedsim.runs.plan import complete, resolve
+from fedsim.runs.workspace import Workspace
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment, from_table, parse_experiment, parse_override

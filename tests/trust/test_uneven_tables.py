@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from results.invented import pacs_experiment
+from invented import pacs_experiment
 from scipy.stats import wilcoxon
 from support import interrupt, numbers, run_small, small_experiment
 
-from fedsim.results import Runs, compare
+from fedsim.analysis import compare
+from fedsim.records import Runs
 from fedsim.settings import TrainSettings
 from strategies.participation import trainers, validators
 

@@ -89,7 +89,7 @@ def install() -> None:
     from flwr.clientapp import ClientApp
 
     from clients.base import DomainClient
-    from fedsim.run.target import TargetEvaluator
+    from fedsim.runs.target import TargetEvaluator
     from strategies.wire.packing import unpack
 
     now: dict = {}

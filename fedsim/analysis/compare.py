@@ -1,0 +1,329 @@
+"""One table of many runs: methods and unseen domains, with mean and sample standard deviation over seeds.
+
+The average over domains is taken per seed first, then mean and standard deviation over the seeds. The spread of the
+average is therefore the one that a new seed would show, and contains no spread between domains. A seed that lacks a
+domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedsim.analysis.agreement import order_notes
+from fedsim.analysis.comparison import COSTS, GROUPS, Comparison
+from fedsim.analysis.metrics import METRICS, find_metric, metric_values
+from fedsim.analysis.notes import comparison_notes, damaged_notes, part_notes, round_notes, without_notes
+from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
+from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, beside
+from fedsim.analysis.statistics import common_seeds, corrected, grid_of, mean_and_std, paired, per_seed_average, ranks
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import task_of
+from fedsim.data.benchmarks import AVERAGE
+from fedsim.records.differences import refuse_twice, require_alike, variant_text, variants
+from fedsim.records.reading import Runs
+from fedsim.records.selection import BUDGETS, RULES, rule_title
+from fedsim.settings.experiment import Experiment
+
+Grids = dict[str, pd.DataFrame]  # {label: its accuracies, seeds × targets}
+Experiments = Mapping[str, Experiment]  # by run
+
+
+class Numbers(NamedTuple):
+    """What a comparison computes from its table of runs; the fields are those of `Comparison`."""
+
+    cells: pd.DataFrame
+    methods: pd.DataFrame
+    baseline: str
+    ranked_seeds: dict[str, list[int]]
+
+
+def compare(
+    runs: Runs,
+    select: str = "best_validation",
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    published: bool | Path = True,
+    metric: str = "",
+    correction: str = "holm",
+) -> Comparison:
+    """Comparison of all finished runs under one selection rule.
+
+    metric: empty for the task's own (accuracy, Dice), or one from the kept predictions (`metrics.METRICS`).
+    baseline: method or label that the others are compared with over the cells (target, seed) that both have.
+    correction: "holm" adds `p_holm`, p corrected for testing all these methods against the baseline; or "none".
+    published: whether the papers' numbers are shown; a path adds those of a file (`added_rows`).
+    by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
+    Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
+    """
+    task_metric, metric = _check_request(runs, select, metric)
+    experiments = _alike(runs, by)
+    recorded = environments(runs)
+    table = _table_of_runs(runs, experiments, by, f"{select}_target_{task_metric}")
+    refuse_unlike(runs, recorded, dict(zip(table["run"], table["label"])))
+    not_computed = [] if metric == task_metric else _measure(table, runs, metric, select)
+    targets = _targets(table)
+    computed = numbers(table, targets, by, baseline, correction, metric)
+    rule = rule_title(select, experiments.values())
+    names = dict.fromkeys(runs.summary["experiment"])
+    comparison = Comparison(
+        title=f"{', '.join(names)}: {rule}",
+        select=select,
+        targets=targets,
+        published=pd.DataFrame(columns=COLUMNS),
+        metric=metric,
+        rule=rule,
+        table=table,
+        **computed._asdict(),
+    )
+    reasons: list[str] = []
+    if published and comparison.measure.primary:  # the papers print no other metric
+        comparison.published, reasons = _papers(runs, recorded, comparison, published)
+    comparison.notes = [
+        *_notes_on_runs(runs, comparison, reasons),
+        *provenance_notes(recorded),
+        *without_notes(not_computed),
+        *round_notes(runs, select),
+        *_selection_notes(comparison, experiments),
+    ]
+    return comparison
+
+
+def _notes_on_runs(runs: Runs, comparison: Comparison, reasons: list[str]) -> list[str]:
+    """Notes on the runs that are in the table, on its numbers, and on damaged runs."""
+    return [
+        *part_notes(runs.only),
+        *comparison_notes(comparison, reasons, runs.unfinished),
+        *damaged_notes(runs.damaged),
+    ]
+
+
+def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
+    """(the metric of the runs' task, the metric of the comparison); UserError for what these runs do not have."""
+    if select not in RULES:
+        raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
+    task_metric = task_of(runs.summary, f"{select}_target_").metric
+    metric = find_metric(metric or task_metric, task_metric)
+    if runs.summary.empty:
+        raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
+    return task_metric, metric
+
+
+def _measure(table: pd.DataFrame, runs: Runs, metric: str, select: str) -> list[str]:
+    """Put a metric of the kept predictions in the place of accuracy; returns why some runs have none."""
+    values, reasons = metric_values(runs, metric, select)
+    table["accuracy"] = table["run"].map(values)
+    return reasons
+
+
+def _alike(runs: Runs, by: Sequence[str]) -> Experiments:
+    """The settings by which the finished runs are compared; UserError where they differ in anything but `by`."""
+    experiments = {run: runs.comparable[run] for run in runs.summary["run"]}
+    require_alike(list(experiments.values()), by, runs.unused_parts)
+    return experiments
+
+
+def _selection_notes(comparison: Comparison, experiments: Experiments) -> list[str]:
+    """A note on domains that selected the round and trained no client."""
+    domains = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
+    if not domains or comparison.select != "best_validation":
+        return []
+    return [f"The round was selected on {', '.join(sorted(domains))}, on which no one trained."]
+
+
+def numbers(
+    table: pd.DataFrame,
+    targets: list[str],
+    by: Sequence[str],
+    baseline: str | None,
+    correction: str,
+    metric: str,
+) -> Numbers:
+    """The cells, methods, label of the baseline and seeds of each ranking of a table with a row per run."""
+    sign = -1 if METRICS[metric].less_is_better else 1
+    grids = {label: grid_of(table, label) for label in dict.fromkeys(table["label"])}
+    base = _baseline_label(table, baseline)
+    rows = [_method(table, label, grids, targets, base, by) for label in grids]
+    methods = corrected(_in_order(pd.DataFrame(rows), sign), correction)
+    cells = []
+    for method in methods.to_dict("records"):
+        cells += _cells(method, grids[method["label"]], targets, by)
+    if base:
+        scores = _paired_scores(methods, targets, base, sign)
+        ranked_seeds: dict[str, list[int]] = {}
+    else:
+        scores, ranked_seeds = _average_scores(methods, grids, targets, sign)
+    methods = methods.drop(columns="covers", errors="ignore")
+    # Methods are ranked inside their groups.
+    rank = scores.groupby(methods["group"].to_numpy()).transform(ranks).astype("Int64")
+    methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank.to_numpy())
+    return Numbers(pd.DataFrame(cells), methods, base, ranked_seeds)
+
+
+def _in_order(methods: pd.DataFrame, sign: int) -> pd.DataFrame:
+    """The methods by group, the best average first. Labels that lack a target have no average and come last."""
+    keys = pd.DataFrame(
+        {
+            "group": methods["group"].map(GROUPS.index),
+            "average": -sign * methods["average"],
+            "label": methods["label"],
+        }
+    )
+    order = keys.sort_values(["group", "average", "label"], na_position="last", kind="stable").index
+    return methods.loc[order].reset_index(drop=True)
+
+
+def _paired_scores(methods: pd.DataFrame, targets: list[str], base: str, sign: int) -> pd.Series:
+    """What ranks the methods beside a baseline: their differences; NaN for one that lacks a pair on a target."""
+    differences = methods["difference"].mask(methods["label"] == base, 0.0)
+    covered = [covers >= set(targets) for covers in methods["covers"]]
+    return sign * differences.where(covered)
+
+
+def _average_scores(
+    methods: pd.DataFrame,
+    grids: Grids,
+    targets: list[str],
+    sign: int,
+) -> tuple[pd.Series, dict[str, list[int]]]:
+    """(averages that rank the methods without a baseline, {group: the seeds on which they rest})."""
+    scores = pd.Series(math.nan, index=methods.index)
+    ranked_seeds: dict[str, list[int]] = {}
+    for group, rows in methods.groupby("group", sort=False):
+        averages = {label: per_seed_average(grids[label], targets) for label in rows["label"]}
+        labels, seeds = common_seeds(averages)
+        ranked_seeds[str(group)] = seeds
+        for place, label in rows["label"].items():
+            if label in labels:
+                scores[place] = sign * averages[label][seeds].mean()
+    return scores, ranked_seeds
+
+
+def _papers(
+    runs: Runs,
+    recorded: Environments,
+    comparison: Comparison,
+    published: bool | Path,
+) -> tuple[pd.DataFrame, list[str]]:
+    """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
+    table, targets = comparison.table, comparison.targets
+    given = {run: runs.experiments[run] for run in table["run"]}
+    first = next(iter(given.values()))
+    rows, notes = beside(RunsOfTable(given, runs.labels(), comparison.labels, recorded), targets)
+    notes += order_notes(table, first, targets)
+    if isinstance(published, Path):
+        added, more = added_rows(published, first, table["method"], targets)
+        rows = pd.concat([rows, added], ignore_index=True)
+        notes += more
+    return rows, notes
+
+
+def _targets(table: pd.DataFrame) -> list[str]:
+    """The targets, numbers by their size; UserError where one is called like the column of averages."""
+    targets = sorted(table["target"].unique(), key=_natural)
+    if AVERAGE in targets:  # runs of versions that allowed it
+        raise UserError(
+            f"a domain is called {AVERAGE!r}, the name of the column of averages; choose --targets without it"
+        )
+    return targets
+
+
+def _natural(target: str) -> tuple:
+    is_number = target.isascii() and target.replace(".", "", 1).isdigit()  # ² is a digit, too, but no number
+    return (0, float(target), "") if is_number else (1, 0.0, target.lower())
+
+
+def _table_of_runs(runs: Runs, experiments: Experiments, by: Sequence[str], column: str) -> pd.DataFrame:
+    """One row per run: label, method, the values of `by`, target, seed, accuracy, budgets, costs, splits."""
+    summary = runs.summary.reset_index(drop=True)
+    names = summary["run"]
+    values = variants(experiments, by, runs.unused_parts)
+    table = pd.DataFrame({"label": names.map(run_labels(runs, by)), "method": summary["method"]})
+    for place, key in enumerate(by):
+        table[key] = [values[run][place] for run in names]
+    table[["target", "seed"]] = summary[["target", "seed"]]
+    table["accuracy"] = summary.get(column, math.nan)
+    table["run"] = names
+    for name in (*BUDGETS, *COSTS, "target_images"):
+        table[name] = summary.get(name, math.nan)
+    split_seeds = [experiments[run].data.seed_of_splits for run in names]
+    table["split_seed"] = summary.get("split_seed", pd.Series(split_seeds))
+    for name in filter(None, GROUPS):
+        table[name] = summary.get(name, pd.Series("", index=summary.index)).astype(str) == "True"
+    refuse_twice(table, experiments)
+    return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
+
+
+def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
+    """The label of every run, with the values of the settings in `by`, and the method where several have one label."""
+    labels = runs.labels()
+    for run, values in variants(runs.comparable, by, runs.unused_parts).items():
+        if text := variant_text(by, values):
+            labels[run] += f" ({text})"
+    methods = {run: experiment.method_name for run, experiment in runs.experiments.items()}
+    pairs = {(labels[run], method) for run, method in methods.items()}
+    methods_of_label = Counter(label for label, _ in pairs)
+    for run, method in methods.items():
+        if methods_of_label[labels[run]] > 1:
+            labels[run] += f" [{method}]"
+    return labels
+
+
+def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
+    """The label of the baseline, which is given by its label or its method; empty without one."""
+    if not baseline:
+        return ""
+    labels = list(dict.fromkeys(table["label"]))
+    named = [label for label in labels if label.lower() == baseline.lower()]
+    if not named:
+        named = list(dict.fromkeys(table.loc[table["method"] == baseline, "label"]))
+    if not named:
+        near = nearest(baseline, labels)
+        raise UserError(f"no run of the baseline {baseline!r}; {near}there are: {', '.join(labels)}")
+    if len(named) > 1:
+        raise UserError(f"the baseline {baseline!r} has several rows, name one of them: {', '.join(named)}")
+    return named[0]
+
+
+def _cells(method: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], by: Sequence[str]) -> list[dict]:
+    """The cells of one method: of each target, and of the average."""
+    keys = {key: method[key] for key in ("label", "method", *by)}
+    grid = grid.reindex(columns=targets)
+    columns = {target: grid[target].dropna() for target in targets}
+    columns[AVERAGE] = per_seed_average(grid, targets)
+    cells = []
+    for target, values in columns.items():
+        cells.append({**keys, "target": target, "over": frozenset(values.index), **mean_and_std(values)})
+    return cells
+
+
+def _method(
+    table: pd.DataFrame,
+    label: str,
+    grids: Grids,
+    targets: list[str],
+    base: str,
+    by: Sequence[str],
+) -> dict[str, Any]:
+    """The numbers of one method, as a row of `Comparison.methods`; those beside a baseline where there is one."""
+    runs, grid = table[table["label"] == label], grids[label]
+    average = mean_and_std(per_seed_average(grid, targets))
+    row = {key: runs.iloc[0][key] for key in ("label", "method", *by)}
+    row["average"] = average["mean"]
+    row["average_std"] = average["std"]
+    row["seeds"] = average["seeds"]
+    row["seeds_begun"] = runs["seed"].nunique()
+    if base:
+        row |= paired(grid, grids[base])
+        if label == base:
+            row |= {"difference": math.nan, "p_value": math.nan}
+    row |= runs[[*BUDGETS, *COSTS]].mean().to_dict()
+    row["group"] = ""
+    for name in filter(None, GROUPS):  # the strongest use of the target's images comes last, and counts
+        row[name] = bool(runs[name].any())
+        row["group"] = name if row[name] else row["group"]
+    row["group"] = row.pop("group")  # the last column
+    return row

@@ -1,0 +1,301 @@
+"""The remarks below a comparison: what is missing, how numbers are computed, and what must not be compared."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from fedsim.analysis.comparison import MARKS, Comparison
+from fedsim.common.lists import times
+from fedsim.records.reading import Runs
+from fedsim.records.selection import BUDGET_TOLERANCE
+
+PAPER_NOTES = {  # what a paper's ± is, and what its protocol
+    "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
+    "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
+    "take its own row as an upper estimate",
+    "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
+}
+FEWEST_PAIRS = 6
+NAMED_RUNS = 3
+# Of the kinds of `Runs.remarks`.
+ROUND_TEXTS = {
+    "failed": "Clients failed, and rounds rest on the others, in {runs}.",
+    "unmade": "No client's reply was accepted in rounds of {runs}: they left the model as it was, and are not "
+    "selected.",
+    "thin": "The selected round was validated by fewer clients than other rounds in {runs}.",
+    "reselected": "In {few} of an earlier version of fedsim the first of several equal rounds that a reply made counts "
+    "here, and the files are of another one: {runs}.",
+}
+ABOUT_SELECTED = ("thin", "reselected")  # the kinds that are about the round that `best_validation` selects
+GROUP_TEXTS = {
+    "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
+    "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
+}
+
+
+def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], unfinished: list[str]) -> list[str]:
+    """The remarks on the numbers of a comparison, on the papers' rows and on unfinished runs."""
+    table = comparison.table
+    return [
+        *measure_notes(comparison),
+        *missing_notes(table, comparison.targets),
+        *split_notes(table),
+        *rank_notes(comparison),
+        *budget_notes(table, comparison.methods["label"], comparison.baseline),
+        *cost_notes(table),
+        *test_size_notes(table),
+        *group_notes(comparison.methods),
+        *paper_notes(comparison.published),
+        *published_reasons,
+        *unfinished_notes(unfinished),
+    ]
+
+
+def measure_notes(comparison: Comparison) -> list[str]:
+    """Notes on what the numbers of the cells are."""
+    measured = comparison.measured
+    over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
+    notes = [
+        f"{measured[0].upper()}{measured[1:]} in %, {over}; "
+        "averages are taken per seed first, over the seeds that have every target."
+    ]
+    if comparison.measure.less_is_better:
+        notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
+    if not comparison.measure.primary:
+        notes.append("Computed from the kept predictions; classes without an image in the unseen domain are left out.")
+    if comparison.select == "oracle":
+        notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
+    return notes
+
+
+def group_notes(methods: pd.DataFrame) -> list[str]:
+    """Notes on the methods that use images of the target."""
+    notes = []
+    for group, text in GROUP_TEXTS.items():
+        if (methods["group"] == group).any():
+            notes.append(f"{MARKS[group]} {text}; ranked apart, not with the others.")
+    return notes
+
+
+def paper_notes(published: pd.DataFrame) -> list[str]:
+    """Notes on the papers' rows; published: those of `Comparison`."""
+    if published.empty:
+        return []
+    notes = ["Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program."]
+    papers = dict.fromkeys(source.split(" Table")[0] for source in published["source"])
+    return notes + [f"{PAPER_NOTES[paper]}." for paper in papers if paper in PAPER_NOTES]
+
+
+def part_notes(only: str) -> list[str]:
+    """A note that a table shows only some of the folder's runs."""
+    return [f"A part of the runs: only {only}."] if only else []
+
+
+def without_notes(reasons: list[str]) -> list[str]:
+    """A note on the runs of which a metric could not be computed; its first reason stands for all."""
+    more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return [f"Not computed: {reasons[0]}{more}."] if reasons else []
+
+
+def damaged_notes(damaged: list[str]) -> list[str]:
+    """A note on the runs whose summary cannot be read."""
+    return [
+        f"Left out, because its summary.csv is empty, cut off or changed: {run}; copy it again, or repeat the run."
+        for run in damaged
+    ]
+
+
+def unfinished_notes(unfinished: list[str]) -> list[str]:
+    """A note on the runs that are left out because they have no summary yet."""
+    few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"
+    return [f"{few} left out."] if unfinished else []
+
+
+def round_notes(runs: Runs, select: str) -> list[str]:
+    """Notes on the runs that have rounds without some clients, or whose files are of another round."""
+    notes = []
+    for kind, text in ROUND_TEXTS.items():
+        if kind in ABOUT_SELECTED and select != "best_validation":
+            continue
+        named = [f"{run} ({texts[kind]})" for run, texts in runs.remarks.items() if kind in texts]
+        if named:
+            notes.append(text.format(runs=_first_of(named), few=_counted(len(named), "run")))
+    return notes
+
+
+def _first_of(named: list[str]) -> str:
+    """The first runs, and the number of others."""
+    more = len(named) - NAMED_RUNS
+    first = ", ".join(named[:NAMED_RUNS])
+    return f"{first} and {more} more run{'s' if more > 1 else ''}" if more > 0 else first
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
+
+
+def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) -> list[str]:
+    """Notes on the targets that a method lacks in the seeds it has begun, and on seeds that only some methods have.
+
+    paired: whether the table also has differences and ranks over the pairs that methods share.
+    """
+    notes = []
+    lacking = []
+    for label, cells in missing_cells(table, targets).items():
+        named = ", ".join(f"{target} ({seeds})" for target, seeds in cells.items())
+        lacking.append(f"{label}: {named}")
+    if lacking:
+        notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
+    begun = _begun(table)
+    everyone = sorted(set().union(*begun))
+    for seed in everyone:
+        holders = [label for label, seeds in begun.items() if seed in seeds]
+        others = [label for label in begun.index if label not in holders]
+        if others:
+            few = f"not in {', '.join(others)}"
+            if len(holders) <= len(others):
+                few = f"only in {', '.join(holders)}"
+            do = ", Δ and rank do" if paired else ""
+            notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare{do}.")
+    if begun.map(len).max() == 1:
+        each = "" if len(everyone) == 1 else " each"
+        notes.append(f"One seed{each}: no standard deviation, differences may be noise.")
+    return notes
+
+
+def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str, str]]:
+    """{label: {target: the seeds, in words}} of the cells that a method lacks in the seeds that it has begun."""
+    runs = table.dropna(subset="accuracy")
+    present = set(zip(runs["label"], runs["target"], runs["seed"]))
+    missing: dict[str, dict[str, str]] = {}
+    for label, seeds in _begun(table).items():
+        for target in targets:
+            lacking = [seed for seed in seeds if (label, target, seed) not in present]
+            if lacking:
+                missing.setdefault(str(label), {})[target] = _seeds(lacking, all_of=seeds)
+    return missing
+
+
+def _begun(table: pd.DataFrame) -> pd.Series:
+    """The seeds of each label, sorted."""
+    return table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
+
+
+def _seeds(seeds: list[int], all_of: list[int]) -> str:
+    if len(seeds) == len(all_of):
+        return "every seed" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+def split_notes(table: pd.DataFrame) -> list[str]:
+    """A note when all seeds of a method share one data split: the deviation then does not contain the sampling."""
+    runs = table.groupby("label", sort=False)
+    seeds = runs["seed"].nunique()
+    splits = runs["split_seed"].nunique(dropna=False)
+    has_splits = runs["split_seed"].count() > 0  # recorded: not all are NaN
+    fixed = list(seeds.index[(seeds > 1) & (splits == 1) & has_splits])
+    if not fixed:
+        return []
+    named = "all methods" if len(fixed) == len(seeds) else ", ".join(fixed)
+    return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
+
+
+def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "") -> list[str]:
+    """Notes on methods that trained on more or fewer images, or took more or fewer steps, than the baseline.
+
+    They are compared over the cells (target, seed) that both have, because a run's images depend on the target. Without
+    a baseline they are compared with the one that most often has the most frequent number of a cell, and of several
+    such ones with the first of `labels`. Of equally frequent numbers the smallest counts.
+    """
+    notes = []
+    for column in ("images", "steps"):
+        cells = table.pivot(index=["target", "seed"], columns="label", values=column)[list(labels)]
+        cells = cells.dropna(axis="columns", how="all")
+        if cells.shape[1] < 2:
+            continue
+        base = baseline
+        if baseline not in cells:
+            most_frequent = cells.mode(axis="columns")[0]
+            base = cells.eq(most_frequent, axis="index").sum().idxmax()
+        shared = cells[cells[base].notna()]
+        of_base = shared.notna().mul(shared[base], axis="index")  # in the cells that each method has
+        ratios = shared.sum() / of_base.sum()
+        differs = (ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)
+        others = [f"{label} {times(ratio)} times" for label, ratio in ratios[differs].items()]
+        if others:
+            budgets = f"Budgets differ: beside the {column} of {base}, {', '.join(others)}"
+            notes.append(f"{budgets}; the table compares methods together with their budgets.")
+    return notes
+
+
+def cost_notes(table: pd.DataFrame) -> list[str]:
+    """Notes on methods whose budgets and costs are averages over fewer targets than those of others."""
+    parts: dict[str, list[str]] = {}  # {targets: the methods}
+    for label, targets in table.groupby("label", sort=False)["target"]:
+        if targets.nunique() < table["target"].nunique():
+            parts.setdefault(", ".join(targets.unique()), []).append(label)
+    return [
+        f"Budgets and costs of {', '.join(labels)} are averages over {part} alone: they do not compare with the others."
+        for part, labels in parts.items()
+    ]
+
+
+def test_size_notes(table: pd.DataFrame) -> list[str]:
+    """Notes on methods that are tested on fewer images of a target than others, because they train on the rest.
+
+    Their number may vary with the seed, so that it is compared with that of others with the same seed.
+    """
+    runs = table.dropna(subset="target_images")
+    most = runs.groupby(["target", "seed"])["target_images"].transform("max")
+    fewer = runs.assign(most=most)[runs["target_images"] < most]
+    least = fewer.sort_values("target_images", kind="stable").drop_duplicates(["label", "target"])
+    smaller: dict[str, list[str]] = {}
+    for row in least.sort_index().itertuples():
+        text = f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}"
+        smaller.setdefault(row.label, []).append(text)
+    return [
+        f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
+        for label, texts in smaller.items()
+    ]
+
+
+def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
+    """Notes on what the ranks and the tests against a baseline rest on; column: what the table has a column for."""
+    methods, notes = comparison.methods, []
+    others = methods[methods["label"] != comparison.baseline]
+    if comparison.baseline and len(others):
+        notes += test_notes(others, comparison.baseline, column)
+    for group, seeds in comparison.ranked_seeds.items():
+        most = methods.loc[methods["group"] == group, "seeds"].max()
+        if seeds and most > len(seeds):
+            notes.append(f"Ranks rest on the seeds that all ranked methods have: {', '.join(map(str, seeds))}.")
+    unranked = methods[methods["rank"].isna()]["label"]
+    if len(unranked):
+        needed = f"a seed with every {column} that the other ranked methods have, too"
+        if comparison.baseline:
+            needed = f"a pair with {comparison.baseline} on every {column}"
+        notes.append(f"Without a rank: {', '.join(unranked)} (it takes {needed}).")
+    return notes
+
+
+def test_notes(others: pd.DataFrame, base: str, column: str) -> list[str]:
+    """Notes on the pairs from which difference, p and rank against a baseline are computed."""
+    tests = int(others["p_value"].notna().sum())
+    corrected = f"p Holm is p with Holm's correction for these {tests} tests."
+    if "p_holm" not in others:
+        corrected = "No correction for testing several methods (--correction holm)."
+    elif tests < 2:
+        corrected = "One test needs no correction, so that p Holm is p."
+    notes = [
+        f"Δ, p and rank rest on the pairs with {base}: the cells ({column}, seed) that both have. Δ is their mean "
+        "difference, the rank follows Δ, p is the two-sided Wilcoxon signed-rank test. Cells share source data and "
+        f"targets, so they are not independent: read p as a description, not as proof. {corrected}"
+    ]
+    few = others[others["differing"] < FEWEST_PAIRS]
+    if len(few):
+        named = ", ".join(few["label"]) if len(few) < len(others) else "every method"
+        notes.append(
+            f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
+            "too few cells for any p < .05, whatever the difference."
+        )
+    return notes

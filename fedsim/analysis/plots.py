@@ -1,0 +1,176 @@
+"""All figures that the records of some runs allow, as PNG and SVG files."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedsim.analysis import combinations, figures
+from fedsim.analysis.compare import compare, run_labels
+from fedsim.analysis.comparison import Comparison
+from fedsim.analysis.comparison_figures import beside_papers, cost_front, target_bars
+from fedsim.analysis.figure_style import Looks, look, styles
+from fedsim.analysis.metrics import kept, kept_predictions
+from fedsim.analysis.prediction_figures import case_grid, confusion_figure, reliability_figure
+from fedsim.analysis.statistics import whole_run_costs
+from fedsim.common.console import counted
+from fedsim.common.errors import UserError
+from fedsim.common.files import write_figure
+from fedsim.records.cases import read_cases
+from fedsim.records.client_rows import client_metrics
+from fedsim.records.reading import Runs, of_experiment
+
+
+def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: Sequence[str] = ()) -> list[Path]:
+    """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
+
+    These are learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. A figure
+    never shows runs of more than one experiment. Where all runs are drawn into FOLDER/plots, figures of an earlier
+    state that are not drawn any more are removed. What `compare` refuses of an experiment's runs is refused here.
+    """
+    out = Path(out)
+    paths: list[Path] = []
+    parts = by_experiment(runs, select, by)
+    out.mkdir(parents=True, exist_ok=True)
+    with look(names_in(runs, by)):
+        for name, (part, comparison) in parts.items():
+            prefix = f"{_file_name(name)}-" if len(parts) > 1 else ""
+            for key, figure in counted(draw(part, name, comparison, by), "figures drawn:"):
+                paths += _save(figure, out / f"{prefix}{_file_name(key)}")
+    if not paths:
+        raise UserError(f"{runs.folder}: the records hold nothing to plot yet")
+    is_main_folder = out.resolve() == (runs.folder / "plots").resolve()
+    if is_main_folder and not runs.only:
+        _remove_others(out, paths)
+    return paths
+
+
+def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> dict[str, tuple[Runs, Comparison | None]]:
+    """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
+    parts: dict[str, tuple[Runs, Comparison | None]] = {}
+    for name in dict.fromkeys(experiment.name for experiment in runs.experiments.values()):
+        part = of_experiment(runs, name)
+        comparison = compare(part, select, by=by, published=False) if len(part.summary) else None
+        parts[name] = part, comparison
+    return parts
+
+
+def plot_search(folder: Path) -> list[Path]:
+    """Draw the combination searches of an experiment's folder into its plots/, also where it has no runs yet."""
+    searches = combinations.searches(folder)
+    out = folder / "plots"
+    out.mkdir(parents=True, exist_ok=True)
+    names = [folder.name]
+    for _, rows in searches:
+        names += rows["target"].tolist()
+    paths = []
+    with look(names):
+        for key, figure in combinations.figures(searches, folder.name):
+            paths += _save(figure, out / key)
+    return paths
+
+
+def draw(runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str] = ()) -> Iterator[tuple[str, Figure]]:
+    """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
+    for key, figure in _drawn(runs, name, comparison, by):
+        if figure is not None:
+            yield key, figure
+
+
+def _drawn(
+    runs: Runs,
+    name: str,
+    comparison: Comparison | None,
+    by: Sequence[str],
+) -> Iterator[tuple[str, Figure | None]]:
+    """(key, Figure), or None where the records lack columns."""
+    labels = run_labels(runs, by)
+    looks = styles(dict.fromkeys(labels.values()))  # in the order of the records, not of a figure's ranks
+    best = list(comparison.methods["label"]) if comparison else []
+    rounds = _labelled(runs.rounds, labels)
+    if len(rounds):
+        yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
+    if comparison:
+        yield "target-accuracy", target_bars(comparison, name, looks)
+        yield "cost", cost_front(comparison, whole_run_costs(rounds), name, looks)
+        yield "papers", beside_papers(comparison, next(iter(runs.experiments.values())), name)
+        yield from _of_predictions(runs, name, comparison, looks, labels)
+    yield from combinations.figures(combinations.searches_of(runs), name)
+    clients = _labelled(runs.clients, labels)
+    for column in client_metrics(clients) if len(clients) else []:
+        yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
+    details = _labelled(runs.details, labels)
+    if len(details):
+        yield from _details(details, name)
+
+
+def _of_predictions(
+    runs: Runs,
+    name: str,
+    comparison: Comparison,
+    looks: Looks,
+    labels: dict[str, str],
+) -> Iterator[tuple[str, Figure | None]]:
+    """The figures of what the runs have kept."""
+    predictions = kept_predictions(runs, labels, comparison.select)
+    best = list(comparison.methods["label"])
+    yield "reliability", reliability_figure(predictions, name, looks, best, comparison.rule)
+    for label, by_target in predictions.items():
+        yield f"confusion-{label}", confusion_figure(by_target, name, label, comparison.rule)
+    for label, cases in kept(runs, labels, comparison.select, read_cases).items():
+        for target, seeds in cases.items():
+            yield f"cases-{label}-{target}", case_grid(seeds[0], name, label, target)
+
+
+def names_in(runs: Runs, by: Sequence[str] = ()) -> list[str]:
+    """Every name that a figure may write: experiments, labels, targets, clients."""
+    names = []
+    for experiment in runs.experiments.values():
+        names += [experiment.name, experiment.run.target]
+    names += run_labels(runs, by).values()
+    if "client" in runs.clients:
+        names += map(str, runs.clients["client"].unique())
+    return list(dict.fromkeys(names))
+
+
+def _labelled(frame: pd.DataFrame, labels: dict[str, str]) -> pd.DataFrame:
+    return frame.assign(label=frame["run"].map(labels)) if len(frame) else frame
+
+
+def _details(details: pd.DataFrame, name: str) -> Iterator[tuple[str, Figure]]:
+    for (label, quantity), frame in details.groupby(["label", "quantity"], sort=False):
+        yield f"{quantity}-{label}", figures.detail_over_rounds(frame, name, label, quantity)
+        if "alpha" in quantity:
+            yield f"{quantity}-{label}-histogram", figures.detail_histogram(frame, name, label, quantity)
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+
+
+def _mark(stem: str) -> str:
+    """What a file says of itself: a file of the user, or a figure that was renamed, does not say this."""
+    return f"drawn by fedsim plot as {stem}"
+
+
+def _save(figure: Figure, stem: Path) -> list[Path]:
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
+    mark = {"Description": _mark(stem.name)}
+    write_figure(figure, paths[0], dpi=150, facecolor="white", metadata=mark)
+    figure.set_layout_engine("none")  # the places are found; to look for them again takes a fifth of the time
+    write_figure(figure, paths[1], facecolor="white", metadata={"Date": None, **mark})
+    return paths
+
+
+def _remove_others(folder: Path, drawn: list[Path]) -> None:
+    """Remove the figures of a folder that an earlier `plot_all` has drawn under these names, and this one has not."""
+    for file in folder.iterdir():
+        is_picture = file.suffix in (".png", ".svg") and file.is_file()
+        if not is_picture or file in drawn:
+            continue
+        with file.open("rb") as handle:
+            start = handle.read(4000).decode("utf-8", "ignore")
+        if _mark(file.stem) in start:
+            file.unlink()

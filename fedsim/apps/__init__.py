@@ -1,0 +1,1 @@
+"""Flower's two apps of a federation: the server's and the client's."""

@@ -1,0 +1,303 @@
+"""Flower's ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. It is the same for all runtimes."""
+
+from fedsim.common.edge import refuse_hidden_packages
+
+refuse_hidden_packages()  # before the first import of `clients` or `strategies`
+
+import contextlib
+import functools
+import platform
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients.base import DomainClient
+from clients.job import Job
+from clients.local_steps import Trained
+from fedsim.common.about import VERSION, installed_version
+from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
+from fedsim.data.names import matching
+from fedsim.methods.assembly import check_local_privacy
+from fedsim.methods.registry import packages_of
+from fedsim.parts.part import part_name
+from fedsim.runs.local_privacy import own_privacy, perturbed
+from fedsim.runs.plan import Plan
+from fedsim.runs.site import SiteMessage, check_message, state_folder, time_limit
+from fedsim.runs.target import TargetEvaluator
+from fedsim.runs.workspace import Workspace, set_threads, workspace
+from fedsim.settings.plugins import outside_versions
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.records import Config, arrays_of, config_of
+from strategies.parts import ArrayDict
+from strategies.wire.packing import answer, unpack
+from strategies.wire.reply_checks import ECHOED
+from strategies.wire.target_site import UPLOADS, score_records
+
+PACKAGES = ("torch", "flwr", "numpy")
+
+app = ClientApp()
+
+
+def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """Turn exceptions into error replies that contain the whole traceback (Flower itself sends one line).
+
+    Records are unpacked before the handler is called, and packed after it if the message asks for it
+    (strategies/wire/packing.py).
+    """
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            message.content = unpack(message.content)
+            with limits(message, context):
+                content = handler(message, context)
+                content["echo"] = echo_of(message, context)
+        except UserError as error:
+            return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
+        except Exception:
+            return Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
+        return Message(answer(message.content, content), reply_to=message)
+
+    return handle
+
+
+def limits(message: Message, context: Context) -> contextlib.AbstractContextManager[None]:
+    """What a site asks of the server, and a simulation does not: messages of the right form whose work ends in time."""
+    if not is_site(context):
+        return contextlib.nullcontext()
+    return time_limit(check_message(message.content, SiteMessage).timeout)
+
+
+def echo_of(message: Message, context: Context) -> ConfigRecord:
+    """What a reply repeats of its message; that of a site also says which data it used, which may have changed since
+    the handshake in a process that has started anew."""
+    config = config_of(message.content)
+    echo = {key: config[key] for key in ECHOED}
+    if is_site(context) and config["client"]:
+        space = workspace(str(config["experiment"]), str(context.node_config.get("data-dir", "")))  # which is open
+        echo["data"] = space.fingerprint(str(config["client"]), str(config["token"]))["content"]
+    return ConfigRecord(echo)
+
+
+def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
+    """(the workspace of the message's experiment with this site's own folders, the message's config)."""
+    config, node = dict(config_of(message.content)), context.node_config
+    if is_site(context):
+        config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
+        space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
+    else:
+        space = workspace(str(config["experiment"]))
+    set_threads(space.experiment.run.threads)  # needed also when Flower's own engine or a cluster started the process
+    refuse_unperturbed(space, context)
+    return space, config
+
+
+def refuse_unperturbed(space: Workspace, context: Context) -> None:
+    """UserError when this site has set its own privacy, and the recipe would take more from it than a perturbed model.
+
+    It is asked for every message, and first in the handshake: nothing leaves the site before.
+    """
+    if own_privacy(context.node_config) is None:
+        return
+    if not is_target(context, space.plan):
+        check_local_privacy(space.experiment, space.recipe, space.net, "this site's dp-clip")
+    elif space.recipe.visits:
+        raise UserError(
+            f"this site's dp-clip perturbs only the model, and what {part_name(space.recipe.visits[0])} asks for would "
+            "leave it without noise; use another method"
+        )
+
+
+def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
+    """(the client that the message is for, the message's config)."""
+    space, config = space_of(message, context)
+    if is_site(context) and [config["client"]] != node_clients(context, space.plan):
+        raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
+    client = space.client(str(config["client"]), str(config["state-dir"]), str(config["token"]))
+    client.store.peers = Path(str(context.node_config["peers"])) if "peers" in context.node_config else None
+    return client, config
+
+
+@app.query("handshake")
+@guarded
+def handshake(message: Message, context: Context) -> RecordDict:
+    """Answers which clients this node has, with their numbers of examples and the versions of packages.
+
+    A site has one client; a node of a simulation may have several, in the records `site`, `site-1`, ... A node without
+    a client answers with one record with an empty name.
+    """
+    space, config = space_of(message, context)
+    token, state_dir = str(config["token"]), str(config["state-dir"])
+    common = said_of_node(space, context)
+    sites: list[tuple[str, str, list[int]]] = []
+    if is_target(context, space.plan):
+        sites = [(space.experiment.run.target, "target", target_of(space, token).class_counts())]
+    else:
+        for name in node_clients(context, space.plan):
+            sites.append((name, "source", space.class_counts(name, state_dir, token).tolist()))
+    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
+        data = space.fingerprint(sites[0][0], token)
+        common |= {f"data-{key}": value for key, value in data.items()}
+    records = RecordDict()
+    for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
+        answer: Config = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
+        records[f"site-{number}" if number else "site"] = ConfigRecord(answer)
+    return records
+
+
+def said_of_node(space: Workspace, context: Context) -> Config:
+    """What a node says of itself in the handshake: its name, its versions, and its frozen weights."""
+    answer: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
+    answer |= {f"version-{package}": installed_version(package) for package in PACKAGES}
+    if space.frozen_content:
+        answer["frozen"] = space.frozen_content
+    if is_site(context):  # a simulation runs the server's own code
+        outside = outside_versions(packages_of(space.experiment))
+        answer |= {f"version-{package}": version for package, version in outside.items()}
+    return answer
+
+
+def node_clients(context: Context, plan: Plan) -> list[str]:
+    """The names of a node's clients. A site has the client of its domain, or none when that domain does not train here.
+
+    In a simulation every node can act as every client, so that the clients are shared evenly between the nodes.
+    """
+    if is_site(context):
+        name = matching(str(context.node_config["domain"]), plan.clients)
+        return [name] if name and context.node_config.get("role", "source") == "source" else []
+    place, nodes = (int(context.node_config.get(key, 0)) for key in ("partition-id", "num-partitions"))
+    return list(plan.clients[place :: max(nodes, 1)])
+
+
+def is_site(context: Context) -> bool:
+    """Whether this node is a separate machine, with a domain in its SuperNode's configuration, and not simulated."""
+    return "domain" in context.node_config
+
+
+def is_target(context: Context, plan: Plan) -> bool:
+    """Whether this site holds the unseen domain in order to evaluate it."""
+    if not is_site(context) or context.node_config.get("role") != "target":
+        return False
+    return matching(str(context.node_config["domain"]), [plan.experiment.run.target]) is not None
+
+
+def holds(context: Context) -> str:
+    """A text that names a site: its name, its domain and, for a target, its role."""
+    node = context.node_config
+    role = ", target" if node.get("role") == "target" else ""
+    return f"{node.get('site', 'a site')} ({node['domain']}{role})" if is_site(context) else ""
+
+
+@app.query("target")
+@guarded
+def evaluate_target(message: Message, context: Context) -> RecordDict:
+    """Evaluate the global model on the unseen domain, on the site that holds it."""
+    space, config = space_of(message, context)
+    if not is_target(context, space.plan):
+        raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    arrays = records.pop("arrays")
+    uploads = {name.removeprefix(UPLOADS): arrays_of_client for name, arrays_of_client in records.items()}
+    evaluator = target_of(space, str(config["token"]))
+    return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
+
+
+@functools.lru_cache(maxsize=1)
+def target_of(space: Workspace, run: str) -> TargetEvaluator:
+    """The evaluator of the unseen domain in the run with that token, whose images are read on first use and then
+    kept; another run with the same settings may find other images."""
+    return TargetEvaluator(space)
+
+
+@app.query("predict")
+@guarded
+def predict(message: Message, context: Context) -> RecordDict:
+    """Predict some batches of the unseen domain, in a process that was forked from the server's."""
+    space, config = space_of(message, context)
+    if space.target is None:
+        raise UserError("this process does not evaluate the unseen domain")
+    places = [int(place) for place in config["places"]]
+    logits = space.target.logits(record_to_arrays(arrays_of(message.content)["arrays"]), places)
+    return RecordDict({"logits": state_to_record(dict(zip(map(str, places), logits)))})
+
+
+@app.query("visit")
+@guarded
+def visit(message: Message, context: Context) -> RecordDict:
+    """Use unlabelled images of the unseen domain, on the machine that holds them."""
+    space, config = space_of(message, context)
+    if is_site(context) and not is_target(context, space.plan):
+        raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    answer = space.unlabelled(str(config["token"])).answer(records, config)
+    return RecordDict({name: state_to_record(arrays) for name, arrays in answer.items()})
+
+
+@app.query("collect")
+@guarded
+def collect(message: Message, context: Context) -> RecordDict:
+    """Reply with this client's contribution to one of the recipe's banks."""
+    client, config = client_of(message, context)
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    received = records.pop("arrays", None)
+    tensors = None if received is None else fitting(received, client.names("train"))
+    client.records = records
+    content = RecordDict({config["bank"]: state_to_record(client.collect(config, tensors))})
+    forget_message(client)
+    return content
+
+
+@app.train()
+@guarded
+def train(message: Message, context: Context) -> RecordDict:
+    """Train on this client's images, starting from the received tensors."""
+    job = job_of(message, context)
+    return trained(job.client, job.client.train(job.tensors, job.config), message, context)
+
+
+def job_of(message: Message, context: Context) -> Job:
+    """The client, tensors and config of a message that asks for training."""
+    client, config = client_of(message, context)
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    tensors = fitting(records.pop("arrays"), client.names("train"))
+    client.records = records
+    return Job(client, tensors, config)
+
+
+def trained(client: DomainClient, result: Trained, message: Message, context: Context) -> RecordDict:
+    """The reply of a client that has trained."""
+    tensors, examples, metrics = result
+    sent = state_to_record(tensors, client.upload_names())
+    extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
+    counted = MetricRecord({"num-examples": examples, **metrics})
+    state = ConfigRecord({"entries": client.stored})
+    content = RecordDict({"arrays": sent, **extra, "metrics": counted, "state": state})
+    forget_message(client)
+    return perturbed(content, message, context, client.experiment.train)
+
+
+def forget_message(client: DomainClient) -> None:
+    """Release what came with the message and what is sent in reply. Neither is state, and both may be as large as the
+    model, which hundreds of clients would keep until they are drawn again."""
+    client.records.clear()
+    client.outbox.clear()
+
+
+@app.evaluate()
+@guarded
+def evaluate(message: Message, context: Context) -> RecordDict:
+    """Validate the received model."""
+    client, config = client_of(message, context)
+    arrays = record_to_arrays(arrays_of(message.content)["arrays"])
+    loss, examples, metrics = client.validate_model(fitting(arrays, client.names("evaluate")), config)
+    return RecordDict({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
+
+
+def fitting(arrays: ArrayDict, names: list[str]) -> ArrayDict:
+    """The arrays in the client's order; a ValueError names those that are missing or unexpected."""
+    if arrays.keys() != set(names):
+        wrong = sorted(arrays.keys() ^ set(names))
+        raise ValueError(f"the server's tensors do not fit this client's share rule: {wrong[:4]}")
+    return {name: arrays[name] for name in names}

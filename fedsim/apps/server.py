@@ -1,0 +1,58 @@
+"""Flower's ServerApp. It is the same in simulation and deployment."""
+
+from fedsim.common.edge import refuse_hidden_packages
+
+refuse_hidden_packages()  # before the first import of `clients` or `strategies`
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.common.errors import USER_ERROR, UserError
+from fedsim.runs import admission
+from fedsim.runs.log_lines import LogLines
+from fedsim.runs.plan import resolve
+from fedsim.runs.serve import serve
+from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
+from strategies.wire.grids import QuickGrid
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Entry point of `flwr run`."""
+    with marked():
+        plan = resolve(experiment_of(dict(context.run_config)))
+        admission.check_images(plan)
+        serve(QuickGrid(grid), plan, [LogLines()])
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    """Mark a UserError by a prefix of its text, because Flower keeps only the text of an error."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{USER_ERROR}{error}") from None
+
+
+def experiment_of(run_config: dict) -> Experiment:
+    """The experiment of Flower's flat run config.
+
+    Its keys are `experiment` (path, name or TOML text), `method`, `target`, `seed`, `output` and `overrides` (one
+    string of key=value words).
+    """
+    text = str(run_config.get("experiment") or "digits")
+    if "\n" in text:
+        return parse_experiment(text)
+    overrides = shlex.split(str(run_config.get("overrides", "")))
+    for key, name in (("method", "method.name"), ("target", "run.target"), ("output", "run.output")):
+        if run_config.get(key):
+            overrides.append(f"{name}={run_config[key]}")
+    if int(run_config.get("seed", -1)) >= 0:
+        overrides.append(f"run.seed={run_config['seed']}")
+    return read_experiment(text, overrides)

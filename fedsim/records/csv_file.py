@@ -1,0 +1,88 @@
+"""A CSV file that grows at its end, and that a kill at any moment leaves readable."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
+from fedsim.common.tables import csv_text
+
+CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
+
+
+class CsvFile:
+    """One CSV file that grows at its end; new columns extend the header, earlier rows get empty cells."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self.columns = list(columns)
+        self.header = next(csv.reader(self._complete_lines(repair=True)[:1]), [])
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows in one write; the file is created with the first row."""
+        if not rows:
+            return
+        columns = self.header or self.columns
+        keys: dict[str, None] = {}
+        for row in rows:
+            keys |= dict.fromkeys(row)
+        new = [key for key in keys if key not in columns]
+        is_first = not self.header
+        if new and not is_first:
+            self._extend(new)
+        self.header = columns + new
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(csv_text(self.header, rows, with_header=is_first))
+
+    def truncate(self, after_round: int) -> None:
+        """Drop the rows of later rounds; a negative round drops the file."""
+        if after_round < 0:
+            self.path.unlink(missing_ok=True)
+            self.header = []
+            return
+        rounds, lines = self.rounds(), self._complete_lines()
+        # Rows are not parsed, so that those that are kept stay unchanged.
+        kept = [line for round, line in zip(rounds, lines[1:]) if round <= after_round]
+        if len(kept) < len(rounds):
+            atomic_write(self.path, "".join([lines[0], *kept]))
+
+    def rounds(self) -> list[int]:
+        """The round of every complete row, which is always the first column; UserError when that is not so."""
+        first = [line.rstrip("\r\n").split(",", 1)[0] for line in self._complete_lines()]
+        if first and first[0] != "round":
+            raise UserError(f"{self.path}: its first column is not called round{CHANGED}")
+        if strange := [cell for cell in first[1:] if not (cell.isascii() and cell.isdecimal())]:
+            raise UserError(f"{self.path}: {strange[0]!r} is not the number of a round{CHANGED}")
+        return [int(cell) for cell in first[1:]]
+
+    def numbers(self) -> list[dict[str, float]]:
+        """The complete rows without their empty cells; UserError when a cell is not a number."""
+        rows = []
+        for row in csv.DictReader(self._complete_lines()):
+            try:
+                rows.append({column: float(cell) for column, cell in row.items() if cell != ""})
+            except (TypeError, ValueError):  # TypeError: more or fewer cells than columns
+                raise UserError(f"{self.path}: round {row['round']} has cells that are not numbers{CHANGED}") from None
+        return rows
+
+    def _extend(self, new: list[str]) -> None:
+        head, *lines = self._complete_lines()
+        names = csv_text(new, []).rstrip("\n")
+        lines = [line.rstrip("\n") + "," * len(new) + "\n" for line in lines]
+        atomic_write(self.path, "".join([f"{head.rstrip()},{names}\n", *lines]))
+
+    def _complete_lines(self, repair: bool = False) -> list[str]:
+        """All complete lines; `repair` also removes an incomplete last line from the file."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            lines = whole.decode("utf-8").splitlines(keepends=True)
+        except UnicodeDecodeError:
+            raise UserError(f"{self.path}: it is not text in UTF-8{CHANGED}") from None
+        if repair and len(whole) < len(data):
+            atomic_write(self.path, whole)
+        return lines

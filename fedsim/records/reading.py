@@ -1,0 +1,320 @@
+"""Reads runs from disk into pandas: one call returns all records below a folder."""
+
+import itertools
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.files import alone, atomic_write
+from fedsim.common.lists import with_commas
+from fedsim.common.tables import csv_text
+from fedsim.parts.part import named_part
+from fedsim.records.differences import method_words, with_recorded_values, words_apart
+from fedsim.records.environment import read_environment
+from fedsim.records.record_files import read_record, summary_rows, trained_rounds
+from fedsim.records.selection import remarks_on, select_again
+from fedsim.settings.experiment import Experiment, parse_experiment
+
+TABLES = ("summary", "rounds", "clients", "details")
+KEYS = ["run", "experiment", "method", "target", "seed"]
+
+
+@dataclass
+class Runs:
+    """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
+
+    remarks: {run: {kind: text}} on its rounds (`remarks_on`, `select_again`).
+    damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
+    only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
+    """
+
+    summary: pd.DataFrame
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    details: pd.DataFrame
+    experiments: dict[str, Experiment]
+    unfinished: list[str] = field(default_factory=list)
+    folder: Path = Path()
+    remarks: dict[str, dict[str, str]] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    only: str = ""
+
+    @cached_property
+    def comparable(self) -> dict[str, Experiment]:
+        """The settings by which runs are compared (`with_recorded_values`)."""
+        return with_recorded_values(self.experiments, lambda run: run_environment(self, run).get("recipe", {}))
+
+    @cached_property
+    def unused_parts(self) -> set[tuple[str, str]]:
+        """(method, part) for the parts that [parts] of a run sets, but that are in no recorded recipe of the method."""
+        used: dict[str, set[str]] = {}  # {method: the parts of its recorded recipes}
+        given: dict[str, None] = {}
+        for run, experiment in self.experiments.items():
+            given |= dict.fromkeys(experiment.parts)
+            recipe = run_environment(self, run).get("recipe")
+            if recipe:
+                parts = {name.split(".", 1)[1] for name in recipe}
+                used.setdefault(experiment.method_name, set()).update(parts)
+        unused = set()
+        for method, parts in used.items():
+            unused |= {(method, part) for part in given if named_part(part) not in parts}
+        return unused
+
+    def labels(self) -> dict[str, str]:
+        """The label of every run from its summary: the method, and what its recipe changes in it.
+
+        Older records have one label for runs with different settings of a method. These settings are added to it. They
+        are not added where a setting repeats a default, so that the recorded recipes are the same.
+        """
+        labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
+        if "label" in self.summary:
+            labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
+        runs_of_label: dict[str, list[str]] = {}
+        for run, label in labels.items():
+            runs_of_label.setdefault(label, []).append(run)
+        for label, runs in runs_of_label.items():
+            settings = {run: method_words(self.experiments[run]) for run in runs}
+            if len(set(settings.values())) < 2:
+                continue
+            recipes = {run: run_environment(self, run).get("recipe", {}) for run in runs}
+            for run, text in words_apart(settings, recipes).items():
+                labels[run] = f"{label}@{text}" if text else label
+        return labels
+
+
+def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
+    """Records of all finished runs below `folder` (outputs/, one experiment's folder, or one run's).
+
+    Frames: summary (a row per run), rounds (run and round), clients (run, round and client), details (run, round,
+    client and layer); docs/records.md lists their columns. Accuracies are fractions, sizes bytes, times
+    seconds; an empty cell is NaN. `experiments` holds the resolved settings, by the values of the column `run`.
+
+    `unfinished=True` also reads the rounds, clients and details of runs that have no summary yet.
+    only: the tables that are read; the others are empty, which saves most of the time with hundreds of runs.
+    Raises UserError if there is no such folder or no run in it.
+    """
+    folder = Path(folder)
+    paths = {_key(path, folder): path for path in find_runs(folder)}
+    finished = {run: path for run, path in paths.items() if (path / "summary.csv").is_file()}
+    chosen = paths if unfinished else finished
+    if not chosen:
+        raise UserError(f"{folder}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
+    experiments = {run: read_settings(path) for run, path in chosen.items()}
+    frames = {name: _joined(chosen if name in only else {}, name, experiments) for name in TABLES}
+    rounds = {run: trained_rounds(path) for run, path in finished.items()} if "summary" in only else {}
+    summary, reselected = select_again(frames["summary"], rounds, experiments)
+    frames["summary"] = summary
+    selected = dict(zip(summary["run"], summary.get("best_validation_round", itertools.repeat(math.nan))))
+    remarks = {}
+    for run, rows in rounds.items():
+        remarks[run] = remarks_on(rows, selected.get(run, math.nan)) | reselected.get(run, {})
+    return Runs(
+        **frames,
+        experiments=experiments,
+        folder=folder,
+        unfinished=[run for run in paths if run not in finished],
+        remarks=remarks,
+        damaged=[run for run in rounds if run not in selected],
+    )
+
+
+def of_experiment(runs: Runs, name: str) -> Runs:
+    """The part of `runs` that belongs to the experiment of that name."""
+    part = part_of(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
+    part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
+    return part
+
+
+def _experiment_name(runs: Runs, run: str) -> str:
+    """The experiment of an unfinished run; empty when its settings cannot be read (yet)."""
+    try:
+        return read_settings(run_folder(runs, run)).name
+    except (UserError, OSError):
+        return ""
+
+
+def choose_runs(
+    runs: Runs,
+    methods: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> Runs:
+    """The part of `runs` with these methods (by name or label), targets and seeds; an empty list takes all.
+
+    Raises UserError for a name that no run has.
+    """
+    labels = runs.labels()
+    methods = with_commas(methods, set(labels.values()))
+    names = {run: _names_of_method(run, experiment, labels[run]) for run, experiment in runs.experiments.items()}
+    settings = [experiment.run for experiment in runs.experiments.values()]
+    all_names = []
+    for run in names:
+        all_names += sorted(names[run])
+    _require_known("method", methods, all_names)
+    _require_known("target", targets, [each.target for each in settings])
+    _require_known("seed", seeds, [each.seed for each in settings])
+    choice = Choice(methods, targets, [f"seed{seed}" for seed in seeds])
+    chosen = []
+    for run, experiment in runs.experiments.items():
+        if choice.has(names[run], experiment.run.target, f"seed{experiment.run.seed}"):
+            chosen.append(run)
+    if not chosen:
+        raise UserError("no finished run has one of these methods, targets and seeds together")
+    part = part_of(runs, chosen)
+    part.only = "; ".join(filter(None, [runs.only, _choice_text(methods, targets, seeds)]))
+    part.unfinished = [run for run in runs.unfinished if choice.has_unfinished(run)]
+    return part
+
+
+def _names_of_method(run: str, experiment: Experiment, label: str) -> set[str]:
+    """The names by which a run's method is chosen: its method, its label, and its method's folder."""
+    return {experiment.method_name, label, _path_names(run)[0]} - {""}
+
+
+def _choice_text(methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int]) -> str:
+    """`methods fedavg; seeds 0, 1` of the lists that are not empty."""
+    texts = []
+    for what, values in {"methods": methods, "targets": targets, "seeds": seeds}.items():
+        if values:
+            texts.append(f"{what} {', '.join(map(str, values))}")
+    return "; ".join(texts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Methods, targets and seeds (`seed0`) by which runs are chosen; an empty list takes all."""
+
+    methods: Sequence[str]
+    targets: Sequence[str]
+    seeds: Sequence[str]
+
+    def has(self, names: set[str], target: str, seed: str) -> bool:
+        """Whether a run with one of these names of a method, this target and seed is chosen."""
+        has_method = not self.methods or not names.isdisjoint(self.methods)
+        has_target = not self.targets or target in self.targets
+        return has_method and has_target and (not self.seeds or seed in self.seeds)
+
+    def has_unfinished(self, run: str) -> bool:
+        """Whether an unfinished run is chosen, of which nothing is read but its path."""
+        folder, target, seed = _path_names(run)
+        return self.has({folder, folder.partition("@")[0]}, target, seed)
+
+
+def _require_known(what: str, names: Sequence[Any], available: Sequence[Any]) -> None:
+    """UserError for a name that is not available."""
+    for name in names:
+        if name not in available:
+            listed = ", ".join(map(str, dict.fromkeys(available)))
+            near = nearest(str(name), map(str, available))
+            raise UserError(f"no finished run of the {what} {str(name)!r}; {near}there are: {listed}")
+
+
+def _path_names(run: str) -> list[str]:
+    """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`, `photo`, `seed0`; empty where the path is shorter."""
+    return ["", "", *run.split("/")][-3:]
+
+
+def part_of(runs: Runs, chosen: Sequence[str]) -> Runs:
+    """The records of these runs alone."""
+    names = set(chosen)
+    frames = {}
+    for name in TABLES:
+        frame = getattr(runs, name)
+        frames[name] = frame[frame["run"].isin(names)].reset_index(drop=True)
+    return replace(
+        runs,
+        **frames,
+        experiments={run: runs.experiments[run] for run in chosen},
+        remarks={run: texts for run, texts in runs.remarks.items() if run in names},
+        damaged=[run for run in runs.damaged if run in names],
+    )
+
+
+def find_runs(folder: Path | str) -> list[Path]:
+    """Folders of all runs below `folder`, finished or not, in the order of their names."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give outputs/, an experiment's folder in it, or one run's folder")
+    paths = []
+    for place, below, files in os.walk(folder):  # unlike rglob, it does not fail when another run removes a folder
+        if "experiment.toml" in files:
+            paths.append(Path(place))
+            below.clear()
+    if not paths:
+        raise UserError(f"{folder}: no run in it (a run's folder holds an experiment.toml)")
+    return sorted(paths)
+
+
+def run_folder(runs: Runs, run: str) -> Path:
+    """Folder of one run, by its name in the frames' column `run`."""
+    folder = runs.folder / run
+    # Records that are read from one run's own folder have that folder's name in this column.
+    return folder if folder.is_dir() else runs.folder
+
+
+def run_environment(runs: Runs, run: str) -> dict[str, Any]:
+    """What environment.json of a run holds; empty when there is none. UserError when it cannot be read."""
+    return read_environment(run_folder(runs, run))
+
+
+def read_settings(run: Path) -> Experiment:
+    """Resolved settings of one run's folder."""
+    try:
+        return parse_experiment((run / "experiment.toml").read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, UserError) as error:
+        raise UserError(f"{run / 'experiment.toml'}: {error}") from None
+
+
+def write_results(folder: Path) -> None:
+    """Write results.csv with one row per finished run of an experiment's folder, sorted by method, target and seed.
+
+    The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
+    """
+    find_runs(folder)  # a folder that does not exist is said
+    with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
+        rows = []
+        for path in find_runs(folder):
+            rows += summary_rows(path)
+        if not rows:
+            raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
+        rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
+        header: dict[str, None] = {}
+        for row in rows:
+            header |= dict.fromkeys(row)
+        atomic_write(folder / "results.csv", csv_text(header, rows))
+
+
+def _key(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder).as_posix()
+    return path.name if relative == "." else relative
+
+
+def _joined(paths: Mapping[str, Path], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
+    """The rows of one record file of all runs, with the run's keys as first columns."""
+    frames, keys = [], []
+    for key, path in paths.items():
+        try:
+            frame = read_record(path / f"{name}.csv")
+        except UserError:
+            if name != "summary":
+                raise
+            continue  # the run is listed as damaged, and the others are read
+        if len(frame):
+            experiment = experiments[key]
+            target = experiment.run.target or path.parent.name
+            frames.append(frame.drop(columns=KEYS, errors="ignore"))
+            keys.append((key, experiment.name, experiment.method_name, target, experiment.run.seed))
+    if not frames:
+        return pd.DataFrame(columns=KEYS)
+    places = np.repeat(np.arange(len(keys)), list(map(len, frames)))
+    repeated = pd.DataFrame(keys, columns=KEYS).loc[places].reset_index(drop=True)
+    return pd.concat([repeated, pd.concat(frames, ignore_index=True)], axis=1)

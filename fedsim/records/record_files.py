@@ -1,0 +1,100 @@
+"""Reads single record files of a run. A file that was cut off or changed by another program is named in the error."""
+
+import csv
+import io
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.common.errors import UserError
+from fedsim.records.selection import RULES
+
+# Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
+TEXT_COLUMNS = (
+    "experiment", "dataset", "backbone", "method", "label", "target", "validation_domain", "settings", "client",
+    "domain", "status", "quantity", "name",
+)  # fmt: skip
+SUMMARY_KEYS = ("method", "target", "seed")
+# From 3.1 on pandas reads numbers to the last digit by default; the argument that older versions need is deprecated.
+EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+AGAIN = "copy the file again, or remove the run's folder and repeat the run"
+CHANGED = f"so that another program has changed it; {AGAIN}"
+
+
+def parse_csv(text: str, where: str) -> pd.DataFrame:
+    """A record file's text as a frame with typed columns; an incomplete last line is left out."""
+    text = text[: text.rfind("\n") + 1]
+    if not text:
+        return pd.DataFrame()
+    header, *first = csv.reader(text.splitlines()[:2])
+    if first and len(first[0]) > len(header):  # pandas would take the first cells for names of the rows
+        raise UserError(f"{where}: rows have more cells than columns, {CHANGED}")
+    kinds = {column: str for column in header if column in TEXT_COLUMNS}
+    try:
+        return pd.read_csv(io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
+    except ValueError as error:
+        raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}; {AGAIN}") from None
+
+
+def read_record(file: Path) -> pd.DataFrame:
+    """The complete rows of a record file, typed; empty without the file or without a complete line.
+
+    Raises UserError when the file lacks the columns by which its rows are known, or a summary those of a rule of
+    selection, and for text in place of numbers.
+    """
+    frame = parse_csv(_text(file), str(file)) if file.is_file() else pd.DataFrame()
+    if frame.empty:
+        return frame
+    is_summary = file.name == "summary.csv"
+    for key in SUMMARY_KEYS if is_summary else ("round",):
+        if key not in frame:
+            raise UserError(f"{file}: it has no column {key!r}, {CHANGED}")
+    for rule in RULES if is_summary else ():
+        has_target = any(name.startswith(f"{rule}_target_") for name in frame)
+        if f"{rule}_round" not in frame or not has_target:
+            raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', {CHANGED}")
+    for column in frame:
+        if column not in TEXT_COLUMNS and not _has_numbers(frame[column]):
+            raise UserError(f"{file}: {column!r} has text in place of numbers, {CHANGED}")
+    return frame
+
+
+def text_rows(file: Path) -> list[dict[str, str]]:
+    """The complete rows of a record file as text; none without the file, and none where it is not text in UTF-8."""
+    try:
+        text = _text(file) if file.is_file() else ""
+    except UserError:
+        return []
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def trained_rounds(run: Path) -> list[dict[str, str]]:
+    """The rows of rounds.csv from round 1 on, as text; an incomplete last line and an unreadable file are left out."""
+    rows = []
+    for row in text_rows(run / "rounds.csv"):
+        number = row.get("round") or ""
+        if number.isdecimal() and int(number) >= 1:
+            rows.append(row)
+    return sorted(rows, key=lambda row: int(row["round"]))
+
+
+def summary_rows(run: Path) -> list[dict[str, str]]:
+    """The rows of a run's summary as text; none where it is cut off or no summary any more."""
+    rows = []
+    for row in text_rows(run / "summary.csv"):
+        is_complete = all(row.get(key) is not None for key in SUMMARY_KEYS)
+        if is_complete and row["seed"].isdecimal():
+            rows.append(row)
+    return rows
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")  # spreadsheets write a mark at the start
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: it is not text in UTF-8; {AGAIN}") from None
+
+
+def _has_numbers(values: pd.Series) -> bool:
+    """Whether a column holds only numbers, truth values and empty cells."""
+    return pd.api.types.is_numeric_dtype(values) or all(isinstance(value, bool | int) for value in values.dropna())

@@ -1,0 +1,272 @@
+"""Which round of a run is reported, and what is to be said of its rounds: pure functions over the rows of rounds.csv.
+
+The main rule is DomainBed's training-domain validation, which does not use the unseen domain. `oracle` looks at the
+unseen domain's labels; it is an upper bound, always labelled so and never the main result.
+
+Earlier versions of fedsim compared scores to their last bit, which depends on the order of a sum. They could therefore
+select a later one of several rounds with equal scores. The files of such a run (summary.csv, best.safetensors, the
+kept predictions) stay as they are; tables show the first of the equal rounds (`select_again`), and a note says so.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import CLASSIFICATION, task_in, task_of
+from fedsim.settings.experiment import Experiment
+
+RULES = ("best_validation", "last", "oracle")
+DEFAULT_RULE = RULES[0]
+RULE_TITLES = {
+    "best_validation": "best source validation",
+    "last": "last round",
+    "oracle": "ORACLE: best round on the target, an upper bound",
+}
+BUDGETS = ("images", "steps")
+BUDGET_TOLERANCE = 0.05  # budgets that differ by less are alike
+DIGITS = 9  # to which accuracies and their differences are compared
+HELD_OUT = "validation_domain_"  # and the metric: column of rounds.csv with run.validation_domain
+REPLIES = "clients"  # column of rounds.csv: the number of clients whose replies made the round
+VALIDATED = "validated"  # column of rounds.csv: the number of clients that a mean validation is over, where it may vary
+Rows = list[dict[str, str]]  # of rounds.csv, as text
+VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_validation_"}  # and the metric
+
+
+def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
+    """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs."""
+    runs = [experiment.run for experiment in experiments]
+    domains = sorted({run.validation_domain for run in runs} - {""})
+    models = {run.select_on for run in runs if not run.validation_domain}
+    if rule != DEFAULT_RULE or (not domains and models == {"aggregated"}):
+        return RULE_TITLES[rule]
+    if not models:
+        return f"best validation on {' or '.join(domains)}, which no client has"
+    if not domains and models == {"local"}:
+        return f"{RULE_TITLES[rule]} of the local models"
+    return "best validation"
+
+
+def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
+    """The column of rounds.csv by which `run.select_on` or `run.validation_domain` selects a round.
+
+    metric: the task's primary metric.
+    """
+    run = experiment.run
+    start = HELD_OUT if run.validation_domain else VALIDATION_COLUMNS[run.select_on]
+    return start + metric
+
+
+def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
+    """Row of the selected round, among the rounds >= 1.
+
+    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out,
+    and rounds in which no client's reply was accepted, whose model is that of the round before.
+    last: the last round.
+    oracle: the round with the greatest primary metric (accuracy, Dice) on the target, the first of equals.
+    Values are compared to nine digits (`comparable`).
+
+    Raises UserError for an unknown rule, or when no round qualifies.
+    """
+    if rule not in RULES:
+        raise UserError(f"unknown selection rule {rule!r}; {nearest(rule, RULES)}known: {', '.join(RULES)}")
+    trained = rounds[rounds["round"] >= 1].sort_values("round", kind="stable")
+    if trained.empty:
+        raise UserError("no trained round to select from: the records hold round 0 only")
+    made = trained[trained[REPLIES] != 0] if REPLIES in trained else trained
+    if made.empty:
+        raise UserError(f"no round was made: no client's reply was accepted in {len(trained)} rounds")
+    if rule == "last":
+        return trained.iloc[-1]
+    column = f"target_{task_of(rounds).metric}" if rule == "oracle" else column
+    if column not in rounds:
+        raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
+    values = made[column].to_numpy(dtype=float)
+    if np.isnan(values).all():
+        raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
+    return made.iloc[first_best(values)]
+
+
+def first_best(scores: np.ndarray) -> int:
+    """The place of the greatest score, the first of those that are equal to nine digits; NaN is left out."""
+    return int(np.nanargmax(comparable(scores)))
+
+
+def last_is_best(scores: Sequence[float]) -> bool:
+    """Whether `best_validation` selects the last of some rounds, given their scores; NaN stands for a round without."""
+    values = np.asarray(scores, dtype=float)
+    return not np.isnan(values).all() and first_best(values) == len(values) - 1
+
+
+def summary_row(
+    experiment: Experiment,
+    rounds: pd.DataFrame,
+    label: str = "",
+    transductive: bool = False,
+    uses_target_unlabelled: bool = False,
+    target_images: int | None = None,
+) -> dict[str, Any]:
+    """The row of summary.csv: the run's results under every selection rule, and what a round cost."""
+    row = {
+        "experiment": experiment.name,
+        "dataset": experiment.data.dataset,
+        "backbone": experiment.model.backbone,
+        "method": experiment.method_name,
+        "label": label or experiment.method_name,
+        "target": experiment.run.target,
+        "seed": experiment.run.seed,
+        "split_seed": experiment.data.seed_of_splits,
+        "rounds": int(rounds["round"].max()),
+        "settings": experiment.settings_hash(),
+        "transductive": transductive,
+        "uses_target_unlabelled": uses_target_unlabelled,
+        "target_images": target_images,
+    }
+    metric = task_of(rounds).metric
+    column = validation_column(experiment, metric)
+    for rule in RULES:
+        row |= _selected(rounds, rule, column, metric)
+    if experiment.run.validation_domain:
+        row["validation_domain"] = experiment.run.validation_domain
+    trained = rounds[rounds["round"] >= 1]
+    # Of training, over all clients of the whole run, with preludes (round 0) and copies.
+    for unit in BUDGETS:
+        row[unit] = int(rounds[unit].sum()) if unit in rounds else None
+    row["bytes_down_per_round"] = _mean(trained, "bytes_down")
+    row["bytes_up_per_round"] = _mean(trained, "bytes_up")
+    seconds = trained.get("round_seconds", pd.Series(dtype=float))
+    row["seconds_per_round"] = None if seconds.isna().all() else float(seconds.median())
+    row["train_seconds"] = float(rounds["train_seconds"].sum()) if "train_seconds" in rounds else None
+    return row
+
+
+def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str) -> dict[str, Any]:
+    try:
+        chosen = select(rounds, rule, column)
+    except UserError:
+        # A diverged run (NaN throughout) still leaves a summary; its empty cells say that nothing could be selected.
+        names = ("round", f"target_{metric}", f"mean_validation_{metric}")
+        return {f"{rule}_{name}": None for name in names}
+    return {
+        f"{rule}_round": int(chosen["round"]),
+        f"{rule}_target_{metric}": float(chosen.get(f"target_{metric}", math.nan)),
+        f"{rule}_mean_validation_{metric}": float(chosen.get(f"mean_validation_{metric}", math.nan)),
+    }
+
+
+def _mean(rounds: pd.DataFrame, column: str) -> float | int | None:
+    values = rounds[column].dropna() if column in rounds else []
+    if not len(values):
+        return None
+    mean = float(np.mean(values))
+    return int(mean) if mean.is_integer() else mean
+
+
+def select_again(
+    summary: pd.DataFrame,
+    rounds: Mapping[str, Rows],
+    experiments: Mapping[str, Experiment],
+) -> tuple[pd.DataFrame, dict[str, dict[str, str]]]:
+    """(summary with the first of equal rounds, {run: {`reselected`: text}} where `best_validation` is another round).
+
+    Without any round that a reply made, a run has no result. A run of this version is not summarized then.
+    """
+    summary, changed = summary.copy(), {}
+    for index, recorded in zip(summary.index, summary.to_dict("records")):
+        run = recorded["run"]
+        rows = rounds.get(run)
+        if not rows:
+            continue
+        metric = task_in(rows[0]).metric
+        if not any(map(_made, rows)):
+            results = [name for name in summary if name.endswith(f"_target_{metric}")]
+            summary.loc[index, results] = math.nan
+            continue
+        validation = validation_column(experiments[run], metric)
+        for rule, column in {"best_validation": validation, "oracle": f"target_{metric}"}.items():
+            before = recorded.get(f"{rule}_round")
+            row = None if pd.isna(before) else _first_of_equals(rows, column, int(before))
+            if row is None:
+                continue
+            for name, value in _results(row, metric).items():
+                summary.loc[index, f"{rule}_{name}"] = value
+            if rule == "best_validation":
+                changed[run] = {"reselected": f"round {row['round']} instead of {int(before)}"}
+    return summary, changed
+
+
+def _results(row: Mapping[str, str], metric: str) -> dict[str, float]:
+    """What a summary has of a selected round."""
+    return {
+        "round": int(row["round"]),
+        f"target_{metric}": _number(row.get(f"target_{metric}")),
+        f"mean_validation_{metric}": _number(row.get(f"mean_validation_{metric}")),
+    }
+
+
+def _first_of_equals(rows: Rows, column: str, number: int) -> dict[str, str] | None:
+    """The first of the rows that are equal to the round of this number, or the best one when no reply made that round.
+
+    None when that is the first itself, or not the best.
+    """
+    made = [row for row in rows if _made(row)]
+    selected = next((row for row in rows if int(row["round"]) == number), None)
+    scores = np.array([_number(row.get(column)) for row in made])
+    if selected is None or np.isnan(scores).all():
+        return None
+    place = first_best(scores)
+    best = made[place]
+    if not _made(selected):
+        return best
+    is_equal = comparable(_number(selected.get(column))) == comparable(scores[place])
+    return best if is_equal and best is not selected else None
+
+
+def _made(row: Mapping[str, str]) -> bool:
+    return _number(row.get(REPLIES)) != 0
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text) if text else float("nan")
+    except ValueError:
+        return float("nan")
+
+
+def remarks_on(rows: Rows, chosen: float) -> dict[str, str]:
+    """What is to be said of a run's rounds, by kind; chosen: the round of `best_validation`, NaN where there is none.
+
+    failed: `2 rounds` in which a client failed and others did not.
+    unmade: `2 of 3 rounds` in which no client's reply was accepted.
+    thin: `2 of 3 clients` where fewer clients validated in the selected round than in another one. A mean without the
+    client of a hard domain is greater without a better model. In rounds that do not record the number, while the run
+    stopped at every failure, all clients that trained validated.
+    """
+    failed = sum(_number(row.get("failed")) > 0 and _made(row) for row in rows)
+    unmade = sum(not _made(row) for row in rows)
+    validated = {}  # {round: the clients that validated in it}
+    for row in rows:
+        if VALIDATED in row:
+            validated[int(row["round"])] = _number(row[VALIDATED] or row.get("clients"))
+    selected = validated.get(int(chosen), math.nan) if chosen >= 0 else math.nan
+    most = max((count for count in validated.values() if not math.isnan(count)), default=math.nan)
+    remarks = {}
+    if failed:
+        remarks["failed"] = f"{failed} round{'s' if failed > 1 else ''}"
+    if unmade:
+        remarks["unmade"] = f"{unmade} of {len(rows)} rounds"
+    if selected < most:
+        remarks["thin"] = f"{selected:.0f} of {most:.0f} clients"
+    return remarks
+
+
+def comparable(scores: Any) -> Any:
+    """Scores rounded to nine digits, so that those are equal that are equal in exact arithmetic.
+
+    A mean of accuracies is a sum of fractions, and its last bit depends on the order of the sum. The shift moves the
+    borders of the rounding away from fractions such as 1/1024, which would lie exactly on one.
+    """
+    return np.round(scores + 2 * 10.0 ** -(DIGITS + 1), DIGITS)

@@ -1,0 +1,164 @@
+"""All that can refuse a run, in the order in which its user meets it. Each check stands with its own subject.
+
+Whatever starts runs (`run`, `sweep`, `search`, `launch`, `flwr run`, a deployment) calls these functions:
+
+    resolve          the settings and the method (fedsim/runs/plan.py makes the plan that is passed on)
+    check_folder     another run that is in the folder already
+    check_machine    what `run.runtime` lacks: processes, a federation's file
+    check_images     the data set is here, and each client has enough of it
+    plan_for_sites   of a deployment: which domains its sites hold
+    check_server     what parts need on the server's machine; then what the network cannot have (Plan.build_net)
+    check_run        with the folder's lock: personal models, another run, shared images, checkpoint, weights
+    check_sent_data  what sites say of their data, in the handshake (strategies/wire/handshake.py) or later
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.common.errors import UserError
+from fedsim.data import check_partitions, find_data
+from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
+from fedsim.data.names import matching
+from fedsim.data.shared_images import SharedImages, shared_images
+from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
+from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings, refuse_seen
+from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.leftovers import is_finished
+from fedsim.runs.personal import check_personal
+from fedsim.runs.plan import Plan
+from fedsim.runs.processes import check_processes
+from fedsim.runs.workspace import Workspace
+from fedsim.settings.model import weights_file
+from fedsim.settings.paths import with_absolute_paths
+
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What is known of a run that may begin or go on.
+
+    data, server_data: fingerprints of the data by domain or client, and of the images that parts use on the server
+    shared: the images that several domains show; None in a deployment, whose images are on its sites
+    checkpoint: where the run goes on; None for a new one
+    """
+
+    data: Fingerprints
+    server_data: Fingerprints
+    shared: SharedImages | None
+    checkpoint: Checkpoint | None
+
+
+def check_folder(plan: Plan, data_of: DataOf = data_here) -> bool:
+    """Says whether the plan's folder holds this run, finished; UserError when it holds another one."""
+    refuse_other_settings(plan.folder, plan.experiment, plan.recipe, data_of)
+    return is_finished(plan.folder)
+
+
+def is_already_finished(plan: Plan) -> bool:
+    """Whether this run is finished, which is logged; UserError when the folder holds another finished run.
+
+    An unfinished one is left to `check_run`, which has the folder's lock.
+    """
+    finished = is_finished(plan.folder) and check_folder(plan)
+    if finished:
+        logger.info("already finished: %s", plan.folder)
+    return finished
+
+
+def check_machine(plan: Plan) -> None:
+    """Raises UserError for what this machine lacks, before a worker or an engine starts."""
+    run = plan.experiment.run
+    check_processes(plan.experiment)
+    if run.runtime == "deployment" and not run.federation:
+        raise UserError("run.runtime 'deployment' needs the federation's file: --federation federation.toml")
+    if run.runtime != "deployment" and run.evaluate_target == "site":
+        raise UserError("run.evaluate_target = 'site' is a setting of run.runtime = 'deployment', which has sites")
+
+
+def check_images(plan: Plan) -> None:
+    """Raises UserError without the images, before the network is built, whose weights may be a download.
+
+    In a deployment the sites have the images.
+    """
+    data, run = plan.experiment.data, plan.experiment.run
+    if run.runtime != "deployment":
+        find_data(data, plan.data)
+        check_partitions(data, run.target, plan.data)
+
+
+def plan_for_sites(plan: Plan, domains: Callable[[str], Sequence[str]]) -> Plan:
+    """The plan of a run on a federation's machines, with absolute paths and the machine that evaluates the target.
+
+    domains: those of the sites with a role. Raises UserError when no site holds one of the plan's, and when the folder
+    holds another run.
+    """
+    plan = place_on_sites(plan, domains)
+    check_folder(plan)
+    return plan
+
+
+def place_on_sites(plan: Plan, domains: Callable[[str], Sequence[str]]) -> Plan:
+    """The plan with absolute paths, and with the machine that evaluates the target; see `plan_for_sites`."""
+    experiment, clients = with_absolute_paths(plan.experiment), plan.clients
+    run = experiment.run
+    if plan.recipe.pooled:
+        raise UserError(f"{experiment.method_name} pools all source data on one machine; it cannot be deployed")
+    weights = weights_file(experiment.model.weights)
+    if weights and not weights.is_absolute():
+        raise UserError(
+            f"model.weights = {experiment.model.weights!r}: every machine of a deployment reads its own file, from "
+            "another working folder than this; name it by an absolute path that exists on the server and on every site"
+        )
+    missing = [client for client in clients if matching(client, domains("source")) is None]
+    if missing:
+        raise UserError(
+            f"{run.federation}: no site holds {', '.join(missing)}; add a [[sites]] table with domain = {missing[0]!r}"
+        )
+    there = matching(run.target, domains("target")) is not None
+    if run.evaluate_target == "site" and not there:
+        raise UserError(
+            f"{run.federation}: no site has role = 'target' and domain = {run.target!r}; add one, or set "
+            "run.evaluate_target = 'server'"
+        )
+    place = ("site" if there else "server") if run.evaluate_target == "auto" else run.evaluate_target
+    run_settings = {"evaluate_target": place, "federation": str(Path(run.federation).resolve())}
+    return dataclasses.replace(plan, experiment=experiment.replace(run=run_settings))
+
+
+def check_server(plan: Plan, data: Mapping[str, Mapping] | None = None) -> None:
+    """Raises UserError for what parts need on the server's machine, before the folder is made.
+
+    data: fingerprints of the sites' data, once they are known
+    """
+    for _, part in plan.recipe.pairs:
+        part.check_server(plan.experiment, data or {})
+
+
+def check_run(space: Workspace) -> Admitted:
+    """Says what is known of a run, before anything is written into its folder; UserError when it may not go on."""
+    plan, experiment, shared = space.plan, space.experiment, None
+    check_personal(experiment, plan.recipe, space.places)
+    data, server_data = data_here(experiment, plan.recipe)
+    check_folder(plan, lambda *_: (data, server_data))
+    refuse_seen(experiment, data)
+    if experiment.run.runtime != "deployment":
+        shared = shared_images(experiment.data, experiment.run.target, plan.data)
+        shared.refuse()
+    checkpoint = load_checkpoint(plan.folder / FOLDER)
+    if checkpoint:  # a site that is not online now is compared when it comes
+        refuse_other_data(plan.folder, checkpoint.data, data | server_data)
+        refuse_other_frozen(plan.folder, space.net, experiment.model.weights)
+        earlier = checkpoint.data | data
+        data = {name: fingerprint for name, fingerprint in earlier.items() if name not in server_data}
+    return Admitted(data, server_data, shared, checkpoint)
+
+
+def check_sent_data(plan: Plan, checkpoint: Checkpoint | None, data: Fingerprints) -> None:
+    """Raises UserError when the data that sites hold do not fit the run; `data` are all fingerprints known now."""
+    refuse_equal_domains(plan.data, data)
+    check_server(plan, data)
+    refuse_other_data(plan.folder, checkpoint.data if checkpoint else {}, data)

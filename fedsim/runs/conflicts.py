@@ -1,0 +1,133 @@
+"""Refuses to go on in a folder that holds a run with other settings, on other data or from other weights."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fedsim.common.errors import UserError
+from fedsim.common.files import of_home
+from fedsim.data.client_data import domain_of
+from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
+from fedsim.methods.recipe import Recipe, values_of
+from fedsim.methods.variants import same_method
+from fedsim.records.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
+from fedsim.records.environment import read_environment
+from fedsim.records.reading import read_settings
+from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.model import weights_file
+
+NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
+# Those that add something to a run's records and change no number of the others.
+RECORDS = "run.keep_predictions", "run.keep_personal", "run.personalised", "run.client_rows", "run.tensorboard"
+
+ELSEWHERE = "choose another --output or name, or remove the folder"
+
+
+def local_fingerprints(experiment: Experiment) -> Fingerprints:
+    """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
+    return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
+
+
+def server_fingerprints(experiment: Experiment, recipe: Recipe) -> Fingerprints:
+    """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
+    return {name: data for _, part in recipe.pairs for name, data in part.server_data(experiment).items()}
+
+
+def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
+    """(fingerprints of the data that this process can read, those of the images that parts use on the server)."""
+    return local_fingerprints(experiment), server_fingerprints(experiment, recipe)
+
+
+DataOf = Callable[[Experiment, Recipe], tuple[Fingerprints, Fingerprints]]
+
+
+def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
+    """Raises UserError when the run in a folder used other data than the present data."""
+    _refuse(folder, difference(then, now))
+
+
+def _refuse(folder: Path, differs: str) -> None:
+    """Raise the UserError for other data, if they differ."""
+    if differs:
+        raise UserError(f"{folder} holds a run on other data ({differs}); {ELSEWHERE}")
+
+
+def refuse_seen(experiment: Experiment, data: Fingerprints) -> None:
+    """UserError when `model.weights` is a model of a run that trained on the unseen domain, or selected by it.
+
+    The records beside the file say so. A domain of that name with other images is another one.
+    """
+    file, target = weights_file(experiment.model.weights), experiment.run.target
+    if file is None or not (file.parent / "experiment.toml").is_file():
+        return
+    seen = {domain_of(name): record for name, record in read_environment(file.parent).get("data", {}).items()}
+    then = seen.get(target, {})
+    now = data.get(target, then)  # the sites of a deployment have their own
+    same = any(then[key] == now.get(key) for key in ("content", "nameless") if key in then)
+    if same and read_settings(file.parent).run.target != target:
+        raise UserError(
+            f"model.weights: {file} is of a run that trained on {target!r}, which would be unseen here; take the model "
+            f"of a run whose unseen domain is {target!r}, or other weights"
+        )
+
+
+def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:
+    """UserError when the folder holds a run with other settings, other data or another file of initial weights."""
+    if not (folder / "experiment.toml").is_file():
+        return
+    then = read_settings(folder)
+    if changed := changed_settings(then, experiment):
+        raise UserError(f"{folder} holds a run with other settings ({', '.join(changed[:5])}); {ELSEWHERE}")
+    recorded = read_environment(folder)
+    parts = differing_parts(recorded["recipe"], values_of(recipe)) if recorded.get("recipe") else []
+    if parts:
+        raise UserError(
+            f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(parts[:5])}; {ELSEWHERE}"
+        )
+    weights = weights_record(experiment.model.weights).get(WEIGHTS_KEY)
+    if weights and recorded.get(WEIGHTS_KEY, weights) != weights:
+        raise UserError(
+            f"{folder} holds a run that began with another file {experiment.model.weights!r} (model.weights); put that "
+            f"back, {ELSEWHERE}"
+        )
+    used = recorded.get("data", {}) | recorded.get("server_data", {})
+    if used:
+        data, server_data = data_of(experiment, recipe)
+        refuse_other_data(folder, used, data | server_data)
+        if recorded.get("data") and "deployment" not in (then.run.runtime, experiment.run.runtime):
+            _refuse(folder, came_and_went(recorded["data"], data))
+
+
+def changed_settings(then: Experiment, now: Experiment) -> list[str]:
+    """The settings that differ between a recorded experiment and the one that is asked for, and change its numbers."""
+    changed = differing_keys(then.model_dump(), now.model_dump())
+    if of_home(then.model.weights).resolve() == of_home(now.model.weights).resolve():
+        # The runtime flower names the file by its whole path.
+        changed = [key for key in changed if key != "model.weights"]
+    if same_method(then, now):  # asked for in other words
+        changed = [key for key in changed if not key.startswith("method.")]
+    return [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
+
+
+def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:
+    """What to say when finished runs, each with the experiment that is asked for, lack records of it; mostly empty."""
+    lacking = {}
+    for folder, asked in finished:
+        changed = differing_keys(read_settings(folder).model_dump(), asked.model_dump())
+        if late := [key for key in RECORDS if key in changed]:
+            lacking[folder] = late
+    if not lacking:
+        return ""
+    keys, first = dict.fromkeys(key for late in lacking.values() for key in late), next(iter(lacking))
+    folders = f"the folder {first}" if len(lacking) == 1 else f"{len(lacking)} folders, of which {first} is the first"
+    return f"{', '.join(keys)} changed too late for what it records; choose another --output, or remove {folders}"
+
+
+def differing_keys(a: object, b: object, prefix: str = "") -> list[str]:
+    """Dotted names of the values in which two settings tables differ."""
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return [] if a == b else [prefix]
+    names: list[str] = []
+    for key in sorted(a.keys() | b.keys()):
+        names += differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
+    return names

@@ -1,0 +1,69 @@
+"""What an inference rule needs of the clients beside the model, such as COPA's heads: kept with a run's models."""
+
+import json
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedsim.common.errors import UserError
+from fedsim.runs.checkpoint import write_arrays
+from strategies.parts import Entries
+
+FOLDER = "inference"
+
+
+def keep_entries(folder: Path, which: str, bank: str, entries: Entries) -> None:
+    """Write the entries of the rule's bank, by client, for the model `which` that a run's folder has; nothing without
+    a bank."""
+    if bank:
+        tensors = {
+            json.dumps([client, name]): array for client, arrays in entries.items() for name, array in arrays.items()
+        }
+        write_arrays(
+            folder / FOLDER / f"{which}.safetensors", tensors, {"round": round_of(folder / f"{which}.safetensors")}
+        )
+
+
+def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
+    """The entries in the order of the clients' names, in which the run's evaluation had them; None without the file.
+
+    Raises UserError when they are of another round than the model.
+    """
+    file, model = folder / FOLDER / f"{which}.safetensors", folder / f"{which}.safetensors"
+    if not file.is_file():
+        return None
+    if round_of(file) != round_of(model):
+        raise UserError(
+            f"{file} is of round {round_of(file)}, and {model.name} of round {round_of(model)}; finish the run"
+        )
+    by_client: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(file).items():
+        client, name = json.loads(key)
+        by_client.setdefault(client, {})[name] = tensor
+    return [by_client[client] for client in sorted(by_client)]
+
+
+def take_over_best(folder: Path, waiting: Path, saved: int) -> None:
+    """Move the best model that waits in a checkpoint's folder into the run's folder, with its entries.
+
+    It is of a round after the checkpoint before. When it is of a round after `saved` too, the run was killed; the round
+    will be repeated and the model is removed.
+    """
+    model, entries = "best.safetensors", f"{FOLDER}/best.safetensors"
+    if not (waiting / model).is_file():
+        return
+    covered = int(round_of(waiting / model)) <= saved
+    for name in (entries, model):  # the model last: until it is moved, a run that is killed here repeats both moves
+        if covered and (waiting / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (waiting / name).replace(folder / name)
+        else:
+            (waiting / name).unlink(missing_ok=True)
+
+
+def round_of(file: Path) -> str:
+    """The round that a file of tensors says."""
+    with safe_open(file, framework="numpy") as opened:
+        return (opened.metadata() or {}).get("round", "")

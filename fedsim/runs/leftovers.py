@@ -1,0 +1,72 @@
+"""What is removed from a run's folder: all of an attempt that could not start, and what only resuming needs.
+
+The same command with other settings is then not refused.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsim.records.reading import write_results
+from fedsim.runs.checkpoint import STATE
+from fedsim.runs.claim import free
+from fedsim.runs.privacy_account import BEGUN
+
+WRITTEN = ("experiment.toml", "environment.json", "checkpoint", "state")  # by a session before its first round
+
+
+@contextmanager
+def nothing_left(folder: Path, ours: Callable[[], bool]) -> Iterator[None]:
+    """Remove what an attempt that fails before its first record has written into a new run's folder.
+
+    It would begin from the start again in any case. A folder in which an earlier attempt wrote settings stays as it is,
+    and so does one of a private run of which a round has begun: that round counts.
+
+    ours: whether this process still has its claim on the folder; another one's files stay as they are
+    """
+    fresh = not (folder / WRITTEN[0]).exists()
+    try:
+        yield
+    except Exception:
+        begun = (folder / "rounds.csv", folder / "checkpoint" / STATE, folder / "checkpoint" / BEGUN)
+        if fresh and ours() and not any(file.is_file() for file in begun):
+            _remove(folder)
+        raise
+
+
+def _remove(folder: Path) -> None:
+    for name in WRITTEN:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_empty(folder: Path, output: Path) -> None:
+    """Remove a run's folder and those above it, below the output, as far as they are empty."""
+    while folder != output and output in folder.parents:
+        try:
+            folder.rmdir()
+        except OSError:  # it is not empty, or it is not there
+            if folder.exists():
+                return
+        folder = folder.parent
+
+
+def is_finished(folder: Path) -> bool:
+    """A run is finished when its summary exists, which is written last."""
+    return (folder / "summary.csv").is_file()
+
+
+def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
+    """Remove checkpoints, client states and dead claims of an experiment's finished runs, and update its results.csv.
+
+    A run does this after its summary. If it was killed in between, the next command does it.
+    """
+    for folder in runs:
+        for name in ("checkpoint", "state"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        free(folder)
+    write_results(experiment)

@@ -1,0 +1,50 @@
+"""The log of a run without a terminal: lines on the standard output and in the run's `run.log`."""
+
+import logging
+import sys
+from pathlib import Path
+
+from fedsim.common.cores import free_cores
+from fedsim.common.tasks import scores, task_in
+from fedsim.records.selection import DEFAULT_RULE, rule_title
+from fedsim.settings.experiment import Experiment
+
+LOG = "run.log"
+
+logger = logging.getLogger("fedsim")
+
+
+class LogLines:
+    """One log line per round and per problem, to the standard output and into the run's `run.log`."""
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Log where the records are written."""
+        self.basis = rule_title(DEFAULT_RULE, [experiment])
+        logger.setLevel(logging.INFO)
+        for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            logger.addHandler(handler)
+        logger.info(
+            "%s on %s, target %s, seed %d: records in %s",
+            *(experiment.method_name, experiment.data.dataset, experiment.run.target, experiment.run.seed, folder),
+        )
+        threads = experiment.run.threads or "as many as there are cores"
+        logger.info("CPU threads of each process: %s; cores free to this one: %d", threads, free_cores())
+
+    def on_round(self, row: dict, clients: list[dict]) -> None:
+        """Log the round, and the primary metric in validation and on the target."""
+        shown = scores(row)
+        logger.info("round %d: %s", row["round"], "  ".join(f"{name} {100 * value:.1f} %" for name, value in shown))
+
+    def on_end(self, summary: dict) -> None:
+        """Logs the result of the run."""
+        metric = task_in(summary, "best_validation_target_").metric
+        value, round = summary[f"best_validation_target_{metric}"], summary["best_validation_round"]
+        if round is None:  # the validation is NaN in every round
+            logger.info("done: no round has a validation (%s)", self.basis)
+        else:
+            logger.info("done: %.1f %% on %s (round %d, %s)", 100 * value, summary["target"], round, self.basis)
+
+    def on_failure(self, error: BaseException) -> None:
+        """Log why the run stopped."""
+        logger.error("stopped: %s", error if isinstance(error, Exception) else "from outside")  # a signal

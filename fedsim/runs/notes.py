@@ -1,0 +1,131 @@
+"""What a run says before the first round, where nothing is refused: about data, the code of sites, and its work."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+
+from clients.batch import LATE
+from clients.budget import Amount, fedavg_amount, local_plan
+from clients.local_data import LocalData
+from clients.parts import Augment, LocalRound
+from clients.store import ClientStore
+from fedsim.common.lists import times
+from fedsim.data import Benchmark, domain_of
+from fedsim.records.selection import BUDGET_TOLERANCE
+from fedsim.runs.plan import Plan
+
+
+def data_notes(
+    bench: Benchmark,
+    images: Mapping[str, int],
+    sources: Sequence[Sequence[int]],
+    target: str,
+    tested: Sequence[int],
+) -> list[str]:
+    """Own splits that are joined, more images than are published, and tested classes that no client trains.
+
+    images: by domain or client. sources: training images of every client by class, empty for one that has not
+    answered. tested: tested images of the unseen domain by class.
+    """
+    notes = []
+    if bench.joined:
+        notes.append(f"the data set's own splits {', '.join(bench.joined)} are joined and every domain is split anew; "
+                     "data.split = 'lists' trains and validates on its splits of these names, and data.test_split = "
+                     "'list' tests on its test split alone")  # fmt: skip
+    counts = {domain_of(name): count for name, count in images.items()}
+    for domain, count in sorted(counts.items()):
+        published = (bench.counts or {}).get(domain, count)
+        if count > published:
+            notes.append(f"{domain} has {count:,} images, and {bench.title} was published with {published:,}; "
+                         "results do not compare with published ones if the others are copies")  # fmt: skip
+    if bench.task == "classification" and all(sources) and len(tested):
+        unseen = untrained_classes(bench.classes, sources, tested)
+        if unseen:
+            notes.append(f"no client has training images of {', '.join(unseen)}, which {target} is tested on; "
+                         "if classes are spelled in two ways, make them equal")  # fmt: skip
+    return notes
+
+
+def untrained_classes(classes: Sequence[str], sources: Sequence[Sequence[int]], tested: Sequence[int]) -> list[str]:
+    """The classes that the unseen domain is tested on and of which no client has training images."""
+    trained = [sum(column) for column in zip(*sources)]
+    return [name for name, images, tests in zip(classes, trained, tested) if tests and not images]
+
+
+def code_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Sites whose code from outside of fedsim is not the server's; they may train by another formula.
+
+    server: the server's versions of the packages from outside. sites: the versions that each site reported.
+    """
+    notes = []
+    for client, versions in sites.items():
+        for package, version in server.items():
+            if (other := versions.get(package, version)) != version:
+                notes.append(f"the site of {client} has {package} {other}, the server {version}; its results may be "
+                             "another method's")  # fmt: skip
+    return notes
+
+
+def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | None:
+    """(before the first round, in one round) over all clients; None where it depends on what other clients will send.
+
+    counts: the training images of every client. Where some clients are drawn, a round has their average share.
+    """
+    augment = plan.recipe.augment
+    if augment and type(augment).copies is not Augment.copies:
+        return None
+    everyone, prelude = range(len(counts)), plan.recipe.prelude
+    before = _sum(_planned(plan, counts, client, prelude) for client in everyone if prelude)
+    each = _sum(_planned(plan, counts, client, "train") for client in everyone)
+    share = _drawn(plan, counts)
+    return before, Amount(each.images * share, each.steps * share)
+
+
+def budget_notes(plan: Plan, counts: Sequence[int]) -> list[str]:
+    """One line where a run trains on more or fewer images than FedAvg would, or takes more or fewer steps."""
+    train, name = plan.experiment.train, plan.experiment.method_name
+    work = None if plan.recipe.pooled or train.budget != "paper" or not all(counts) else planned_work(plan, counts)
+    if work is None:
+        return []
+    before, each = work
+    plain = _sum(fedavg_amount(count, train) for count in counts)
+    share = _drawn(plan, counts) * train.rounds
+    ratios = [(a + train.rounds * b) / (share * c) for a, b, c in zip(before, each, plain, strict=True)]
+    if all(1 <= (1 + BUDGET_TOLERANCE) * ratio <= (1 + BUDGET_TOLERANCE) ** 2 for ratio in ratios):
+        return []
+    first = f", {before.steps:,.0f} of its {before.steps + train.rounds * each.steps:,.0f} steps before round 1"
+    return [
+        f"{name} trains on {times(ratios[0])} times the images of FedAvg and takes {times(ratios[1])} times its steps"
+        f"{first if before.steps else ''}; train.budget = 'images' gives every method FedAvg's number of images"
+    ]
+
+
+def _drawn(plan: Plan, counts: Sequence[int]) -> float:
+    return min(plan.experiment.train.clients_per_round or len(counts), len(counts)) / len(counts)
+
+
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    spent = list(amounts)
+    return Amount(sum(each.images for each in spent), sum(each.steps for each in spent))
+
+
+def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
+    """What one client's parts plan for a round."""
+    train = plan.experiment.train
+    round_ = LocalRound(
+        client=plan.clients[client],
+        net=LATE,  # no plan looks at the network, or at what is stored
+        train=train,
+        classes=len(plan.data.classes),
+        round=1,
+        rounds=train.rounds,
+        phase=phase,
+        seed=0,
+        device=torch.device("cpu"),
+        store=ClientStore(None),
+        data=cast(LocalData, SimpleNamespace(examples=counts[client])),
+        clients=plan.clients,
+    )
+    return Amount.of(local_plan(plan.recipe, round_, counts, plan.sources)[1])

@@ -1,0 +1,184 @@
+"""The resolved settings of a run, made once per process and passed on: experiment, recipe, data set, clients,
+folder."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
+from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
+from fedsim.data.augment import check_joint, find_augmentation
+from fedsim.methods.assembly import assemble, build_net, build_recipe
+from fedsim.methods.recipe import Recipe
+from fedsim.methods.variants import method_label, variant_words
+from fedsim.models import find_backbone
+from fedsim.models.net import Net
+from fedsim.runs.no_effect import refuse_no_effect
+from fedsim.settings.experiment import Experiment
+
+ADAPT_SHARE = 0.5  # of the unseen domain's images, for methods that train on them without labels
+POOLED = "pooled"  # the only client of a recipe that pools all source data
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One resolved run. `resolve` makes it; every function that needs a part of it takes the plan as an argument.
+
+    experiment: the settings with their target filled in
+    recipe: the parts of the method, checked against the settings
+    data: the facts of the data set
+    clients: the names of the clients that train, in the order of the domains
+    """
+
+    experiment: Experiment
+    recipe: Recipe
+    data: Benchmark
+    clients: tuple[str, ...]
+
+    @cached_property
+    def changes(self) -> str:
+        """What the recipe changes in its row, as the run's folder and its label have it; empty for the row itself."""
+        return variant_words(self.experiment, self.recipe)
+
+    @cached_property
+    def row(self) -> Recipe:
+        """The recipe of the method's row, without the settings of this run."""
+        return assemble({"name": self.experiment.method_name}, {})
+
+    @cached_property
+    def folder(self) -> Path:
+        """Folder of the run's records."""
+        return folder_of(self.experiment, "@".join(filter(None, (self.experiment.method_name, self.changes))))
+
+    @property
+    def sources(self) -> int:
+        """The number of clients that hold source data; for a pooled run, the clients that were pooled."""
+        run = self.experiment.run
+        return len(client_names(self.experiment.data, run.target, self.data) if self.recipe.pooled else self.clients)
+
+    def build_net(self) -> Net:
+        """A new network of this run with its initial weights, which the run's seed determines."""
+        return build_net(self.experiment, self.recipe, self.data)
+
+    def refuse_misfits(self) -> None:
+        """Raise the UserError of `build_net` for parts that the network cannot have; weights are not read or made."""
+        bare = replace(self, experiment=self.experiment.replace(model={"weights": "none"}))
+        try:
+            with torch.device("meta"):  # tensors with a shape and without numbers
+                bare.build_net()
+        except UserError:
+            bare.build_net()  # the backbone's library may only have missed the numbers
+        except Exception:  # a backbone that cannot be built without numbers: its run says whether the parts fit
+            return
+
+
+def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | None = None) -> Plan:
+    """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit.
+
+    `recorded`: the experiment is that of an existing run, which is only read. Such a run may have settings that are
+    refused for a new one. `bench`: the facts of its data set, which are then not read from disk.
+    """
+    bench = bench or benchmark(experiment.data)
+    if not recorded:  # records may name an augmentation of a package that is not installed here
+        refuse_no_effect(experiment, bench)
+        find_augmentation(experiment.data.augment)
+        if bench.structures:
+            check_joint(experiment.data.augment)
+        if reason := next(_excluded(experiment), ""):
+            raise UserError(reason)
+    experiment = _with_threads(_with_target(_with_size(experiment), bench, recorded))
+    recipe = build_recipe(experiment, recorded)
+    if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
+        experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
+    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
+    return Plan(experiment, recipe, bench, clients)
+
+
+def _excluded(experiment: Experiment) -> Iterator[str]:
+    """Which settings of a new run exclude each other."""
+    data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
+    if data.fraction < 1 and data.test_split == "list":
+        yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
+    if data.mix and runtime == "deployment":
+        yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
+    if train.side_by_side > 1 and runtime != "inline":
+        yield "train.side_by_side is for run.runtime = 'inline', where one process has all clients; set it to 1"
+    if train.side_by_side > 1 and train.compile != "off":
+        yield (
+            "train.compile compiles the pass of one client and not that of train.side_by_side; set one of them to its "
+            "default"
+        )
+
+
+def _with_size(experiment: Experiment) -> Experiment:
+    """The experiment with the size of its images: that of the weights where the settings leave it open."""
+    if experiment.data.image_size:
+        return experiment
+    model = experiment.model
+    size = find_backbone(model).input_size
+    if not size:
+        raise UserError(f"data.image_size is 0, which takes the size of the images that the weights were trained on; "
+                        f"{model.backbone} has no such weights: name a size")  # fmt: skip
+    return experiment.replace(data={"image_size": size})
+
+
+def _with_threads(experiment: Experiment) -> Experiment:
+    """The experiment with its number of threads filled in, because numbers depend on it. Sites choose their own."""
+    run = experiment.run
+    if run.threads or run.runtime == "deployment":
+        return experiment
+    threads = max(int(run.cpus_per_worker), 1) if run.runtime in ("ray", "flower") else free_cores()
+    return experiment.replace(run={"threads": threads})
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """The experiment with its target filled in (the last domain by default) and checked."""
+    return _with_target(experiment, benchmark(experiment.data))
+
+
+def _with_target(experiment: Experiment, bench: Benchmark, recorded: bool = False) -> Experiment:
+    domains = bench.domains
+    target = resolve_domain(bench, experiment.run.target) if experiment.run.target else domains[-1]
+    if len(domains) < 2:
+        raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
+    changes = {"target": target}
+    if experiment.run.validation_domain:
+        changes["validation_domain"] = _validation_domain(experiment, bench, target, recorded)
+    present = {key: getattr(experiment.run, key) for key in changes}
+    return experiment if present == changes else experiment.replace(run=changes)
+
+
+def _validation_domain(experiment: Experiment, bench: Benchmark, target: str, recorded: bool) -> str:
+    """The domain that selects the round, as the data set spells it."""
+    domain = resolve_domain(bench, experiment.run.validation_domain)
+    if domain == target:
+        raise UserError(f"run.validation_domain: {domain!r} is the unseen domain, which may select nothing")
+    if (bench.same_images or bench.test_apart) and not recorded:
+        raise UserError(f"run.validation_domain: the domains of {bench.title} show the same images, so that {domain!r} "
+                        "would select on images that are tested or trained on elsewhere; leave it out")  # fmt: skip
+    if experiment.run.select_on != "aggregated":
+        raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")
+    return domain
+
+
+def results_folder(experiment: Experiment) -> Path:
+    """Folder of all runs of an experiment."""
+    return Path(experiment.run.output) / experiment.name
+
+
+def run_folder(experiment: Experiment) -> Path:
+    """Folder of an experiment's records; UserError for a method that does not resolve."""
+    return folder_of(experiment, method_label(experiment))
+
+
+def folder_of(experiment: Experiment, method: str) -> Path:
+    """outputs/<experiment>/<method>[@what the recipe changes in its row, and the label]/<target>/seed<k>"""
+    run = experiment.run
+    name, _, suffix = method.partition("@")
+    suffix = ",".join(filter(None, (suffix, run.label)))
+    name = name.replace(":", ".")  # of mymethods:moon; not every file system takes a colon
+    return results_folder(experiment) / (f"{name}@{suffix}" if suffix else name) / run.target / f"seed{run.seed}"

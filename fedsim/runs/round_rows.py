@@ -1,0 +1,83 @@
+"""The row of one round in rounds.csv, what a round is selected by, and whether any round was made."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.common.errors import ClientFailedError
+from fedsim.common.values import Json, Row
+from fedsim.records.record_files import read_record
+from fedsim.records.selection import REPLIES, VALIDATED
+from fedsim.settings.experiment import Experiment
+from strategies.wire.round_notes import RoundNotes
+from strategies.wire.target_site import TargetScore
+
+
+def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float) -> Row:
+    """The row of rounds.csv; metric: the task's primary one. before: the time at which the round before ended."""
+    rows = list(notes.clients.values())
+    row = {
+        "round": notes.round,
+        "train_loss": mean(rows, "train_loss", "examples"),
+        f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
+        "mean_validation_loss": mean(rows, "validation_loss"),
+        f"target_{metric}": score.value,
+        "target_loss": score.loss,
+        "clients": sum("weight" in row for row in rows),
+        "failed": sum(row["status"] != "ok" for row in rows),
+    }
+    for column in ("images", "steps", "bytes_down", "bytes_up"):
+        row[column] = sum(client.get(column, 0) for client in rows)
+    row["train_seconds"] = total_seconds(rows, "train_seconds")
+    row["evaluation_seconds"] = total_seconds(rows, "evaluation_seconds") + score.seconds
+    row["aggregation_seconds"] = notes.aggregation_seconds
+    row["round_seconds"] = time.perf_counter() - (notes.started if notes.round else before)
+    return row | selection_columns(rows, experiment, metric)
+
+
+def total_seconds(rows: list[Row], column: str) -> float:
+    """The sum of a column of seconds over the clients that have it."""
+    return sum(row.get(column, 0.0) for row in rows)
+
+
+def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> Row:
+    """The columns of a round that say what its selection rests on, where this is not the validation of all clients."""
+    train, run, local = experiment.train, experiment.run, f"local_validation_{metric}"
+    columns: Row = {}
+    if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
+        used = local if run.select_on == "local" else f"validation_{metric}"
+        columns[VALIDATED] = sum(row.get(used) is not None for row in rows)
+    if run.select_on == "local":
+        columns[f"mean_{local}"] = mean(rows, local)
+    return columns
+
+
+def score_of(row: Mapping[str, Json], column: str) -> float:
+    """What a round is selected by; NaN without a validation, and where no client's reply made the round."""
+    value = row.get(column) if row.get(REPLIES) != 0 else None
+    return math.nan if value is None else float(value)
+
+
+def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
+    """ClientFailedError when no round of a run that came to its end was made, so that nobody ever trained."""
+    trained = rounds[rounds["round"] >= 1]
+    if trained[REPLIES].any():
+        return
+    clients = read_record(folder / "clients.csv")
+    first = next(((row.client, row.status) for row in clients.itertuples() if row.status != "ok"), None)
+    why = f"; the first: client {first[0]!r}: {first[1]}" if first else ""
+    raise ClientFailedError(
+        f"no round was made: no client's reply was accepted in {len(trained)} rounds, so that {folder} has no result"
+        f"{why}. Change the settings and choose another --output or name, or remove the folder"
+    )
+
+
+def mean(rows: list[Row], column: str, weight: str = "") -> float | None:
+    """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
+    pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
+    if not pairs:
+        return None
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)

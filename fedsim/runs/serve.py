@@ -1,0 +1,170 @@
+"""One run with the clients of a grid: settings -> strategy -> rounds -> records."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+
+from fedsim.methods.registry import packages_of
+from fedsim.records.callbacks import RunCallback, tell_failure, trackers
+from fedsim.runs import admission
+from fedsim.runs.checkpoint import run_token
+from fedsim.runs.claim import claim
+from fedsim.runs.leftovers import nothing_left, remove_empty
+from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
+from fedsim.runs.notes import budget_notes, code_notes, data_notes
+from fedsim.runs.plan import Plan
+from fedsim.runs.session import Session
+from fedsim.runs.target import SharedTarget, TargetEvaluator
+from fedsim.runs.workspace import Workspace, open_workspace, set_threads
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.paths import with_own_folders
+from fedsim.settings.plugins import outside_versions
+from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.records import Config
+from strategies.base import FedDG
+from strategies.server import Server
+from strategies.wire.fused_check import model_probe
+from strategies.wire.grids import PatientGrid, QuickGrid
+from strategies.wire.handshake import Roster
+from strategies.wire.pulling import expected_bytes
+from strategies.wire.sites import Identify, missing_classes
+from strategies.wire.target_site import TargetScore, TargetSite
+
+SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
+
+logger = logging.getLogger("fedsim")
+
+
+def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
+    """Carries out (or resumes) one run with the clients of a grid; returns the run's folder.
+
+    identify: gives the registered site to which a node's key belongs; the node may act only as that site. Without it,
+    nodes are believed.
+    """
+    folder, run = plan.folder, plan.experiment.run
+    if admission.is_already_finished(plan):
+        return folder
+    everyone = [*callbacks, *trackers(run)]
+    set_threads(run.threads)
+    admission.check_server(plan)
+    try:
+        with claim(folder) as held, nothing_left(folder, held.stands):
+            if not admission.is_already_finished(plan):
+                play_rounds(grid, Session(open_workspace(plan), everyone, held.check), identify)
+    except BaseException as error:
+        remove_empty(folder, Path(run.output))
+        tell_failure(everyone, error)
+        raise
+    return folder
+
+
+def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None:
+    """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
+    space, run, rounds = session.space, session.experiment.run, session.experiment.train.rounds
+    run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
+    strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
+    server = strategy.server
+    server.probe = model_probe(space.net, space.plan.data.channels, session.experiment.data.image_size)
+    space.target = evaluator = None if run.evaluate_target == "site" else TargetEvaluator(space)
+    session.attach(strategy, held_out_evaluator(space, server))
+    if isinstance(grid, QuickGrid):
+        grid.expect(largest_reply(space))
+    roster = make_roster(grid, space, run_config, identify)
+    server.exchange.join(roster)
+    server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
+    record_sites(session, roster, tested_images(evaluator, roster))
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with closing(server.storage):
+        patient = PatientGrid(grid, server.exchange, run.patience)
+        left = rounds - max(strategy.finished_rounds, 0)
+        strategy.start(patient, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
+    session.finish()
+
+
+def tested_images(evaluator: TargetEvaluator | None, roster: Roster) -> Sequence[int]:
+    """The tested images of the unseen domain by class, which the server or the target's site has; empty for neither."""
+    if evaluator:
+        return evaluator.class_counts()
+    return roster.target.class_counts if roster.target else ()
+
+
+def held_out_evaluator(space: Workspace, server: Server) -> Callable[[ArrayRecord], TargetScore] | None:
+    """A function that evaluates a model on `run.validation_domain`; None where no domain is held out."""
+    if not space.experiment.run.validation_domain:
+        return None
+    evaluator = TargetEvaluator(space, held_out=True)
+    return lambda model: evaluator(record_to_arrays(model), server.wanted_entries())
+
+
+def make_roster(grid: Grid, space: Workspace, run_config: Config, identify: Identify | None) -> Roster:
+    """The roster of the run's clients, and of the target's site where a site evaluates the unseen domain."""
+    plan, run = space.plan, space.experiment.run
+    target = run.target if run.evaluate_target == "site" else ""
+    return Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
+
+
+def record_sites(session: Session, roster: Roster, tested: Sequence[int]) -> None:
+    """Checks, records and logs what the sites, or the files of a simulation, hold. tested: images by class.
+
+    A site that comes later is checked and recorded when it comes.
+    """
+    plan, sites = session.space.plan, roster.sites
+    session.target_images = sum(tested)
+    session.note_data(roster.fingerprints())
+    roster.check_late = session.note_data
+    missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
+    session.note("missing_classes", missing)
+    for client, names in list(missing.items())[:SAID_CLIENTS]:
+        logger.info("client %r has no training images of %s", client, ", ".join(names))
+    if session.shared:
+        session.note("shared_images", session.shared.record())
+    notes = notes_before_rounds(session, roster, tested)
+    session.note("data_remarks", notes)
+    for text in notes:
+        logger.warning(text)
+
+
+def notes_before_rounds(session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
+    """What a run says of its data, settings and sites before the first round."""
+    space, plan, sites = session.space, session.space.plan, roster.sites
+    experiment, target = plan.experiment, plan.experiment.run.target
+    images = {name: int(fingerprint["images"]) for name, fingerprint in session.data.items()}
+    counts = [site.class_counts for site in sites.values()]
+    notes = data_notes(plan.data, images, counts, target, tested)
+    if session.shared and session.shared.record():
+        notes += session.shared.notes()
+    examples = [site.examples for site in sites.values()]
+    facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
+    notes += no_effect_notes(experiment, plan.recipe, plan.row, data_facts(experiment, plan.data) | facts)
+    notes += share_notes(space.net, plan.recipe.share)
+    notes += budget_notes(plan, examples)
+    versions = {name: site.versions for name, site in sites.items()}
+    if roster.target:
+        versions[roster.target.client] = roster.target.versions
+    return notes + code_notes(outside_versions(packages_of(experiment)), versions)
+
+
+def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:
+    """What every message to a client contains: settings, folder of its state, the run's token and time limit.
+
+    The sites of a deployment have their own folders, so that the messages to them name no folder of the server.
+    """
+    state_dir = str(state.resolve())
+    if experiment.run.runtime == "deployment":
+        experiment, state_dir = with_own_folders(experiment, ""), ""
+    return {
+        "experiment": experiment.toml(),
+        "state-dir": state_dir,
+        "token": token,
+        "timeout": experiment.run.timeout,
+    }
+
+
+def largest_reply(space: Workspace) -> int:
+    """Bytes of the largest reply that is possible with the recipe's model and banks."""
+    sizes = [tensor.nbytes for name, tensor in space.net.state_dict().items() if space.places[name] != "local"]
+    return expected_bytes(sizes, bool(space.recipe.banks or space.recipe.visits))

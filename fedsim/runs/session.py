@@ -1,0 +1,244 @@
+"""One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord
+from safetensors.numpy import load_file
+
+from fedsim.common.values import Json, Row
+from fedsim.data import domain_of
+from fedsim.data.fingerprint import Fingerprints
+from fedsim.methods.registry import packages_of
+from fedsim.methods.variants import recipe_record
+from fedsim.records.callbacks import RunCallback
+from fedsim.records.client_rows import client_rows, detail_rows
+from fedsim.records.environment import earlier_environments, environment, read_environment
+from fedsim.records.predictions import forget_after, keep_selected, too_many
+from fedsim.records.record_files import read_record
+from fedsim.records.recorder import Recorder
+from fedsim.records.selection import last_is_best, summary_row, validation_column
+from fedsim.runs import admission
+from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
+from fedsim.runs.frozen import frozen_record, weights_record
+from fedsim.runs.inference_bank import keep_entries, take_over_best
+from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.personal import personal_entries, write_personal
+from fedsim.runs.plan import results_folder
+from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
+from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
+from fedsim.runs.workspace import Workspace, device_record
+from fedsim.settings.plugins import outside_versions
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from strategies.base import FedDG
+from strategies.model import server_model
+from strategies.round import RoundResult
+from strategies.state import ServerState
+from strategies.wire.target_site import TargetScore
+
+logger = logging.getLogger("fedsim")
+
+Evaluate = Callable[[ArrayRecord], TargetScore]
+
+
+class Session:
+    """Opens or resumes a run's folder. After each round it evaluates, records, selects and saves a checkpoint.
+
+    check: raises an error when the folder is no longer this process's, so that nothing more is written
+    """
+
+    def __init__(self, space: Workspace, callbacks: Sequence[RunCallback], check: Callable[[], None]) -> None:
+        self.space, self.experiment, self.callbacks, self._check = space, space.experiment, callbacks, check
+        self.folder = space.plan.folder
+        self.checkpoint_folder = self.folder / FOLDER
+        self.validation = validation_column(space.experiment, space.task.metric)
+        admitted = admission.check_run(space)
+        self.data, self.server_data = admitted.data, admitted.server_data
+        self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
+        self.recorder = Recorder(self.folder, space.task.metric)
+        done = self.checkpoint.round if self.checkpoint else -1
+        self._resume(done)
+        self._record(done)
+        self.evaluate_held_out: Evaluate | None = None
+        self._strategy: FedDG | None = None
+        self.target_images: int | None = None  # that are tested
+        self._round_ended = time.perf_counter()
+
+    @property
+    def strategy(self) -> FedDG:
+        """The strategy that was attached."""
+        assert self._strategy is not None
+        return self._strategy
+
+    def _resume(self, done: int) -> None:
+        """Take up the rounds until `done`, and remove what is recorded of later ones, which are computed again."""
+        self.recorder.require(done)
+        self.recorder.truncate(done)
+        forget_after(self.folder, done)
+        take_over_best(self.folder, self.checkpoint_folder, done)
+        self.scores = self._scores_so_far()  # of the rounds from 1 on
+        self.repeated = repeated_rounds(self.checkpoint_folder, self.space.recipe, done)
+        self.counts_rounds = False  # of a private run, whose guarantee is weaker with every round that is repeated
+
+    def _record(self, done: int) -> None:
+        """Write the settings, and the environment of the rounds after `done`."""
+        space, experiment, server_data = self.space, self.experiment, self.server_data
+        self.recorder.write_experiment(experiment.toml())
+        now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
+        now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
+        now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        now |= earlier_environments(read_environment(self.folder), now, done)
+        now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
+        now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
+        self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
+        self._write_environment()
+
+    def attach(self, strategy: FedDG, evaluate_held_out: Evaluate | None = None) -> None:
+        """Connect this session with a strategy; a resumed strategy gets its banks, states and finished rounds back.
+
+        `evaluate_held_out` measures the model on `run.validation_domain`, where there is one.
+        """
+        self._strategy, self.evaluate_held_out = strategy, evaluate_held_out
+        space, server = self.space, strategy.server
+        strategy.sinks.append(self)
+        server.storage.folder = self.folder
+        server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+        if self.checkpoint:
+            strategy.resume(self.checkpoint.round, self.checkpoint.state)
+        for callback in self.callbacks:
+            callback.on_start(self.experiment, self.folder)
+        if guarantee := statement(self.experiment, space.recipe, len(space.plan.clients), self.repeated):
+            logger.info(guarantee)
+            self.counts_rounds = True
+            self.note("privacy", guarantee)
+
+    def note_data(self, own: Fingerprints) -> None:
+        """Check and record the fingerprints that sites sent, by client."""
+        if own:
+            admission.check_sent_data(self.space.plan, self.checkpoint, self.data | own)
+            self.data |= own
+            self._write_environment()
+
+    def note(self, name: str, value: Json) -> None:
+        """Record a fact of this run beside its environment, if there is anything to say."""
+        if value:
+            self.environment |= {name: value}
+            self._write_environment()
+
+    def _write_environment(self) -> None:
+        self.recorder.write_environment(self.environment | {"data": self.data})
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The checkpoint's global model, or the initial one from the run's seed."""
+        if self.checkpoint:
+            return state_to_record(self.checkpoint.arrays)
+        return state_to_record(self.space.net.state_dict(), self.space.travelling)
+
+    def begin_round(self, number: int) -> None:
+        """Counts a round that begins now, if this run counts them; 0: the prelude, if there is one."""
+        if self.counts_rounds and (number or self.space.recipe.prelude):
+            begin_round(self.checkpoint_folder)
+
+    def end_round(self, result: RoundResult) -> None:
+        """Writes the records of a round, its checkpoint, and its model if it is the best one so far."""
+        self._check()
+        number, target, rows = result.number, self.experiment.run.target, result.notes.clients
+        metric = self.space.task.metric
+        row = round_row(result.notes, result.target, self.experiment, metric, self._round_ended)
+        if self.evaluate_held_out:
+            held_out = self.evaluate_held_out(result.model)
+            row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
+        details = [*result.notes.details]
+        for quantity, name, value in result.target.details:
+            details.append({"client": target, "quantity": quantity, "name": name, "value": value})
+        grouping = self.experiment.run.client_rows
+        details = detail_rows(details, len(rows), domain_of, grouping)
+        clients = [{"round": number, "domain": domain_of(name), **columns} for name, columns in rows.items()]
+        clients = client_rows(clients, grouping)
+        self.recorder.clients.append(clients)
+        self.recorder.details.append([{"round": number, **detail} for detail in details])
+        self.recorder.rounds.append([row])
+        if number and result.target.predictions is not None:
+            result.target.predictions.write(self.folder, number)
+        self._keep(number, row, result.model)
+        for callback in self.callbacks:
+            callback.on_round(row, clients)
+
+    def finish(self) -> None:
+        """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
+        needs."""
+        self._check()
+        rounds = read_record(self.folder / "rounds.csv")
+        refuse_unmade(self.folder, rounds)
+        link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
+        self._keep_entries("last", self.strategy.server.state)
+        if self.experiment.run.keep_personal:
+            entries = personal_entries(self.space.recipe, self.space.places)
+            last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
+            write_personal(self.folder, self.space.plan.clients, entries, last, stored)
+        label = self.space.recipe.label(self.experiment.method_name)
+        if changes := self.space.plan.changes:
+            label += f"@{changes}"
+        recipe = self.space.recipe
+        summary = summary_row(
+            self.experiment,
+            rounds,
+            label,
+            recipe.infer.transductive,
+            uses_target_unlabelled=recipe.uses_target_unlabelled,
+            target_images=self.target_images,
+        )
+        keep_selected(self.folder, rounds, self.validation)
+        self.recorder.write_summary(summary)
+        tidy_finished(results_folder(self.experiment), [self.folder])
+        for callback in self.callbacks:
+            callback.on_end(summary)
+
+    def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
+        """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
+
+        The best model of a round without a checkpoint waits for the next one: a run that is killed before repeats the
+        round, and may then select another one.
+        """
+        values = record_to_arrays(arrays)
+        saved = None
+        if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
+            state = Checkpoint(round, values, self.strategy.server.state, self.data | self.server_data)
+            self._check()
+            saved = save_checkpoint(self.checkpoint_folder, state)
+            take_over_best(self.folder, self.checkpoint_folder, round)
+            self.strategy.server.exchange.saved_round = round
+            # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
+            if too_many(self.folder):
+                keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
+        if not round:
+            return
+        self.scores.append(score_of(row, self.validation))
+        if last_is_best(self.scores):
+            if saved:
+                link_file(saved, self.folder / "best.safetensors")
+            else:
+                write_arrays(self.checkpoint_folder / "best.safetensors", values, {"round": str(round)})
+            self._keep_entries("best", self.strategy.server.state, self.folder if saved else self.checkpoint_folder)
+
+    def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
+        """Save what the inference rule needs of the clients beside that model (of the run's folder by default)."""
+        bank = self.space.recipe.infer.bank
+        keep_entries(folder or self.folder, which, bank, state.banks.get(bank, {}))
+
+    def _scores_so_far(self) -> list[float]:
+        """Scores up to the checkpoint.
+
+        If the checkpoint's model is the best, it is kept again: the run may have been killed before the link.
+        """
+        if not self.checkpoint:
+            return []
+        rounds = read_record(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
+        scores = [score_of(row, self.validation) for row in rounds.to_dict("records")]
+        if scores and last_is_best(scores):
+            link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
+            self._keep_entries("best", self.checkpoint.state)
+        return scores

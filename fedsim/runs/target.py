@@ -1,0 +1,191 @@
+"""Evaluation on the unseen domain, on the server or on the site that holds its images. They are never trained on.
+
+The server may share it with the processes of the clients, which evaluate while others still validate.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from clients.local_data import fetched, kept_near
+from fedsim.common.seeding import numpy_rng
+from fedsim.common.tasks import TASKS
+from fedsim.common.values import Foreign
+from fedsim.data import load_target, load_target_masks
+from fedsim.data.augment import to_float
+from fedsim.models.tasks import Labelled, Predict, TaskRules
+from fedsim.runs.workspace import Workspace
+from fedsim.settings.plugins import load
+from fedsim.tensors.arrays import load_arrays, record_to_arrays
+from fedsim.tensors.records import Config, arrays_of
+from strategies.parts import Entries
+from strategies.wire.target_site import TargetScore
+
+
+class TargetEvaluator:
+    """The primary metric on the unseen domain, or on the one that is held out to select the round (`held_out`).
+
+    Only this class opens their images; a training client never does.
+    """
+
+    def __init__(self, space: Workspace, held_out: bool = False) -> None:
+        experiment = space.experiment
+        domain = experiment.run.validation_domain if held_out else experiment.run.target
+        images, labels, indices = load_target(experiment.data, domain, space.plan.data)
+        self.names = space.travelling
+        self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
+        if self.infer.shuffled:
+            indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
+        self.classes = len(space.plan.data.classes)
+        self.normalize = space.transforms.normalize
+        self.size = self.infer.pass_size(experiment.run.evaluate_batch_size)
+        self.indices, self.outputs = indices, space.plan.data.outputs
+        self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
+        self.keeps = experiment.run.keep_predictions and not held_out
+        self.images = kept_near(torch.from_numpy(np.ascontiguousarray(images[indices])), self.device)
+        self.strata = labels[indices]
+        masks = load_target_masks(experiment.data, domain, space.plan.data)
+        truth = labels if masks is None else masks
+        self.labels = torch.from_numpy(np.ascontiguousarray(truth[indices])).to(self.device)
+
+    def class_counts(self) -> list[int]:
+        """Tested images of each class."""
+        return np.bincount(self.strata, minlength=self.classes).tolist()
+
+    @property
+    def divisible(self) -> bool:
+        """Whether processes may share the batches: there are several, and the rule predicts each image by itself."""
+        several = len(self.labels) > self.size
+        return self.infer.divisible and several and not self.task.maps  # maps of logits take long to send
+
+    def cuts(self) -> list[slice]:
+        """The images of each batch."""
+        return [slice(start, start + self.size) for start in range(0, len(self.labels), self.size)]
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised (images, labels) in large batches."""
+        for part in self.cuts():
+            yield self._images(part), self.labels[part]
+
+    def _images(self, part: slice) -> Tensor:
+        return self.normalize(to_float(fetched(self.images[part], self.device)))
+
+    def __call__(
+        self, arrays: Mapping[str, np.ndarray], uploads: Mapping[str, Mapping[str, np.ndarray]]
+    ) -> TargetScore:
+        """Score of a global model; `uploads` are the tensors of single clients that the inference rule asked for."""
+        started = time.perf_counter()
+        load_arrays(self.net, arrays, self.names)
+        entries = [
+            {name: torch.tensor(array, device=self.device) for name, array in uploads[client].items()}
+            for client in sorted(uploads)
+        ]
+        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), entries)
+        return self._score(predict, self.batches(), started)
+
+    @torch.inference_mode()
+    def logits(self, arrays: Mapping[str, np.ndarray], places: Sequence[int]) -> list[Tensor]:
+        """What a global model predicts for some of the batches, where they are `divisible`."""
+        load_arrays(self.net, arrays, self.names)
+        predict, cuts = self.infer.begin(self.net, lambda: iter(())), self.cuts()
+        return [predict(self._images(cuts[place])).float() for place in places]
+
+    def score_of(self, logits: Sequence[Tensor], started: float) -> TargetScore:
+        """The score of a model that predicts these logits for the batches."""
+        predicted = iter(logits)
+        return self._score(lambda _: next(predicted), ((self.labels[part],) * 2 for part in self.cuts()), started)
+
+    def _score(self, predict: Predict, batches: Labelled, started: float) -> TargetScore:
+        predicted: list[Tensor] = []
+        value, loss, _ = self.task.measure(keeping(self.task, predict, predicted) if self.keeps else predict, batches)
+        predictions = self._predictions(predicted) if predicted else None
+        details = self.infer.details(self.net) + (predictions.details() if predictions else [])
+        return TargetScore(value, loss, time.perf_counter() - started, details, predictions)
+
+    def _predictions(self, kept: list[Tensor]) -> Foreign:
+        """What the task's records keep of the predictions."""
+        return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), self.images, self.outputs)
+
+
+def keeping(task: TaskRules, predict: Predict, kept: list[Tensor]) -> Predict:
+    """The same prediction, which also adds to `kept` what the task keeps of each batch."""
+
+    def kept_too(images: Tensor) -> Tensor:
+        logits = predict(images)
+        kept.append(task.keep(logits))
+        return logits
+
+    return kept_too
+
+
+logger = logging.getLogger("fedsim")
+
+
+class SharedTarget:
+    """Evaluates a global model in this process, or in all processes of a grid that has `nodes_of_processes`.
+
+    They are asked together with the clients that validate, so that none waits for another. The batches are those of one
+    process. Their logits are measured here, in the order of the batches, so that the score is the same to the last bit.
+    If a process dies, this one predicts all batches from then on.
+    """
+
+    def __init__(self, evaluator: TargetEvaluator, grid: Grid, settings: Config) -> None:
+        self.evaluator, self.grid, self.settings = evaluator, grid, settings
+        self._alone = False
+        self._sent: list[Message] = []
+        self._logits: dict[str, np.ndarray] = {}  # of the batches, by their place
+        self._score: TargetScore | None = None  # by the logits of all batches
+
+    def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
+        """One message to each process, where there are several and the rule predicts each image by itself."""
+        self._sent, self._logits, self._score = [], {}, None
+        divisible = self.evaluator.divisible and not self._alone
+        nodes = self.grid.nodes_of_processes() if divisible and hasattr(self.grid, "nodes_of_processes") else []
+        common: Config = {**self.settings, "round": round, "phase": "predict", "client": ""}
+        for index, node in enumerate(nodes if len(nodes) > 1 else []):
+            places = list(range(len(self.evaluator.cuts())))[index :: len(nodes)]
+            content = RecordDict({"arrays": arrays, "config": ConfigRecord({**common, "places": places})})
+            self._sent.append(Message(content, node, "query.predict"))
+        return self._sent
+
+    def others(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies that do not answer our messages; those that do make the score, while clients still validate."""
+        for reply in replies:
+            if reply.metadata.reply_to_message_id not in {message.metadata.message_id for message in self._sent}:
+                yield reply
+            elif not reply.has_error():
+                self._logits |= record_to_arrays(arrays_of(reply.content)["logits"])
+                if len(self._logits) == len(self.evaluator.cuts()):
+                    self._score = self._measured(time.perf_counter())
+            elif not self._alone:
+                self._alone = True
+                reason = str(reply.error.reason).strip().splitlines()[-1]
+                logger.warning("the unseen domain is evaluated in one process from now on: %s", reason)
+
+    def _measured(self, started: float) -> TargetScore:
+        logits = {int(place): torch.tensor(array) for place, array in self._logits.items()}
+        self._logits = {}
+        return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
+
+    def take(self, used: bool = True) -> None:
+        """Forget the score of a model that is not used."""
+        if not used:
+            self._score = None
+
+    def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of a model, by the logits that came for it, or else computed here.
+
+        entries: those of the bank that the inference rule needs
+        """
+        score, self._score = self._score, None
+        return score or self.evaluator(record_to_arrays(arrays), entries)
+
+    def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
+        """The score of the initial model, which is computed here."""
+        return self.score(arrays, entries)

@@ -1,0 +1,54 @@
+"""The bytes that a method sends between the server and one client, computed before a run from net, share rule and
+banks."""
+
+from dataclasses import dataclass
+
+from fedsim.parts.part import part_name
+from fedsim.runs.plan import Plan
+from fedsim.runs.workspace import Workspace
+from fedsim.tensors.arrays import to_arrays
+from strategies.model import server_model
+from strategies.server_parts import ServerParts
+from strategies.state import ServerState
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One record of the exchange with a client.
+
+    down, up: bytes to and from the client, or None where they depend on the data
+    when: "round", "once" (before the first round, or with a client's first training) or "visit" (in each round, to the
+    unseen domain's client)
+    """
+
+    record: str
+    when: str
+    down: int | None
+    up: int | None
+
+
+def traffic(plan: Plan) -> list[Traffic]:
+    """What a client that trains and validates receives and sends in a round, record by record.
+
+    The model is sent to the client twice, for training and for validation. The sums equal the columns bytes_down and
+    bytes_up (and those of single banks) of clients.csv from the second round on, where all clients train and validate.
+    """
+    space = Workspace(plan)
+    state = space.net.state_dict()
+
+    def size(*places: str) -> int:
+        return sum(state[name].nbytes for name, place in space.places.items() if place in places)
+
+    uncut = not plan.recipe.share.partial  # else each client has its own part
+    exchanged = [
+        Traffic("model, to train", "round", *((size("shared"), size("shared", "upload")) if uncut else (None, None))),
+        Traffic("model, to validate", "round", size("shared", "upload"), 0),
+    ]
+    parts = ServerParts(plan.recipe, plan.experiment, space.places, ServerState())
+    parts.model = server_model(space.net, space.places, plan.build_net, space.device)
+    arrays = to_arrays({name: state[name] for name in space.travelling})
+    parts.open(0, arrays, plan.clients, plan.clients, training=False)
+    for bank in parts.recipe.banks:
+        down, up = bank.traffic(parts.views([bank])[bank.name])
+        exchanged.append(Traffic(f"bank {bank.name}", "once" if bank.when == "once" else "round", down, up))
+    return exchanged + [Traffic(part_name(visit), "visit", None, None) for visit in plan.recipe.visits]

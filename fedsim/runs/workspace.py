@@ -1,0 +1,258 @@
+"""What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
+
+import ctypes
+import os
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from clients.base import DomainClient
+from clients.local_data import LocalData
+from clients.store import ClientStore, client_folder
+from clients.tools.networks import view_of
+from clients.unlabelled_client import UnlabelledClient
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
+from fedsim.common.values import Foreign
+from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
+from fedsim.data.augment import Transforms, make_transforms
+from fedsim.data.fingerprint import Fingerprints, fingerprint
+from fedsim.models import weight_statistics
+from fedsim.models.tasks import rules_of
+from fedsim.runs.frozen import frozen_content
+from fedsim.runs.plan import POOLED, Plan, resolve
+from fedsim.settings.experiment import parse_experiment
+from fedsim.settings.paths import with_own_folders
+from strategies.parts import Place
+
+if TYPE_CHECKING:
+    from clients.compiled import Compiled
+
+KEPT = 2  # workspaces that a process keeps in memory
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+KEPT_CLIENTS = 256  # clients of a workspace that stay in memory; any other is opened again, its state is in its store
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` takes CUDA when there is one; asking for CUDA without one is an error."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device is 'cuda' but PyTorch sees no CUDA device; use 'auto' or 'cpu'")
+    # With its number: a tensor's own device always has one, and "cuda" is not equal to "cuda:0".
+    return torch.device("cuda:0" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def device_record(device: torch.device) -> str:
+    """What a run's record says of its device: `cpu`, or the GPU's name and how it computes convolutions of float32.
+
+    TF32 has ten bits of mantissa instead of 23. GPUs of compute capability 8.0 and above use it unless it is switched
+    off in PyTorch or by NVIDIA_TF32_OVERRIDE=0.
+    """
+    if device.type != "cuda":
+        return device.type
+    allowed = torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    rounded = allowed and torch.cuda.get_device_capability(device) >= (8, 0)
+    return f"{torch.cuda.get_device_name(device)}, convolutions in {'TF32' if rounded else 'float32'}"
+
+
+def sum_in_one_order() -> None:
+    """Let a GPU sum in the same order in every run, as a CPU does, so that equal runs have equal bytes.
+
+    Where PyTorch has no such form of an operation, it computes the usual one and says so in a warning.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # A check for programs, which writes every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def set_threads(threads: int) -> int:
+    """CPU threads of this process, of PyTorch and of NumPy: as asked, or (0) as many as cores are free to it.
+
+    After each product of long vectors NumPy's BLAS threads keep their cores busy for some time, although they have
+    nothing to do. Such a product measures every update, so that one thread of training would occupy two cores.
+    """
+    count = threads or free_cores()
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+    _set_blas_threads(count)
+    return count
+
+
+@lru_cache(maxsize=1)  # called for every message; it looks through all loaded libraries
+def _set_blas_threads(count: int) -> None:
+    threadpool_limits(limits=count, user_api="blas")
+
+
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory that PyTorch frees, for the next tensor.
+
+    Otherwise glibc returns every large block to the system, which clears all pages of the next one. With convolutions
+    of 128 pixels this takes a fifth of a training step and two thirds of an evaluation. A sweep returns the memory of
+    each cell when it has finished.
+    """
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):  # glibc has it
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def prepare_device(device: torch.device) -> None:
+    """Sets what PyTorch does once in a process for runs on this kind of device."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif device.type == "cuda":
+        sum_in_one_order()
+
+
+class Workspace:
+    """The network and the clients of one plan in one process.
+
+    The clients and the server's evaluation share one network, because each of them loads every tensor before it uses
+    it: a message brings the shared tensors, a client's store the personal ones. Frozen tensors are never loaded again,
+    so that nothing may change them: an inference rule that needs other statistics works on a copy.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.experiment, self.recipe = plan.experiment, plan.recipe
+        self.device = pick_device(plan.experiment.run.device)
+        prepare_device(self.device)
+        self.task = rules_of(plan.data.task, plan.experiment.data)
+        self.net = plan.build_net().to(self.device)
+        if self.device.type == "cuda":
+            self.net = self.net.to(memory_format=torch.channels_last)
+        self.places: dict[str, Place] = self.recipe.share.place(self.net)
+        self.places |= dict.fromkeys(self.net.frozen, "frozen")
+        self.view = view_of(self.net, self.places)
+        self.initial = self._initial_personal()
+        # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
+        self.travelling = [name for name, place in self.places.items() if place != "frozen"]
+        self.frozen_content = self._frozen_content()
+        self.clients: dict[tuple[str, str, str], DomainClient] = {}
+        self.target: Foreign = None  # the TargetEvaluator, in the server's process and in its copies
+        self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
+        self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
+        self.compiled = self._compiled_pass()
+
+    def _frozen_content(self) -> str:
+        """Hash of what every machine builds itself, and of the classes' names where the head reads them."""
+        model = self.experiment.model
+        names = self.plan.data.outputs if model.head == "text" else ()
+        return frozen_content(self.view.state, self.places, model.weights, names)
+
+    def _initial_personal(self) -> dict[str, torch.Tensor]:
+        """The initial values, on the CPU, of the tensors that a client keeps to itself."""
+        state = self.view.state
+        personal = [name for name, place in self.places.items() if place in ("upload", "local")]
+        return {name: state[name].detach().cpu().clone() for name in personal}
+
+    def _compiled_pass(self) -> "Compiled | None":
+        """The network's training pass, compiled, where the settings ask for it and all parts allow it."""
+        train = self.experiment.train
+        if train.compile == "off" or not all(part.compiles for part in self.recipe.client_parts()):
+            return None
+        from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
+
+        return Compiled(self.net, train.batch_size, train.compile)
+
+    @property
+    def transforms(self) -> Transforms:
+        """What is done to the images of this run before the network sees them."""
+        statistics = weight_statistics(self.experiment.model)
+        return make_transforms(self.experiment.data, self.plan.data.channels, statistics)
+
+    def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
+        """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
+        key = (name, state_folder, run)
+        if key in self.clients:
+            self.clients[key] = self.clients.pop(key)  # the newest is the last
+            return self.clients[key]
+        while len(self.clients) >= KEPT_CLIENTS and state_folder:
+            del self.clients[next(iter(self.clients))]
+        store = ClientStore(client_folder(state_folder, name), name, run)
+        self.clients[key] = DomainClient(
+            self.experiment,
+            self.recipe,
+            self.view,
+            self.places,
+            self.initial,
+            self._local_data(name),
+            store,
+            self.device,
+            self.plan.clients,
+            self.plan.sources,
+            self.plan.build_net,
+            self.compiled,
+        )
+        return self.clients[key]
+
+    def _local_data(self, name: str) -> LocalData:
+        """The data of a client, in memory."""
+        settings, target = self.experiment.data, self.experiment.run.target
+        pooled = name == POOLED
+        data = load_pooled(settings, target) if pooled else load_client(settings, name, target, self.plan.data)
+        return LocalData(data, self.transforms, self.device, self.task)
+
+    def fingerprint(self, client: str, run: str) -> dict[str, int | str]:
+        """Fingerprint of the data of a site's client as they were when this process first used them in that run."""
+        if run not in self._fingerprints:
+            self._fingerprints = {run: {}}
+        by_client = self._fingerprints[run]
+        if client not in by_client:
+            by_client[client] = fingerprint(self.experiment.data, domain_of(client))
+        return by_client[client]
+
+    def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
+        """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
+        if len(self.plan.clients) <= KEPT_CLIENTS:
+            return self.client(name, state_folder, run).data.class_counts
+        return load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data).class_counts()
+
+    def unlabelled(self, run: str) -> UnlabelledClient:
+        """The unseen domain's client in the run with that token; its images come without labels, and stay in memory
+        after its first visit."""
+        if run not in self._unlabelled:
+            data = load_unlabelled(self.experiment.data, self.experiment.run.target)
+            local = LocalData(data, self.transforms, self.device)
+            client = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
+            self._unlabelled = {run: client}
+        return self._unlabelled[run]
+
+
+_open: dict[tuple[str, str | None], Workspace] = {}
+
+
+def open_workspace(plan: Plan) -> Workspace:
+    """A new workspace, with the initial network, which the clients of this process then use too."""
+    space = Workspace(plan)
+    _keep((plan.experiment.toml(), None), space)
+    return space
+
+
+def workspace(settings: str, root: str | None = None) -> Workspace:
+    """The process's workspace of an experiment, given as the TOML text that the server sends.
+
+    `root` is the data folder of a separate machine (empty: its $FEDSIM_DATA), where the server's paths do not exist.
+    """
+    if (settings, root) not in _open:
+        experiment = parse_experiment(settings)
+        plan = resolve(experiment if root is None else with_own_folders(experiment, root))
+        set_threads(plan.experiment.run.threads)  # before the network, which computes the texts of classes
+        _keep((settings, root), Workspace(plan))
+    return _open[settings, root]
+
+
+def close_workspaces() -> None:
+    """Drops everything that this process keeps in memory."""
+    _open.clear()
+
+
+def _keep(key: tuple[str, str | None], space: Workspace) -> None:
+    _open.pop(key, None)
+    while len(_open) >= KEPT:
+        del _open[next(iter(_open))]
+    _open[key] = space

@@ -1,0 +1,1 @@
+"""What checks a method: `fedsim check-method`."""

@@ -1,0 +1,3 @@
+"""Records of invented runs."""
+
+from record_fixtures import grid, own_grid, unrendered  # noqa: F401
