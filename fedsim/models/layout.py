@@ -57,6 +57,7 @@ class Backbone:
     text: (backbone, class names, prompt) -> the head that compares features with the names' texts; None: has no texts
     unclear: why a local weights file is refused, because the settings do not say how it was trained; empty: it is read
     finish: called when the weights are loaded and the head is made
+    from_shape: makes the module for examples of any shape, also for tensors that are no images; None: images alone
     """
 
     make: Callable[[int, int], nn.Module]
@@ -73,6 +74,7 @@ class Backbone:
     text: Callable[[Foreign, Sequence[str], str], nn.Module] | None = None
     unclear: str = ""
     finish: Callable[[Foreign], None] | None = None
+    from_shape: Callable[[tuple[int, ...]], nn.Module] | None = None
 
 
 @contextmanager

@@ -8,6 +8,9 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsim.common.errors import UserError
+from fedsim.data.scaling import scale_of
+from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.runs import admission
@@ -31,6 +34,7 @@ from strategies.wire.fused_check import model_probe
 from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
 from strategies.wire.pulling import expected_bytes
+from strategies.wire.scales import scale_config
 from strategies.wire.sites import Identify, missing_classes
 from strategies.wire.target_site import TargetScore, TargetSite
 
@@ -68,13 +72,14 @@ def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None
     run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
     server = strategy.server
-    server.probe = model_probe(space.net, space.plan.data.channels, session.experiment.data.image_size)
+    server.probe = model_probe(space.net, *space.plan.data.example_shape(session.experiment.data.image_size))
     space.target = evaluator = None if run.evaluate_target == "site" else TargetEvaluator(space)
     session.attach(strategy, held_out_evaluator(space, server))
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
     roster = make_roster(grid, space, run_config, identify)
     server.exchange.join(roster)
+    settle_scale(session, roster, run_config)
     server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
     record_sites(session, roster, tested_images(evaluator, roster))
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -83,6 +88,25 @@ def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None
         left = rounds - max(strategy.finished_rounds, 0)
         strategy.start(patient, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
     session.finish()
+
+
+def settle_scale(session: Session, roster: Roster, run_config: Config) -> None:
+    """Makes the scale of the features of the clients' sums, where there is one, and sends it with every message.
+
+    A resumed run keeps its own, whichever sites are there now.
+    """
+    space, sums = session.space, [site.moments for site in roster.sites.values() if site.moments]
+    if not (space.scaler and space.scaler.waits):
+        return
+    wrong = [len(moments.counts) for moments in sums if len(moments.counts) != space.plan.data.numeric]
+    if wrong or not sums:
+        raise UserError(f"a site sends sums of {wrong[0] if wrong else 'no'} features, and the experiment has "
+                        f"{space.plan.data.numeric}; give all sites the same data.columns")  # fmt: skip
+    scale = session.scale or scale_of(sums)
+    space.use_scale(scale)
+    run_config.update(scale_config(scale))
+    for name, value in scale_record(scale).items():
+        session.note(name, value)
 
 
 def tested_images(evaluator: TargetEvaluator | None, roster: Roster) -> Sequence[int]:
