@@ -1,11 +1,11 @@
 """FedDG: Flower's message strategy that plays the rounds of a recipe; strategies/round.py has one round."""
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION
@@ -18,6 +18,7 @@ from strategies.round import RoundResult, play_prelude, play_round
 from strategies.server import Server
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
+from strategies.whole_rounds import WholeRounds
 from strategies.wire.exchange import Exchange
 
 DEFAULT_TIMEOUT = 3600  # seconds, Flower's
@@ -32,21 +33,6 @@ class Sink(Protocol):
 
     def end_round(self, result: RoundResult) -> None:
         """A round has ended."""
-
-
-class WholeRounds(Strategy):
-    """A strategy whose `start` plays whole rounds, and which has none of the pieces that Flower's own loop calls."""
-
-    def summary(self) -> None:
-        """Does nothing; a run says itself what it does."""
-
-    def _play_whole_rounds(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError: `start` is such a strategy's loop, and a round has no pieces to call."""
-        raise NotImplementedError("FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of "
-                                  "strategies/round.py, and none of Flower's four hooks")  # fmt: skip
-
-    # Flower's own loop would call these.
-    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _play_whole_rounds
 
 
 class FedDG(WholeRounds):

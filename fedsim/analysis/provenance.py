@@ -157,7 +157,8 @@ def shared_notes(recorded: Environments) -> list[str]:
         copies |= dict.fromkeys(copy_texts(shared))
         if isinstance(shared.get("sources"), Mapping):
             where = ", ".join(f"{domain} {count}" for domain, count in shared["sources"].items())
-            text = f"{shared.get('shared')} of {shared.get('images')} images of {shared.get('target')} (in {where})"
+            unit = shared.get("unit", "images")
+            text = f"{shared.get('shared')} of {shared.get('images')} {unit} of {shared.get('target')} (in {where})"
             seen[text] = None
     notes = []
     if seen:

@@ -38,8 +38,9 @@ from fedsim.settings.experiment import SECTIONS, Experiment
 from fedsim.settings.keywords import experiment_of
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config
-from strategies.base import DEFAULT_TIMEOUT, Evaluate, WholeRounds
+from strategies.base import DEFAULT_TIMEOUT, Evaluate
 from strategies.state import ServerState
+from strategies.whole_rounds import WholeRounds
 from strategies.wire.grids import QuickGrid
 from strategies.wire.handshake import OpenRoster
 from strategies.wire.own_apps import AppGrid

@@ -114,8 +114,10 @@ class AppReader(Reader):
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
-    """The row with the domains and classes of the settings."""
-    return replace(row, domains=tuple(sorted(data.domains)), classes=tuple(data.classes))
+    """The row with the domains, classes and, of tensors, the shape of the settings."""
+    numeric = data.shape[0] if data.shape else 0
+    domains, classes, shape = tuple(sorted(data.domains)), tuple(data.classes), tuple(data.shape)
+    return replace(row, domains=domains, classes=classes, shape=shape, numeric=numeric)
 
 
 DATA = Benchmark(
@@ -125,4 +127,4 @@ DATA = Benchmark(
     reader=f"{MODULE}:AppReader",
     discover=f"{MODULE}:discover",
 )  # fmt: skip
-GREY, COLOUR = replace(DATA, channels=1), DATA
+GREY, COLOUR, TENSORS = replace(DATA, channels=1), DATA, replace(DATA, images=False)

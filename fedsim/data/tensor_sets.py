@@ -27,8 +27,9 @@ class Tensors(NamedTuple):
 def read_tensors(dataset: Any, name: str) -> Tensors:
     """Reads all items of a map-style Dataset in their order; `name` is what messages call it, such as a domain.
 
-    Raises UserError for an empty data set, and for the first item that is no pair, whose tensor is neither float nor
-    uint8, has another shape than the first one, or holds NaN or infinity, or whose target is no integer.
+    Raises UserError for an empty data set, and for the first item that is no pair or whose target is no integer. So it
+    does for a tensor that is neither float nor uint8, that has another shape than the first one, or that holds NaN or
+    infinity.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{name}: {type(dataset).__name__} is no map-style Dataset; it needs __len__ and __getitem__")

@@ -32,16 +32,16 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
     `recorded`: it is the recipe of an existing run, which may combine parts and settings that are refused for a new
     one. It is built where files that only training needs, such as images, may be missing.
     """
-    recipe = assemble(experiment.method, experiment.parts)
+    recipe, row = assemble(experiment.method, experiment.parts), find_dataset(experiment.data.dataset)
     if not recorded:
         _check_named(experiment, recipe)
         _check_preset(experiment, recipe)
-        check_recipe(recipe, experiment.method_name)
-    task = find_dataset(experiment.data.dataset).task
+        check_recipe(recipe, experiment.method_name, row.images)
     for _, part in recipe.pairs:
-        if task not in part.tasks:
+        if row.task not in part.tasks:
             raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
-                            f"{experiment.data.dataset} is a data set for {task}; use a method without it")  # fmt: skip
+                            f"{experiment.data.dataset} is a data set for {row.task}; use a method without "
+                            "it")  # fmt: skip
         validated(part, {}, f"method.{part_name(part)}")  # checks the values that the row sets too
         if not recorded:
             part.check(experiment)
@@ -116,6 +116,7 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
         experiment.run.seed,
         rules_of(bench.task, experiment.data),
         bench.outputs,
+        bench.shape,
     )
     head = net.head
     if any(part.counts_clients for part in recipe.inserts):

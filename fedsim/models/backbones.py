@@ -12,6 +12,7 @@ from fedsim.models.clip_family import clip_row
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Backbone, Layout, Statistics
 from fedsim.models.own_module import GIVEN, module_row
+from fedsim.models.tensor_backbones import KINDS, tensor_row
 from fedsim.models.timm_family import timm_row
 from fedsim.models.tiny_clip import FEATURES, TinyClip
 from fedsim.models.unet import EncodedUNet, UNet
@@ -191,16 +192,19 @@ def find_backbone(model: ModelSettings) -> Backbone:
     if is_family(model.backbone):
         family, _, name = model.backbone.partition(":")
         return FAMILIES[family](name, model.options)
+    if model.backbone in KINDS:
+        return tensor_row(model.backbone, model.options)
     where = "model.backbone: unknown"
     if model.backbone in GIVEN:
         return GIVEN[model.backbone]
-    names = {**BACKBONES, **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
+    names = {**BACKBONES, **dict.fromkeys(KINDS), **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
     named = lookup(model.backbone, names, "backbones", where)
     if makes(named, nn.Module):
         named = module_row(named, model.backbone)
     row = instance(named, Backbone, f"{where} {model.backbone!r}: it")
     if model.options:
-        raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME")
+        raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME, "
+                        "mlp and cnn-1d")  # fmt: skip
     return row
 
 

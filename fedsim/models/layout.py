@@ -58,6 +58,7 @@ class Backbone:
     unclear: why a local weights file is refused, because the settings do not say how it was trained; empty: it is read
     finish: called when the weights are loaded and the head is made
     head: gives the head that comes with the module; None: a new linear one
+    from_shape: makes the module for examples of any shape, also for tensors that are no images; None: images alone
     """
 
     make: Callable[[int, int], nn.Module]
@@ -75,6 +76,7 @@ class Backbone:
     unclear: str = ""
     finish: Callable[[Foreign], None] | None = None
     head: Callable[[nn.Module], nn.Module] | None = None
+    from_shape: Callable[[tuple[int, ...]], nn.Module] | None = None
 
 
 @contextmanager

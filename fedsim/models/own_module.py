@@ -7,7 +7,7 @@ before it is the backbone, which gives the head's input as features.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from fedsim.models.layout import Backbone, Layout, evaluating, survey
 from fedsim.models.layout import outputs_of as maps_of
 
 HEAD = "own_head"  # key of the head in the backbone's __dict__, until the network has taken it
+SHAPE = "own_shape"  # key of the shape of an example, likewise
 MOST_LEVELS = 3
 SAMPLES = 3  # inputs of noise with which a network is compared with its two halves
 # Networks that Python code of this process gave as objects, by the name that settings have for them.
@@ -27,11 +28,16 @@ GIVEN: dict[str, Backbone] = {}
 
 def module_row(make: Callable[[], nn.Module], name: str) -> Backbone:
     """The row of the catalog for a module that `make` makes, or of which `make` is the class; name: in messages."""
+
+    def of_images(image_size: int, channels: int) -> nn.Module:
+        return _headless(make, name, (channels, image_size, image_size))
+
     return Backbone(
-        partial(_headless, make, name),
+        of_images,
         partial(_layout, name),
         own_channels=True,
         head=lambda backbone: backbone.__dict__.pop(HEAD),
+        from_shape=partial(_headless, make, name),
     )
 
 
@@ -41,14 +47,14 @@ def copies_of(module: nn.Module) -> Callable[[], nn.Module]:
     return lambda: copy.deepcopy(kept)
 
 
-def _headless(make: Callable[[], nn.Module], name: str, image_size: int, channels: int) -> nn.Module:
+def _headless(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) -> nn.Module:
     """The module with the identity in the place of its head, which is kept beside it.
 
     Raises UserError without a Linear, for inputs that the module does not take, and where something follows the head.
     """
     module = make()
     path = _head_path(module, name)
-    sample = torch.randn(SAMPLES, channels, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    sample = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
     whole = _outputs(module, sample, name)
     parent, _, last = path.rpartition(".")
     head: nn.Module = module.get_submodule(path)
@@ -58,7 +64,7 @@ def _headless(make: Callable[[], nn.Module], name: str, image_size: int, channel
     if halves is None or halves.shape != whole.shape or not torch.allclose(halves, whole, rtol=1e-4, atol=1e-5):
         raise UserError(f"model: {name} does something with the outputs of its last Linear, {path!r}; its forward pass "
                         "must return them as logits [B, classes]")  # fmt: skip
-    module.__dict__[HEAD] = head
+    module.__dict__[HEAD], module.__dict__[SHAPE] = head, shape
     return module
 
 
@@ -90,20 +96,28 @@ def _outputs(module: nn.Module, sample: Tensor, name: str) -> Tensor:
 
 def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
     """The width of the features, and the stages and levels of a convolutional network, by the sizes of its maps."""
-    head: nn.Linear = backbone.__dict__[HEAD]
-    first = next((layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d)), None)
-    if first is None:
+    head, shape = backbone.__dict__[HEAD], backbone.__dict__.pop(SHAPE)
+    has_maps = any(isinstance(layer, nn.Conv2d) for layer in backbone.modules())
+    if not has_maps or len(shape) != 3 or shape[1] != shape[2]:
         return Layout(head.in_features)
+    reductions = _reductions(backbone, shape)
+    layout = survey(backbone, image_size, reductions, name, shape[0])
+    falls = list(reductions.values()) == sorted(reductions.values())
+    return layout if layout.stages or not falls else _by_size(layout, reductions)
+
+
+def _reductions(backbone: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
+    """{path: image side / map side} of the blocks that give maps, in the order in which they run."""
     paths = list(dict.fromkeys(_blocks(backbone)))
-    sample = torch.zeros(1, first.in_channels, image_size, image_size)
     with evaluating(backbone), torch.inference_mode(), maps_of(backbone, paths) as maps:
-        backbone(sample)
-    outputs = {path: image_size // y.shape[2] for path, y in maps.items() if isinstance(y, Tensor) and y.dim() == 4}
-    layout = survey(backbone, image_size, outputs, name, first.in_channels)
-    if layout.stages or list(outputs.values()) != sorted(outputs.values()):
-        return layout
-    by_size: dict[int, list[str]] = {}  # of a small network, which has no maps at 1/4 of the image's side or less
-    for path, size in outputs.items():
+        backbone(torch.zeros(1, *shape))
+    return {path: shape[1] // y.shape[2] for path, y in maps.items() if isinstance(y, Tensor) and y.dim() == 4}
+
+
+def _by_size(layout: Layout, reductions: Mapping[str, int]) -> Layout:
+    """The layout of a small network, which has no maps at 1/4 of the image's side or less: a stage for each size."""
+    by_size: dict[int, list[str]] = {}
+    for path, size in reductions.items():
         by_size.setdefault(size, []).append(path)
     stages = {number: tuple(paths) for number, paths in enumerate(by_size.values(), 1)}
     levels = tuple(paths[-1] for paths in by_size.values())

@@ -8,7 +8,10 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsim.common.errors import UserError
 from fedsim.data.of_apps import NO_TARGET
+from fedsim.data.scaling import scale_of
+from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.runs import admission
@@ -32,6 +35,7 @@ from strategies.wire.fused_check import model_probe
 from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
 from strategies.wire.pulling import expected_bytes
+from strategies.wire.scales import scale_config
 from strategies.wire.sites import Identify, missing_classes
 from strategies.wire.target_site import Asked, TargetScore, TargetSite
 
@@ -88,9 +92,8 @@ def play_rounds(
     """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
     run, rounds = session.experiment.run, session.experiment.train.rounds
     run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
-    strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
+    strategy = make_strategy(space, session, run_config)
     server = strategy.server
-    server.probe = model_probe(space.net, space.plan.data.channels, session.experiment.data.image_size)
     elsewhere = run.evaluate_target == "site" or run.target == NO_TARGET
     space.target = evaluator = None if elsewhere else TargetEvaluator(space)
     session.attach(strategy, held_out_evaluator(space, server))
@@ -99,6 +102,7 @@ def play_rounds(
         grid.expect(largest_reply(space))
     roster = make_roster(grid, space, run_config, identify)
     server.exchange.join(roster)
+    settle_scale(space, session, roster, run_config)
     server.target = asked_for_target(server, evaluator, roster)
     record_sites(space, session, roster, tested_images(evaluator, roster))
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -109,11 +113,39 @@ def play_rounds(
     session.finish()
 
 
+def make_strategy(space: Workspace, session: Session, run_config: Config) -> FedDG:
+    """The strategy of a run, which knows no clients yet."""
+    experiment = session.experiment
+    strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
+    shape = space.plan.data.example_shape(experiment.data.image_size)
+    strategy.server.probe = model_probe(space.net, *shape)
+    return strategy
+
+
 def asked_for_target(server: Server, evaluator: TargetEvaluator | None, roster: Roster) -> Asked | None:
     """Who evaluates the unseen domain: this process and those of the grid, or its site; None where there is none."""
     if evaluator:
         return SharedTarget(evaluator, roster.grid, roster.run_config)
     return TargetSite(server.exchange, roster) if roster.target else None
+
+
+def settle_scale(space: Workspace, session: Session, roster: Roster, run_config: Config) -> None:
+    """Makes the scale of the features of the clients' sums, where there is one, and sends it with every message.
+
+    A resumed run keeps its own, whichever sites are there now.
+    """
+    sums = [site.moments for site in roster.sites.values() if site.moments]
+    if not (space.scaler and space.scaler.waits):
+        return
+    wrong = [len(moments.counts) for moments in sums if len(moments.counts) != space.plan.data.numeric]
+    if wrong or not sums:
+        raise UserError(f"a site sends sums of {wrong[0] if wrong else 'no'} features, and the experiment has "
+                        f"{space.plan.data.numeric}; give all sites the same data.columns")  # fmt: skip
+    scale = session.scale or scale_of(sums)
+    space.use_scale(scale)
+    run_config.update(scale_config(scale))
+    for name, value in scale_record(scale).items():
+        session.note(name, value)
 
 
 def tested_images(evaluator: TargetEvaluator | None, roster: Roster) -> Sequence[int]:

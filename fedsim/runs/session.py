@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.tensor_records import recorded_scale, scale_record, tensor_record
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record
 from fedsim.records.callbacks import RunCallback
@@ -59,6 +60,7 @@ class Session:
         self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
+        self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None
         self._resume(done)
         self._record(done)
         self.evaluate_held_out: Evaluate | None = None
@@ -91,6 +93,7 @@ class Session:
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         now |= earlier_environments(read_environment(self.folder), now, done)
         now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
+        now |= tensor_record(space.plan.data) | scale_record(self.scale)
         now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
         self.environment = now | space.frozen_record() | weights_record(experiment.model.weights)
         self._write_environment()

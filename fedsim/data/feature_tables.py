@@ -1,0 +1,228 @@
+"""Reads a table of numbers: each row an example with its label and domain, in CSV, TSV or Parquet.
+
+    [data.columns]
+    features = ["age", "chol", "cp"]                        # default: all columns but label, domain and split
+    categories = {cp = ["typical angina", "asymptomatic"]}  # or ["cp"]: the values that the sources have
+    missing = {chol = ["0"]}                                # values that mean an empty cell
+    label = "disease"
+    domain = "hospital"
+
+A row begins with its numbers, NaN where a cell is empty. With data.missing = "indicator" a 1 follows for each that is
+empty. At the end every column of categories has a 0 or 1 for each value, and one for any other value.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.errors import UserError, nearest
+from fedsim.data.names import composed
+from fedsim.data.tables import header_of, read_pieces
+from fedsim.settings import DataSettings
+
+EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # texts of an empty cell, in any case
+TRUTHS = {"true": "1", "false": "0"}
+LISTS = ("features", "categories", "missing")
+NAMES = ("label", "domain", "split")
+OTHER = "(other)"
+FEW = 5  # names that a message lists
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are.
+
+    features: the names of the used columns, in order; () for all that are nothing else
+    categories: {column: its values}; () for the values that the sources have
+    missing: {column: texts that mean an empty cell}
+    """
+
+    label: str
+    domain: str
+    split: str
+    features: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]]
+    missing: Mapping[str, tuple[str, ...]]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The features that are numbers."""
+        return tuple(name for name in self.features if name not in self.categories)
+
+    def names_of_inputs(self, missing: str) -> tuple[str, ...]:
+        """Names of the numbers that a row becomes; `missing` is `data.missing`."""
+        names = list(self.numbers)
+        if missing == "indicator":
+            names += [f"{name} is empty" for name in self.numbers]
+        for name, values in self.categories.items():
+            names += [f"{name}={value}" for value in (*values, OTHER)]
+        return tuple(names)
+
+
+def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
+    """The columns that `data.columns` names; `usual` has the names of label and domain where it does not.
+
+    Raises UserError for an unknown key, or a value of a wrong form.
+    """
+    known = (*NAMES, *LISTS)
+    for key in data.columns:
+        if key not in known:
+            raise UserError(f"data.columns: no key {key!r}; {nearest(key, known)}known: {', '.join(known)}")
+    features = data.columns.get("features", [])
+    if not isinstance(features, list):
+        raise UserError("data.columns.features: write a list of columns, such as ['age', 'chol']")
+    named = data.columns.get("categories", {})
+    by_column = {name: [] for name in named} if isinstance(named, list) else named
+    categories = _texts_by_column(by_column, "categories")
+    label, domain, split = (data.column(name, usual.get(name, name)) for name in NAMES)
+    missing = _texts_by_column(data.columns.get("missing", {}), "missing")
+    for name in categories:
+        if features and name not in features:
+            raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; add it there")
+    return Columns(label, domain, split, tuple(features), categories, missing)
+
+
+def _texts_by_column(table: object, key: str) -> dict[str, tuple[str, ...]]:
+    """A table {column: list of texts} of the settings."""
+    if not isinstance(table, dict):
+        raise UserError(f"data.columns.{key}: write a table, such as {{cp = ['asymptomatic', 'non-anginal']}}")
+    return {str(name): tuple(values) for name, values in table.items()}
+
+
+def read_table(file: Path) -> pd.DataFrame:
+    """All cells of a table as text without blanks at both ends; an empty cell is an empty text.
+
+    Raises UserError for a file that cannot be read, that has no rows, or that has two columns of one name.
+    """
+    header = header_of(file)
+    for name in header:
+        if header.count(name) > 1:
+            raise UserError(f"{file} has {header.count(name)} columns {name!r}; remove or rename all but one")
+    parts = [piece.map(_text_of_cell) for piece in read_pieces(file, header)]
+    if not parts or not sum(len(part) for part in parts):
+        raise UserError(f"{file} has no rows")
+    return pd.concat(parts, ignore_index=True)
+
+
+def _text_of_cell(cell: object) -> str:
+    """A cell as text. A whole number that a Parquet file has as a float loses its `.0`."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if cell is None or cell is pd.NA or cell != cell:
+        return ""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def text_of_names(cells: pd.Series) -> pd.Series:
+    """A column of names, in Unicode's composed form."""
+    return cells.map({text: composed(text) for text in cells.unique()})
+
+
+def is_empty(cells: pd.Series, also: Sequence[str] = ()) -> np.ndarray:
+    """Which cells are empty, bool [N]; `also` are further texts that mean it, and numbers equal to them."""
+    empty = cells.str.lower().isin(EMPTY)
+    if also:
+        empty |= cells.isin(also)
+        numbers = [float(text) for text in also if _is_number(text)]
+        empty |= pd.to_numeric(cells, errors="coerce").isin(numbers)
+    return empty.to_numpy(dtype=bool)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def numbers_of(cells: pd.Series, empty: np.ndarray, where: str) -> np.ndarray:
+    """A column as float64 [N], NaN where it is `empty`.
+
+    Raises UserError with the row for a text that is no number, and for infinity. The cells' index counts rows from 0.
+    """
+    texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    for position in np.flatnonzero(~np.isfinite(values) & ~empty)[:1]:
+        text, row = cells.iloc[position], int(cells.index[position]) + 2  # as an editor counts: the header is line 1
+        if _is_number(text):
+            raise UserError(f"{where}, row {row}: {text!r} is not finite; correct it, or leave the cell empty")
+        raise UserError(f"{where}, row {row}: {text!r} is no number; correct it, name the column in "
+                        "data.columns.categories, or name such texts in data.columns.missing")  # fmt: skip
+    return np.where(empty, np.nan, values)
+
+
+def with_features(columns: Columns, header: Iterable[str], where: object) -> Columns:
+    """The columns with the features filled in, and checked against a table's header."""
+    present = list(header)
+    special = (columns.label, columns.domain, columns.split)
+    features = columns.features or tuple(name for name in present if name not in special)
+    for name in (*features, *columns.categories, *columns.missing):
+        if name not in present:
+            hint = f"{nearest(name, present)}it has: {', '.join(present)}"
+            raise UserError(f"{where} has no column {name!r} (data.columns); {hint}")
+        if name in special:
+            raise UserError(f"data.columns: {name!r} is a feature, and also the label, the domain or the split")
+    if not features:
+        raise UserError(f"{where} has no column beside label and domain; a row needs at least one feature")
+    return Columns(*special, features, columns.categories, columns.missing)
+
+
+def with_categories(columns: Columns, rows: pd.DataFrame) -> Columns:
+    """The columns with the values that these rows have, sorted, where the settings name a column of categories alone.
+
+    rows: those of the sources, because the values of the unseen domain are not known before it is tested
+    """
+    categories = {}
+    for name, values in columns.categories.items():
+        present = rows.loc[~is_empty(rows[name], columns.missing.get(name, ())), name]
+        categories[name] = values or tuple(sorted(map(composed, present.unique())))
+    return Columns(columns.label, columns.domain, columns.split, columns.features, categories, columns.missing)
+
+
+def encode(rows: pd.DataFrame, columns: Columns, missing: str, where: str) -> np.ndarray:
+    """Rows as float32 [N, D], see the module's text; `missing` is `data.missing`."""
+    numbers, empties = [], []
+    for name in columns.numbers:
+        empty = is_empty(rows[name], columns.missing.get(name, ()))
+        numbers.append(numbers_of(rows[name], empty, f"{where}, column {name!r}"))
+        empties.append(empty)
+    inputs = numbers + (empties if missing == "indicator" else [])
+    for name, values in columns.categories.items():
+        inputs += _one_hot(rows[name], values, is_empty(rows[name], columns.missing.get(name, ())))
+    return np.stack(inputs, axis=1).astype(np.float32)
+
+
+def _one_hot(cells: pd.Series, values: Sequence[str], empty: np.ndarray) -> list[np.ndarray]:
+    """A column [N] for each of the values, and one for any other; an empty cell is in none."""
+    texts = text_of_names(cells).to_numpy(dtype=object)
+    columns = [(texts == value) & ~empty for value in values]
+    return [*columns, ~np.isin(texts, list(values)) & ~empty]
+
+
+def complete_rows(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """The rows in which no feature is empty."""
+    incomplete = np.zeros(len(rows), dtype=bool)
+    for name in columns.features:
+        incomplete |= is_empty(rows[name], columns.missing.get(name, ()))
+    return rows[~incomplete]
+
+
+def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Series:
+    """The labels of rows as names of classes; whole numbers lose a `.0`. `first_row`: the number of the first row.
+
+    Raises UserError with the row for an empty label, and for a number with a fraction.
+    """
+    for position in np.flatnonzero(is_empty(cells))[:1]:
+        row = int(cells.index[position]) + first_row
+        raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
+    names = {}
+    for text in cells.unique():
+        number = float(text) if _is_number(text) else None
+        if number is not None and not number.is_integer():
+            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes")
+        names[text] = composed(text) if number is None else str(int(number))
+    return cells.map(names)
