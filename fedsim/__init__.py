@@ -61,6 +61,9 @@ PUBLIC = {
     # runs and their results
     "Experiment": "fedsim.settings.experiment",
     "read_experiment": "fedsim.settings.experiment",
+    "run": "fedsim.commands.notebook",
+    "sweep": "fedsim.commands.notebook",
+    "compare": "fedsim.commands.notebook",
     "launch": "fedsim.runtime.launch",
     "RunCallback": "fedsim.records.callbacks",
     "UserError": "fedsim.common.errors",

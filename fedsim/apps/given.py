@@ -1,5 +1,6 @@
 """What a Python call gives as an object: a recipe, a model. Settings name such things, so that each gets a name."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from fedsim.methods.registry import GIVEN
 from fedsim.methods.table import METHODS
 from fedsim.models.own_module import GIVEN as BACKBONES_GIVEN
 from fedsim.models.own_module import copies_of, module_row
+from fedsim.settings.plugins import makes
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -37,8 +39,9 @@ def named_recipe(method: str | Recipe) -> str:
 
 
 def reference_of(value: object) -> str:
-    """`module:name` of an object at the top level of a module; empty when it is in none."""
-    for module in list(sys.modules.values()):
+    """`module:name` of an object at the top level of a module; empty when it is in none, or in a notebook or script."""
+    home = sys.modules.get(getattr(value, "__module__", ""))
+    for module in [home, *sys.modules.values()] if home else list(sys.modules.values()):
         names = [name for name, other in vars(module).items() if other is value] if hasattr(module, "__dict__") else []
         if names and module.__name__ != "__main__" and names[0].isidentifier():
             return f"{module.__name__}:{names[0]}"
@@ -46,18 +49,28 @@ def reference_of(value: object) -> str:
 
 
 def named_model(model: Model) -> str:
-    """The name of a network in settings: `module:name` of a class in a module, or a name that this process knows.
+    """The name of a network in settings: `module:name` of its class in a module, or one that this process knows.
 
     Where a module is given, its weights are those with which each new network begins.
     """
-    given = made(model)
-    kind = model if isinstance(model, type) else type(given)
-    name = reference_of(kind) or f"own-{kind.__name__}"
-    if isinstance(model, nn.Module):
-        BACKBONES_GIVEN[name] = module_row(copies_of(model), kind.__name__)
-    elif model is not kind or ":" not in name:
-        BACKBONES_GIVEN[name] = module_row(model, kind.__name__)
+    module = made(model)
+    given = type(model) if isinstance(model, nn.Module) else model
+    reference = reference_of(given) if makes(given, nn.Module) else ""
+    if reference and not isinstance(model, nn.Module):
+        return reference
+    name = reference or f"own-{type(module).__name__}-{_content_of(module)}"
+    make = copies_of(model) if isinstance(model, nn.Module) else model
+    BACKBONES_GIVEN[name] = module_row(make, type(module).__name__)
     return name
+
+
+def _content_of(module: nn.Module | None) -> str:
+    """A short hash of a network's layers and, where it can be read, of the source of its class."""
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):
+        source = ""
+    return content_hash(repr(module).encode(), source.encode())[:8]
 
 
 def made(model: Model | None) -> nn.Module | None:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -305,8 +304,7 @@ def hold_target(name: str, data: Any, shape: Sequence[int], are_images: bool) ->
     """Keeps the unseen domain's Dataset in this process, in the form of the clients' data."""
     held = hold(name, None, data)
     refuse_other_shape(name, held.shape, shape)
-    if held.are_images and not are_images:
-        HERE[name] = replace(held, values=held.values.astype(np.float32) / 255)
+    HERE[name] = held.in_form(are_images)
 
 
 def agreed(said: Mapping[str, JsonTable], asked: Asked) -> JsonTable:

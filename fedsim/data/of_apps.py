@@ -1,7 +1,8 @@
-"""The data of a Flower app: each client alone reads its own, so that the server knows names and shapes and no more.
+"""Datasets that Python code gives as objects: those of a Flower app's client, or of all domains to `fedsim.run`.
 
-A client's process holds what the user's function gave it (`hold`), and the reader of this data set finds it there. The
-settings of such a run name everything else: `data.domains`, `data.classes` and the size of the images.
+A process holds what it was given (`hold`), and the reader of this data set finds it there. The settings of such a run
+name everything else: `data.domains`, `data.classes` and the shape of an example. A Flower app's server has names and
+shapes alone, because each client reads its own data.
 """
 
 from collections.abc import Mapping
@@ -45,6 +46,14 @@ class Held:
     def shape(self) -> tuple[int, ...]:
         """The shape of an example."""
         return self.values.shape[1:]
+
+    def in_form(self, are_images: bool) -> "Held":
+        """The same as float tensors, where the other domains are no images."""
+        return self if are_images or not self.are_images else replace(self, values=self.values.astype(np.float32) / 255)
+
+    def counted_from(self, first: int) -> "Held":
+        """The same with labels from 0, where they count from `first`."""
+        return replace(self, labels=self.labels - first)
 
 
 HERE: dict[str, Held] = {}  # by domain
@@ -109,7 +118,8 @@ class AppReader(Reader):
 
     def _held(self, domain: str) -> Held:
         if domain not in HERE:
-            raise UserError(f"the data of {domain!r} are with another client of the app, which alone reads them")
+            raise UserError(f"the data of {domain!r} are not in this process: a client of a Flower app alone has its "
+                            "own, and Datasets that Python code gives must be given again")  # fmt: skip
         return HERE[domain]
 
 

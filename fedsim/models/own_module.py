@@ -54,7 +54,7 @@ def _headless(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) 
     """
     module = make()
     path = _head_path(module, name)
-    sample = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
+    sample = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0), device="cpu")
     whole = _outputs(module, sample, name)
     parent, _, last = path.rpartition(".")
     head: nn.Module = module.get_submodule(path)

@@ -9,8 +9,10 @@ from fedsim.settings.experiment import SECTIONS, Experiment, assign, from_table
 WHOLE = (*SECTIONS, "method", "parts")  # keywords that are a whole section of the file
 
 
-def experiment_of(method: str, keywords: Mapping[str, Json], parts: Collection[str] = ()) -> Experiment:
-    """The experiment of a method with these settings.
+def experiment_of(
+    method: str, keywords: Mapping[str, Json], parts: Collection[str] = (), base: Experiment | None = None
+) -> Experiment:
+    """The experiment of a method with these settings; base: the experiment in which they are changed.
 
     A keyword is the name of a setting (`lr=0.01`), a part or a slot of the method (`proximal={"mu": 0.1}`), or a
     section (`train={"lr": 0.01}`).
@@ -29,7 +31,7 @@ def experiment_of(method: str, keywords: Mapping[str, Json], parts: Collection[s
             table["name"] = value
         else:
             assign(table, f"{section_of(name, parts)}.{name}", value)
-    return from_table(table, "settings")
+    return base.replace(**table) if base else from_table(table, "settings")
 
 
 def section_of(name: str, parts: Collection[str]) -> str:
