@@ -40,11 +40,14 @@ def named_recipe(method: str | Recipe) -> str:
 
 def reference_of(value: object) -> str:
     """`module:name` of an object at the top level of a module; empty when it is in none, or in a notebook or script."""
-    home = sys.modules.get(getattr(value, "__module__", ""))
-    for module in [home, *sys.modules.values()] if home else list(sys.modules.values()):
-        names = [name for name, other in vars(module).items() if other is value] if hasattr(module, "__dict__") else []
-        if names and module.__name__ != "__main__" and names[0].isidentifier():
-            return f"{module.__name__}:{names[0]}"
+    home = getattr(value, "__module__", "")
+    for name in sorted(sys.modules, key=lambda name: name != home):
+        module = sys.modules[name]
+        if name == "__main__" or getattr(module, "__spec__", None) is None:
+            continue
+        attributes = [key for key, other in vars(module).items() if other is value and key.isidentifier()]
+        if attributes:
+            return f"{name}:{attributes[0]}"
     return ""
 
 

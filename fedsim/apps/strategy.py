@@ -245,6 +245,9 @@ class AppStrategy(WholeRounds):
 
     def _with_our_clients(self, grid: Grid, call: "Call", roster: OpenRoster, said: Mapping[str, JsonTable]) -> Result:
         """The run with the clients of `fedsim.client_app`: that of a deployment, whose sites are the clients."""
+        if self.recipe.visits and not call.site:
+            raise UserError(f"{self.asked.method} visits the unseen domain: give start(..., target=...) the name of a "
+                            "client that holds it")  # fmt: skip
         net = copy.deepcopy(self.net)
         assert net is not None
         net.load_state_dict(call.arrays.to_torch_state_dict())

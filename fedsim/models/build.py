@@ -120,8 +120,9 @@ def _bare_net(row: Backbone, bottleneck: int, classes: int, shape: tuple[int, ..
         stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
         grayscale=channels == 1 and not row.own_channels, task=task,
     )  # fmt: skip
-    if row.head is not None and not bottleneck:
-        net.head = _own_head(row.head(backbone), classes)
+    if row.head is not None:
+        head, net.side = row.head(backbone), image_size
+        net.head = net.head if bottleneck else _own_head(head, classes)
     return net
 
 

@@ -71,7 +71,7 @@ def test_fedavg_is_what_a_loop_by_hand_computes():
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "feddg-ga", "scaffold", "fedbn", "csac", "fedprox+fedadam", "fpl", "ccst"]
+    "method", ["feddg-ga", "scaffold", "fedbn", "csac", "fedprox+fedadam", "fpl", "ccst", "stablefdg"]
 )
 def test_methods_of_all_kinds_run(method):
     result = play(method, rounds=1)
@@ -100,6 +100,7 @@ def test_the_records_are_those_of_a_run(tmp_path):
 
 
 def test_a_site_may_hold_the_unseen_domain():
+    assert 0 <= play("fada", rounds=1, target="scanner-c").evaluate_metrics_serverapp[1]["accuracy"] <= 1
     result = play("fedavg", rounds=1, target="scanner-c")
     assert result.train_metrics_clientapp[1]["weight"] == pytest.approx(1 / 2)
     assert 0 <= result.evaluate_metrics_serverapp[1]["accuracy"] <= 1
@@ -182,6 +183,7 @@ REFUSED = {
     "a target on a client": (lambda: fedsim.client_app("fedbn", Net, load, target="a"), "take no target"),
     "a model without Linear": (lambda: play("fedavg", model=NO_LINEAR), "has no Linear"),
     "pooled data": (lambda: fedsim.strategy("deepall", Net, client="fedsim"), "pooled on one client"),
+    "visits to no site": (lambda: play("fada"), "fada visits the unseen domain"),
     "no model": (lambda: fedsim.strategy("fedbn", client="fedsim"), "needs the network"),
     "another word": (lambda: fedsim.strategy("fedbn", Net, client="ours"), "write 'any', or 'fedsim'"),
     "clients that are not fedsim's": (
