@@ -20,6 +20,7 @@ import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.names import composed
+from fedsim.data.row import Benchmark
 from fedsim.data.tables import header_of, read_pieces
 from fedsim.settings import DataSettings
 
@@ -226,3 +227,22 @@ def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Seri
             raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes")
         names[text] = composed(text) if number is None else str(int(number))
     return cells.map(names)
+
+
+def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
+    """The rows of a table without labels as float32 [N, D], with the features that a run had; see `encode`.
+
+    bench: the data set of the run, whose features name the values of every column of categories
+    Raises UserError for another data set, and for a table that lacks a column.
+    """
+    if not bench.features:
+        raise UserError(f"{file}: this model takes tensors of the shape {list(bench.shape)}, which no table has")
+    columns = columns_of(data, {})
+    categories = {}
+    for name in columns.categories:
+        values = [feature.removeprefix(f"{name}=") for feature in bench.features if feature.startswith(f"{name}=")]
+        categories[name] = tuple(values[:-1])  # without (other)
+    features = (*bench.features[: bench.numeric], *categories)
+    columns = Columns(columns.label, columns.domain, columns.split, features, categories, columns.missing)
+    table = read_table(file)
+    return encode(table, with_features(columns, table.columns, file), data.missing, str(file))

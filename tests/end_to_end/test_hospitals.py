@@ -18,7 +18,9 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.data import load_client, load_pooled, load_target
 from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.scaling import moments_of, scale_of
+from fedsim.export.card import card
 from fedsim.export.files import export
+from fedsim.export.judge import evaluate_arrays, predict
 from fedsim.methods.table import METHODS
 from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import read_experiment
@@ -154,6 +156,27 @@ def test_a_model_is_exported_with_its_scale(tmp_path):
     worst, source = export(fedsim.load(folder), "torch", tmp_path / "model.pt2")
     assert worst < 1e-5
     assert source == "8 rows of hungary"
+
+
+@pytest.mark.parametrize("scale", ["federated", "site"])
+def test_new_rows_of_a_table_are_predicted_as_the_run_predicts(tmp_path, scale):
+    """The new table has the columns of the run in another order, and no label."""
+    folder, _ = run_small(hospitals(tmp_path, *MLP, f"data.scale={scale}", preset="all"))
+    model = fedsim.load(folder)
+    rows = pd.read_csv(EMBEDDED["hospitals"].file, dtype=str, keep_default_na=False)
+    rows = rows[rows["hospital"] == "hungary"].drop(columns=["hospital", "disease", "num"])
+    rows[rows.columns[::-1]].to_csv(tmp_path / "new.csv", index=False)
+    predictions = predict(model, [tmp_path / "new.csv"])
+    _, expected = evaluate_arrays(model, "hungary", *load_target(model.experiment.data, "hungary"))
+    np.testing.assert_allclose(predictions["p(yes)"], expected["p(yes)"], atol=1e-6)
+    assert predictions["image"].iloc[0] == f"{tmp_path / 'new.csv'}, row 2"
+    rows.drop(columns="age").to_csv(tmp_path / "less.csv", index=False)
+    with pytest.raises(UserError, match="has no column 'age'"):
+        predict(model, [tmp_path / "less.csv"])
+    with pytest.raises(UserError, match=re.escape("takes tensors of the shape [19], and no image files")):
+        model.prepare(["x.png"])
+    assert ("sum of squares of every feature" in card(model)) == (scale == "federated")
+    assert pd.read_csv(folder / "summary.csv")["transductive"].item() == (scale == "site")
 
 
 def test_a_hospital_with_one_class_trains_and_is_named(tmp_path, caplog):
