@@ -115,6 +115,11 @@ def _settings(path: Path) -> DataSettings:
     return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
 
 
+def columns_in(overrides: Sequence[str]) -> DataSettings:
+    """Settings that have only what `overrides` say of a table's columns; see `inspect`."""
+    return _with(overrides, Path("table"), DataSettings(dataset="arrays"))
+
+
 def _with(overrides: Sequence[str], path: Path, data: DataSettings) -> DataSettings:
     """The settings with the user's own; UserError for one that the inspection does not read."""
     for text in overrides:
