@@ -75,7 +75,7 @@ def show_table(path: Path, data: DataSettings) -> None:
     """Print what a table of numbers holds, its problems, and an experiment file for it."""
     from fedsim.data.inspect_tables import inspect_npz, inspect_table
 
-    inspection = inspect_npz(path) if path.suffix.lower() == ".npz" else inspect_table(path, data)
+    inspection = inspect_npz(path, data) if path.suffix.lower() == ".npz" else inspect_table(path, data)
     show_frame(inspection.counts.reset_index(), f"{path}: rows")
     show_frame(inspection.columns, f"{path}: columns")
     say("\n".join(inspection.problems) if inspection.problems else "no problem was found")

@@ -9,19 +9,20 @@ import pandas as pd
 import tomli_w
 
 from fedsim.common.errors import UserError
-from fedsim.data.arrays import TABLES, class_order, open_arrays
-from fedsim.data.benchmarks import find_dataset
+from fedsim.data.benchmarks import benchmark
 from fedsim.data.feature_tables import (
+    TRUTHS,
     Columns,
+    class_order,
     columns_of,
-    is_empty,
     names_of_labels,
     read_table,
     text_of_names,
     with_features,
 )
 from fedsim.data.names import subfolders
-from fedsim.data.tables import header_of, read_pieces
+from fedsim.data.reader import reader
+from fedsim.data.tables import SUFFIXES, header_of, read_pieces
 from fedsim.settings import DataSettings
 
 MOST_VALUES = 30  # different texts of a column of categories; a column with more is rather a name or a date
@@ -60,13 +61,14 @@ def is_table_of_numbers(path: Path, data: DataSettings) -> bool:
 def tables_in(path: Path) -> list[Path]:
     """The table itself, or the tables that lie in a folder."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [file for file in files if file.is_file() and file.suffix.lower() in TABLES]
+    return [file for file in files if file.is_file() and file.suffix.lower() in SUFFIXES]
 
 
 def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     """Inspects a table, or a folder with a table for each domain.
 
     data: settings with names of columns; a column of texts is one of categories, also where they do not say so
+
     Raises UserError for a table that cannot be read, and where it is not known which columns are label and domain.
     """
     files = tables_in(path)
@@ -76,11 +78,13 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     columns, left_out = _with_kinds(columns, rows)
     domains = text_of_names(rows[columns.domain])
     labels = names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
-    empty = {name: is_empty(rows[name], columns.missing.get(name, ())) for name in columns.features}
+    empty = {name: columns.empty(rows, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
     problems = left_out + [text for _, text in suspects]
     problems += _tell_the_class(columns, rows, labels)
-    problems += _one_class(labels, domains) + _without_values(domains, empty) + _equal_rows(columns, rows, domains)
+    problems += _one_class(labels, domains)
+    problems += _without_values(domains, empty)
+    problems += _equal_rows(columns, rows, domains)
     return TableInspection(
         _counts(labels, domains),
         _described(columns, rows, domains, empty),
@@ -104,9 +108,9 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
     categories = {name: columns.categories.get(name, ()) for name in columns.categories}
     features, left_out = [], []
     for name in columns.features:
-        cells = rows.loc[~is_empty(rows[name], columns.missing.get(name, ())), name]
+        cells = rows.loc[~columns.empty(rows, name), name]
         values = cells.unique()
-        is_text = pd.to_numeric(cells.str.lower().replace({"true": "1", "false": "0"}), errors="coerce").isna().any()
+        is_text = bool(_as_numbers(cells).isna().any())
         if len(values) == len(rows) and (is_text or _counts_up(cells)):
             left_out.append(f"{name} has another value in every row; it is left out of the features")
         elif name not in categories and is_text and len(values) > MOST_VALUES:
@@ -128,8 +132,13 @@ def _counts_up(cells: pd.Series) -> bool:
 
 def _numbers(cells: pd.Series, empty: np.ndarray) -> np.ndarray:
     """The values of a column of numbers that are not empty."""
-    texts = cells[~empty].str.lower().replace({"true": "1", "false": "0"})
-    return pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    return _as_numbers(cells[~empty]).to_numpy(dtype=np.float64)
+
+
+def _as_numbers(cells: pd.Series) -> pd.Series:
+    """The cells as numbers, true and false as 1 and 0; a text that is no number is NaN."""
+    texts = cells.str.lower().replace(TRUTHS)
+    return pd.to_numeric(texts, errors="coerce")
 
 
 def _counts(labels: pd.Series, domains: pd.Series) -> pd.DataFrame:
@@ -163,21 +172,35 @@ def _suspects(
     for name in columns.numbers:
         numbers = _numbers(rows[name], empty[name])
         places = domains[~empty[name]].to_numpy()
-        if len(np.unique(numbers)) <= FEW_VALUES:
-            continue
-        others = numbers[numbers != 0]
-        is_far = len(others) < len(numbers) and others.min() > GAP * (others.max() - others.min())
-        if is_far:
-            zeros = [f"{(numbers[places == d] == 0).sum()} of {(places == d).sum()} rows of {d}" for d in
-                     sorted(set(places[numbers == 0]))]  # fmt: skip
-            suspects.append((name, f"{name} is 0 in {', '.join(zeros)}, and otherwise at least {others.min():g}: if 0 "
-                                   f'means that it was not measured, set missing = {{{name} = ["0"]}}'))  # fmt: skip
-            continue
-        for domain in sorted(set(places)):
-            values = np.unique(numbers[places == domain])
-            if len(values) == 1 and (places == domain).sum() > 1:
-                suspects.append((name, f"{name} is {values[0]:g} in all rows of {domain}, where it has a value at all"))
+        if len(np.unique(numbers)) > FEW_VALUES:
+            sentences = _far_zeros(name, numbers, places) or _constants(name, numbers, places)
+            suspects += [(name, sentence) for sentence in sentences]
     return suspects
+
+
+def _far_zeros(name: str, numbers: np.ndarray, places: np.ndarray) -> list[str]:
+    """A sentence where a column [N] is 0 in some rows and far above it in all others. places: their domains [N]"""
+    is_zero = numbers == 0
+    others = numbers[~is_zero]
+    least = others.min()
+    if not is_zero.any() or least <= GAP * (others.max() - least):
+        return []
+    shares = []
+    for domain in sorted(set(places[is_zero])):
+        here = places == domain
+        shares.append(f"{(is_zero & here).sum()} of {here.sum()} rows of {domain}")
+    hint = f'if 0 means that it was not measured, set missing = {{{name} = ["0"]}}'
+    return [f"{name} is 0 in {', '.join(shares)}, and otherwise at least {least:g}: {hint}"]
+
+
+def _constants(name: str, numbers: np.ndarray, places: np.ndarray) -> list[str]:
+    """A sentence for each domain in which a column has one value alone."""
+    sentences = []
+    for domain in sorted(set(places)):
+        values = numbers[places == domain]
+        if len(values) > 1 and (values == values[0]).all():
+            sentences.append(f"{name} is {values[0]:g} in all rows of {domain}, where it has a value at all")
+    return sentences
 
 
 def _tell_the_class(columns: Columns, rows: pd.DataFrame, labels: pd.Series) -> list[str]:
@@ -246,20 +269,30 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
     return text
 
 
-def inspect_npz(path: Path) -> TableInspection:
-    """Inspects an .npz file: rows by domain and class, and shape and range of the values of each domain."""
-    data = DataSettings(dataset="arrays", root=str(path))
-    opened = open_arrays(data, find_dataset("arrays"))
-    rows, counts = [], {}
-    for domain, examples in opened.domains.items():
-        values = examples.values
+def inspect_npz(path: Path, data: DataSettings) -> TableInspection:
+    """Inspects an .npz file: rows by domain and class, and shape and range of the values of each domain.
+
+    data: settings with names of the arrays
+    """
+    data = data.model_copy(update={"root": str(path)})
+    bench = benchmark(data)
+    rows, counts = [], []
+    for domain in bench.domains:
+        values, labels = reader(data, bench).images(domain)
         span = f"{values.min():g} to {values.max():g}, mean {values.mean():.4g}"
-        rows.append({"domain": domain, "examples": len(values), "shape": list(opened.shape), "values": span})
-        counts[domain] = [int((examples.labels == name).sum()) for name in opened.classes]
-    frame = pd.DataFrame.from_dict(counts, orient="index", columns=list(opened.classes)).rename_axis("domain")
+        rows.append({"domain": domain, "examples": len(values), "shape": list(bench.shape), "values": span})
+        counts.append(np.bincount(labels, minlength=len(bench.classes)))
+    frame = pd.DataFrame(counts, index=pd.Index(bench.domains, name="domain"), columns=list(bench.classes))
     settings = {
-        "data": {"dataset": "arrays", "root": str(path), "split": "stratified", "holdout": 0.2, "scale": "federated"},
-        "model": {"backbone": "cnn-1d" if len(opened.shape) == 2 else "mlp", "options": {"norm": "batch"}},
+        "data": {
+            "dataset": "arrays",
+            "root": str(path),
+            "split": "stratified",
+            "holdout": 0.2,
+            "scale": "federated",
+            "columns": dict(data.columns),
+        },
+        "model": {"backbone": "cnn-1d" if len(bench.shape) == 2 else "mlp", "options": {"norm": "batch"}},
         "train": {"rounds": 20, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
     }
     return TableInspection(frame, pd.DataFrame(rows), [], tomli_w.dumps(settings))

@@ -60,7 +60,7 @@ def test_a_folder_of_tables_and_an_npz_file_are_described(tmp_path):
     assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (1,)
     x = np.arange(24.0).reshape(4, 2, 3)
     np.savez(tmp_path / "s.npz", x=x, label=[0, 1, 0, 1], domain=["p", "p", "q", "q"])
-    found = inspect_npz(tmp_path / "s.npz")
+    found = inspect_npz(tmp_path / "s.npz", columns_in([]))
     assert found.columns.iloc[1].tolist() == ["q", 2, [2, 3], "12 to 23, mean 17.5"]
     assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (2, 3)
 
@@ -68,7 +68,7 @@ def test_a_folder_of_tables_and_an_npz_file_are_described(tmp_path):
 def test_what_the_command_prints_and_refuses(tmp_path, capsys):
     file = EMBEDDED["hospitals"].file
     with pytest.raises(
-        UserError, match="has no column 'label'; say which one it is with --set data.columns.label=NAME"
+        UserError, match=r"has no column 'label'; say which one it is with --set data.columns.label=NAME"
     ):
         show_inspection(file, None)
     with pytest.raises(UserError, match="--grid draws pictures"):
