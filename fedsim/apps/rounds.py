@@ -50,7 +50,7 @@ class AppSpace:
 
     def __post_init__(self) -> None:
         self.experiment, self.recipe = self.plan.experiment, self.plan.recipe
-        self.task: TaskRules = rules_of(self.plan.data.task, self.experiment.data)
+        self.task: TaskRules = rules_of(self.plan.data.task, self.experiment.data, self.experiment.train)
         self.device: torch.device = pick_device(self.experiment.run.device)
         self.places: dict[str, Place] = dict.fromkeys(self.arrays, "shared")
 
@@ -176,7 +176,7 @@ class DatasetTarget:
     def __init__(self, net: nn.Module, data: Any, experiment: Experiment, device: torch.device) -> None:
         self.net, self.device = net.to(device), device
         self.loader = torch.utils.data.DataLoader(data, batch_size=experiment.run.evaluate_batch_size)
-        self.rules = rules_of("classification", experiment.data)
+        self.rules = rules_of("classification", experiment.data, experiment.train)
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """None: nobody else is asked."""

@@ -96,7 +96,7 @@ def run(
     """Computes one run, or resumes it; a finished one is read.
 
     method: a row of `fedsim methods`, a combination `a+b`, a `Recipe`, or `module:name`
-    data: an experiment's name, or the path of its file, of a folder of images DOMAIN/CLASS/IMAGE, or of a table or .npz;
+    data: the name or path of an experiment file, or the path of a folder of images DOMAIN/CLASS/IMAGE, a table or .npz;
     or a mapping from domains to torch Datasets of (tensor, class)
     target: the unseen domain; empty: the last one
     model: the name of a backbone, an nn.Module, or a class or function that makes one; None: that of the experiment

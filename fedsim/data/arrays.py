@@ -21,6 +21,7 @@ from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.feature_tables import (
     Columns,
+    class_order,
     columns_of,
     complete_rows,
     encode,
@@ -34,11 +35,11 @@ from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
+from fedsim.data.tables import SUFFIXES as TABLES
 from fedsim.data.tensor_sets import check_labels, name_classes, read_tensors
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import called, load
 
-TABLES = (".csv", ".tsv", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
 KEPT = 4  # opened data sets that a process keeps in memory
 
@@ -146,18 +147,24 @@ class ArrayReader(Reader):
     def fingerprint(self, domain: str) -> str:
         """Hash of the values and labels of a domain."""
         examples = self._examples(domain)
-        names = "\0".join(examples.labels.tolist()).encode()
-        parts = [] if examples.parts is None or not reads_lists(self.data) else ["\0".join(examples.parts).encode()]
-        return content_hash(str(examples.values.shape).encode(), examples.values.tobytes(), names, *parts)
+        values = examples.values
+        names = "\0".join(examples.labels)
+        content = [str(values.shape).encode(), values.tobytes(), names.encode()]
+        if examples.parts is not None and reads_lists(self.data):
+            content.append("\0".join(examples.parts).encode())
+        return content_hash(*content)
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests uint8 [N,10] of the values of each example, which find one that is in two domains."""
-        hashes = [bytes.fromhex(content_hash(values.tobytes())) for values in self._examples(domain).values]
-        return np.frombuffer(b"".join(hashes), np.uint8).reshape(len(hashes), -1)
+        examples = self._examples(domain)
+        hashes = [content_hash(values.tobytes()) for values in examples.values]
+        digests = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8)
+        return digests.reshape(len(hashes), -1)
 
     def nameless(self, domain: str) -> str:
         """Hash of the examples with their labels, in any order."""
-        return nameless_hash(self.labels(domain), [row.tobytes() for row in self.digests(domain)])
+        digests = [row.tobytes() for row in self.digests(domain)]
+        return nameless_hash(self.labels(domain), digests)
 
     def _examples(self, domain: str) -> Examples:
         domains = open_arrays(self.data, self.found).domains
@@ -176,14 +183,25 @@ def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
     Raises UserError for files that are missing or cannot be read, and for values, labels and domains that do not fit.
     """
     files = [] if row.name == PARTITIONED else array_files(data, row)
-    versions = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     settings = data.model_dump(include={"dataset", "domains", "classes", "columns", "missing"})
-    key = (row.name, versions, json.dumps(settings), data.unseen_domain, data.validation_domain)
+    key = (
+        row.name,
+        tuple(_version(file) for file in files),
+        json.dumps(settings),
+        data.unseen_domain,
+        data.validation_domain,
+    )
     if key not in _opened:
         while len(_opened) >= KEPT:
             del _opened[next(iter(_opened))]
         _opened[key] = _open(data, row, files)
     return _opened[key]
+
+
+def _version(file: Path) -> tuple[str, int, int]:
+    """What changes when a file is written anew."""
+    status = file.stat()
+    return str(file), status.st_size, status.st_mtime_ns
 
 
 def array_files(data: DataSettings, row: Benchmark) -> list[Path]:
@@ -197,8 +215,9 @@ def array_files(data: DataSettings, row: Benchmark) -> list[Path]:
     if not root.exists():
         raise UserError(f"data.root: nothing at {root}{read_from(root)}; name a file ({', '.join(SUFFIXES)}) or a "
                         "folder of them")  # fmt: skip
-    files = sorted(file for file in root.iterdir() if file.suffix.lower() in SUFFIXES) if root.is_dir() else [root]
-    if not files or files[0].suffix.lower() not in SUFFIXES:
+    candidates = sorted(root.iterdir()) if root.is_dir() else [root]
+    files = [file for file in candidates if file.suffix.lower() in SUFFIXES]
+    if not files:
         raise UserError(f"data.root: {root} holds no file that ends in {', '.join(SUFFIXES)}")
     if len({file.suffix.lower() == ".npz" for file in files}) > 1:
         raise UserError(f"data.root: {root} holds .npz files and tables; keep one kind")
@@ -210,29 +229,32 @@ def _open(data: DataSettings, row: Benchmark, files: Sequence[Path]) -> Opened:
         return _open_datasets(data)
     if files[0].suffix.lower() == ".npz":
         return _open_npz(data, files)
-    usual = EMBEDDED[row.name].columns if row.name in EMBEDDED else {}
-    return _open_tables(data, files, usual)
+    embedded = EMBEDDED.get(row.name)
+    return _open_tables(data, files, embedded.columns if embedded else {})
 
 
 def _open_datasets(data: DataSettings) -> Opened:
     """The Datasets that `module:name` maps domains to."""
-    named = load(data.dataset, "data.dataset")
-    mapping = named if isinstance(named, Mapping) else called(named, f"data.dataset {data.dataset!r}")
+    mapping = load(data.dataset, "data.dataset")
+    if not isinstance(mapping, Mapping):
+        mapping = called(mapping, f"data.dataset {data.dataset!r}")
     if not isinstance(mapping, Mapping) or not mapping:
         raise UserError(f"data.dataset {data.dataset!r} is {type(mapping).__name__}; give a mapping from domains to "
                         "torch Datasets of (tensor, target)")  # fmt: skip
-    read = {composed(str(domain)): read_tensors(dataset, str(domain)) for domain, dataset in mapping.items()}
-    labels = {domain: tensors.labels for domain, tensors in read.items()}
-    if data.classes:
-        for domain, numbers in labels.items():
-            check_labels(numbers, len(data.classes), domain)
-        classes = tuple(data.classes)
-        first = 0
-    else:
+    values, labels = {}, {}
+    for name, dataset in mapping.items():
+        domain = composed(str(name))
+        values[domain], labels[domain] = read_tensors(dataset, domain)
+    first, classes = 0, tuple(data.classes)
+    for domain in labels if classes else ():
+        check_labels(labels[domain], len(classes), domain)
+    if not classes:
         classes = name_classes(labels)
         first = int(classes[0])
     names = np.array(classes, dtype=object)
-    domains = {domain: Examples(tensors.values, names[tensors.labels - first]) for domain, tensors in read.items()}
+    domains = {}
+    for domain, numbers in labels.items():
+        domains[domain] = Examples(values[domain], names[numbers - first])
     return _checked(domains, classes, data.dataset)
 
 
@@ -240,26 +262,38 @@ def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
     """The arrays of one .npz file, or of one for each domain."""
     domains: dict[str, Examples] = {}
     for file in files:
-        for domain, examples in _read_npz(file).items():
+        for domain, examples in _read_npz(file, data).items():
             if domain in domains:
                 raise UserError(f"{file}: the domain {domain!r} is in another file, too; keep one")
             domains[domain] = examples
-    return _checked(domains, _class_names(data, domains, files[0].parent), files[0].parent)
+    where = files[0].parent
+    classes = _class_names(data, domains, where)
+    return _checked(domains, classes, where)
 
 
-def _read_npz(file: Path) -> dict[str, Examples]:
-    """The examples of a file's domains; without `domain` there is one, called like the file."""
-    arrays = _load_npz(file)
+def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
+    """The examples of a file's domains; without `domain` there is one, called like the file.
+
+    `data.columns` may give label, domain and split other names.
+    """
+    stored = _load_npz(file)
+    names = {data.column(name, name): name for name in ("label", "domain", "split")}
+    arrays = {names.get(name, name): array for name, array in stored.items()}
     _check_npz(arrays, file)
-    count = len(arrays["x"])
     values = _finite_values(arrays["x"], file)
-    labels = names_of_labels(pd.Series(arrays["label"].astype(str)), f"{file}, label", first_row=0)
-    names = arrays["domain"].astype(str) if "domain" in arrays else np.full(count, file.stem)
-    domains = text_of_names(pd.Series(names)).to_numpy(dtype=object)
+    texts = {name: pd.Series(arrays[name].astype(str)) for name in names.values() if name in arrays}
+    labels = names_of_labels(texts["label"], f"{file}, label", first_row=0)
     whole = Examples(values, labels.to_numpy(dtype=object))
-    if "split" in arrays:
-        whole = replace(whole, parts=_parts(pd.Series(arrays["split"].astype(str)), str(file)))
-    return {name: whole.chosen(np.flatnonzero(domains == name)) for name in sorted(set(domains.tolist()))}
+    if "split" in texts:
+        whole = replace(whole, parts=_parts(texts["split"], str(file)))
+    if "domain" not in texts:
+        return {composed(file.stem): whole}
+    domains = text_of_names(texts["domain"])
+    examples = {}
+    for domain in sorted(domains.unique()):
+        chosen = np.flatnonzero(domains == domain)
+        examples[domain] = whole.chosen(chosen)
+    return examples
 
 
 def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
@@ -352,18 +386,24 @@ def _rows_of_sources(
 ) -> pd.DataFrame:
     """The rows of the domains that train, of which the unseen one is none."""
     unseen = data.unseen_domain or used[-1]
-    sources = [domain for domain in used if domain not in (unseen, data.validation_domain)] or list(used)
-    return pd.concat([rows[list(columns.features)] for domain in sources for _, rows in groups[domain]])
+    held_out = (unseen, data.validation_domain)
+    sources = [domain for domain in used if domain not in held_out]
+    tables = []
+    for domain in sources or used:
+        tables += [rows[list(columns.features)] for _, rows in groups[domain]]
+    return pd.concat(tables)
 
 
 def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, missing: str) -> Examples:
     """The examples of one domain."""
-    values = [encode(rows, columns, missing, str(file)) for file, rows in parts if len(rows)]
-    labels = [names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}") for file, rows in parts]
-    splits = [_parts(rows[columns.split], str(file)) for file, rows in parts if columns.split in rows]
-    width = len(columns.names_of_inputs(missing))
+    values, labels, splits = [], [], []
+    for file, rows in parts:
+        values.append(encode(rows, columns, missing, str(file)))
+        labels.append(names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}"))
+        if columns.split in rows:
+            splits.append(_parts(rows[columns.split], str(file)))
     return Examples(
-        np.concatenate(values) if values else np.zeros((0, width), np.float32),
+        np.concatenate(values),
         pd.concat(labels).to_numpy(dtype=object),
         np.concatenate(splits) if len(splits) == len(parts) else None,
     )
@@ -379,15 +419,11 @@ def _parts(cells: pd.Series, where: str) -> np.ndarray:
     return texts.map(PARTS).fillna("").to_numpy(dtype=object)
 
 
-def class_order(name: str) -> tuple[int, str]:
-    """The key by which classes are sorted: numbers by value, then other names."""
-    return (int(name), "") if name.lstrip("-").isdecimal() else (2**62, name)
-
-
 def _class_names(data: DataSettings, domains: Mapping[str, Examples], where: object) -> tuple[str, ...]:
     """The classes of the used domains: those that the settings name, or all that occur."""
     used = used_of(domains, data.domains)
-    occurring = {name for domain in used for name in domains[domain].labels.tolist()}
+    groups = [set(domains[domain].labels) for domain in used]
+    occurring = set().union(*groups)
     named = set(map(composed, data.classes))
     if named and (unknown := sorted(occurring - named)):
         raise UserError(f"{where}: the label {unknown[0]!r} is none of data.classes; "
@@ -396,7 +432,7 @@ def _class_names(data: DataSettings, domains: Mapping[str, Examples], where: obj
     if len(names) < 2:
         raise UserError(f"{where}: the labels are all {', '.join(names) or 'missing'}; at least 2 classes are needed; "
                         "where other machines have the others, name all in data.classes")  # fmt: skip
-    refuse_alike([[name] for name in names], "labels", where)
+    refuse_alike([*groups, *([name] for name in names)], "labels", where)
     return names
 
 
@@ -408,4 +444,5 @@ def _checked(domains: Mapping[str, Examples], classes: tuple[str, ...], where: o
         if shape != shapes[first]:
             raise UserError(f"{where}: examples of {domain!r} have the shape {list(shape)}, but those of {first!r} "
                             f"have {list(shapes[first])}; all need one shape")  # fmt: skip
-    return Opened(dict(sorted(domains.items())), classes, shapes[first], (), shapes[first][0])
+    shape = shapes[first]
+    return Opened(dict(sorted(domains.items())), classes, shape, (), shape[0])

@@ -12,7 +12,7 @@ empty. At the end every column of categories has a 0 or 1 for each value, and on
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.names import composed
+from fedsim.data.row import Benchmark
 from fedsim.data.tables import header_of, read_pieces
 from fedsim.settings import DataSettings
 
@@ -52,6 +53,10 @@ class Columns:
         """The features that are numbers."""
         return tuple(name for name in self.features if name not in self.categories)
 
+    def empty(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+        """Which cells of a column are empty, bool [N]."""
+        return is_empty(rows[name], self.missing.get(name, ()))
+
     def names_of_inputs(self, missing: str) -> tuple[str, ...]:
         """Names of the numbers that a row becomes; `missing` is `data.missing`."""
         names = list(self.numbers)
@@ -70,13 +75,15 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     known = (*NAMES, *LISTS)
     for key in data.columns:
         if key not in known:
-            raise UserError(f"data.columns: no key {key!r}; {nearest(key, known)}known: {', '.join(known)}")
+            hint = f"{nearest(key, known)}known: {', '.join(known)}"
+            raise UserError(f"data.columns: no key {key!r}; {hint}")
     features = data.columns.get("features", [])
     if not isinstance(features, list):
         raise UserError("data.columns.features: write a list of columns, such as ['age', 'chol']")
     named = data.columns.get("categories", {})
-    by_column = {name: [] for name in named} if isinstance(named, list) else named
-    categories = _texts_by_column(by_column, "categories")
+    if isinstance(named, list):
+        named = {name: [] for name in named}
+    categories = _texts_by_column(named, "categories")
     label, domain, split = (data.column(name, usual.get(name, name)) for name in NAMES)
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
     for name in categories:
@@ -113,7 +120,9 @@ def _text_of_cell(cell: object) -> str:
         return cell.strip()
     if cell is None or cell is pd.NA or cell != cell:
         return ""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell)
 
 
 def text_of_names(cells: pd.Series) -> pd.Series:
@@ -147,7 +156,8 @@ def numbers_of(cells: pd.Series, empty: np.ndarray, where: str) -> np.ndarray:
     texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
     values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
     for position in np.flatnonzero(~np.isfinite(values) & ~empty)[:1]:
-        text, row = cells.iloc[position], int(cells.index[position]) + 2  # as an editor counts: the header is line 1
+        text = cells.iloc[position]
+        row = int(cells.index[position]) + 2  # as an editor counts: the header is line 1
         if _is_number(text):
             raise UserError(f"{where}, row {row}: {text!r} is not finite; correct it, or leave the cell empty")
         raise UserError(f"{where}, row {row}: {text!r} is no number; correct it, name the column in "
@@ -159,7 +169,8 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
     """The columns with the features filled in, and checked against a table's header."""
     present = list(header)
     special = (columns.label, columns.domain, columns.split)
-    features = columns.features or tuple(name for name in present if name not in special)
+    others = tuple(name for name in present if name not in special)
+    features = columns.features or others
     for name in (*features, *columns.categories, *columns.missing):
         if name not in present:
             hint = f"{nearest(name, present)}it has: {', '.join(present)}"
@@ -168,7 +179,7 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
             raise UserError(f"data.columns: {name!r} is a feature, and also the label, the domain or the split")
     if not features:
         raise UserError(f"{where} has no column beside label and domain; a row needs at least one feature")
-    return Columns(*special, features, columns.categories, columns.missing)
+    return replace(columns, features=features)
 
 
 def with_categories(columns: Columns, rows: pd.DataFrame) -> Columns:
@@ -178,21 +189,25 @@ def with_categories(columns: Columns, rows: pd.DataFrame) -> Columns:
     """
     categories = {}
     for name, values in columns.categories.items():
-        present = rows.loc[~is_empty(rows[name], columns.missing.get(name, ())), name]
-        categories[name] = values or tuple(sorted(map(composed, present.unique())))
-    return Columns(columns.label, columns.domain, columns.split, columns.features, categories, columns.missing)
+        if values:
+            categories[name] = values
+            continue
+        present = rows.loc[~columns.empty(rows, name), name]
+        texts = map(composed, present.unique())
+        categories[name] = tuple(sorted(texts))
+    return replace(columns, categories=categories)
 
 
 def encode(rows: pd.DataFrame, columns: Columns, missing: str, where: str) -> np.ndarray:
     """Rows as float32 [N, D], see the module's text; `missing` is `data.missing`."""
-    numbers, empties = [], []
+    inputs = []
     for name in columns.numbers:
-        empty = is_empty(rows[name], columns.missing.get(name, ()))
-        numbers.append(numbers_of(rows[name], empty, f"{where}, column {name!r}"))
-        empties.append(empty)
-    inputs = numbers + (empties if missing == "indicator" else [])
+        column = f"{where}, column {name!r}"
+        inputs.append(numbers_of(rows[name], columns.empty(rows, name), column))
+    if missing == "indicator":
+        inputs += [columns.empty(rows, name) for name in columns.numbers]
     for name, values in columns.categories.items():
-        inputs += _one_hot(rows[name], values, is_empty(rows[name], columns.missing.get(name, ())))
+        inputs += _one_hot(rows[name], values, columns.empty(rows, name))
     return np.stack(inputs, axis=1).astype(np.float32)
 
 
@@ -200,14 +215,15 @@ def _one_hot(cells: pd.Series, values: Sequence[str], empty: np.ndarray) -> list
     """A column [N] for each of the values, and one for any other; an empty cell is in none."""
     texts = text_of_names(cells).to_numpy(dtype=object)
     columns = [(texts == value) & ~empty for value in values]
-    return [*columns, ~np.isin(texts, list(values)) & ~empty]
+    is_other = ~np.isin(texts, list(values))
+    return [*columns, is_other & ~empty]
 
 
 def complete_rows(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The rows in which no feature is empty."""
     incomplete = np.zeros(len(rows), dtype=bool)
     for name in columns.features:
-        incomplete |= is_empty(rows[name], columns.missing.get(name, ()))
+        incomplete |= columns.empty(rows, name)
     return rows[~incomplete]
 
 
@@ -221,8 +237,39 @@ def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Seri
         raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
     names = {}
     for text in cells.unique():
-        number = float(text) if _is_number(text) else None
-        if number is not None and not number.is_integer():
+        if not _is_number(text):
+            names[text] = composed(text)
+            continue
+        number = float(text)
+        if not number.is_integer():
             raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes")
-        names[text] = composed(text) if number is None else str(int(number))
+        names[text] = str(int(number))
     return cells.map(names)
+
+
+def class_order(name: str) -> tuple[int, str]:
+    """The key by which classes are sorted: numbers by value, then other names."""
+    if name.lstrip("-").isdecimal():
+        return int(name), ""
+    return 2**62, name
+
+
+def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
+    """The rows of a table without labels as float32 [N, D], with the features that a run had; see `encode`.
+
+    bench: the data set of the run, whose features name the values of every column of categories
+    Raises UserError for another data set, and for a table that lacks a column.
+    """
+    if not bench.features:
+        raise UserError(f"{file}: this model takes tensors of the shape {list(bench.shape)}, which no table has")
+    columns = columns_of(data, {})
+    categories = {}
+    for name in columns.categories:
+        prefix = f"{name}="
+        values = [feature.removeprefix(prefix) for feature in bench.features if feature.startswith(prefix)]
+        categories[name] = tuple(values[:-1])  # without (other)
+    features = (*bench.features[: bench.numeric], *categories)
+    table = read_table(file)
+    columns = replace(columns, features=features, categories=categories)
+    columns = with_features(columns, table.columns, file)
+    return encode(table, columns, data.missing, str(file))

@@ -100,9 +100,9 @@ def reader_class(bench: Benchmark) -> type[Reader]:
 def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
     """What a reader gives for a domain; see `Reader.images`.
 
-    Raises UserError for images that are not uint8 [N,C,s,s] with the data set's number of channels, and for tensors
-    that are not float32 of its shape. Labels must be the numbers of its classes. Floats of a reader for images would
-    otherwise be divided by 255.
+    Raises UserError for images that are not uint8 [N,C,s,s] with the data set's number of channels, and for labels that
+    are not the numbers of its classes. It also refuses tensors that are not float32 of its shape. Floats of a reader
+    for images would otherwise be divided by 255.
     """
     images, labels = read.images(domain, apart)
     fault = _fault_of_examples(images, read.found) or _fault_of_labels(labels, len(images), len(read.found.classes))

@@ -18,6 +18,8 @@ import numpy as np
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
+ROUNDING = 1e-9  # of a sum
+SMALLEST = 1e-30  # squared mean that counts
 TINY = 1e-12  # a variance below this share of the squared mean is the rounding of a constant
 
 
@@ -32,10 +34,15 @@ class Moments:
     @property
     def is_valid(self) -> bool:
         """Whether such numbers can be sums of finite values at all: Q N >= S^2, up to rounding."""
-        counts, sums, squares = (np.array(column, np.float64) for column in (self.counts, self.sums, self.squares))
-        if not len(counts) == len(sums) == len(squares) or not np.isfinite([sums, squares]).all():
+        counts = np.array(self.counts, np.float64)
+        sums = np.array(self.sums)
+        squares = np.array(self.squares)
+        if not len(counts) == len(sums) == len(squares):
             return False
-        return bool((counts >= 0).all() and (squares * counts * (1 + 1e-9) + 1e-9 >= sums**2).all())
+        if not np.isfinite([sums, squares]).all() or (counts < 0).any():
+            return False
+        most = squares * counts * (1 + ROUNDING) + ROUNDING
+        return bool((sums**2 <= most).all())
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,11 @@ class Scale:
 
     def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and std float32 for examples of this shape, 0 and 1 for features that are not standardized."""
-        rest = shape[0] - len(self.mean)
-        mean = np.array([*self.mean, *[0.0] * rest], np.float32)
-        std = np.array([*self.std, *[1.0] * rest], np.float32)
+        count = len(self.mean)
+        mean = np.zeros(shape[0], np.float32)
+        std = np.ones(shape[0], np.float32)
+        mean[:count] = self.mean
+        std[:count] = self.std
         axes = (-1, *[1] * (len(shape) - 1))
         return mean.reshape(axes), std.reshape(axes)
 
@@ -73,23 +82,30 @@ def moments_of(values: np.ndarray, features: int) -> Moments:
     numbers = values[:, :features].astype(np.float64)
     axes = (0, *range(2, numbers.ndim))
     counts = np.isfinite(numbers).sum(axes)
-    sums, squares = np.nansum(numbers, axes), np.nansum(numbers**2, axes)
-    return Moments(tuple(counts.tolist()), tuple(sums.tolist()), tuple(squares.tolist()))
+    sums = np.nansum(numbers, axes)
+    squares = np.nansum(numbers**2, axes)
+    return Moments(
+        tuple(counts.tolist()),
+        tuple(sums.tolist()),
+        tuple(squares.tolist()),
+    )
 
 
 def scale_of(moments: Iterable[Moments]) -> Scale:
     """The scale by the moments of all clients, which are added up in their order."""
     together = list(moments)
-    counts, sums, squares = (
-        np.sum([getattr(each, name) for each in together], axis=0) for name in ("counts", "sums", "squares")
-    )
+    counts = np.sum([each.counts for each in together], axis=0)
+    sums = np.sum([each.sums for each in together], axis=0)
+    squares = np.sum([each.squares for each in together], axis=0)
     count = np.maximum(counts, 1)
     mean = sums / count
     variance = squares / count - mean**2
-    std = np.sqrt(np.where(variance > TINY * np.maximum(mean**2, 1e-30), variance, 1.0))
+    varies = variance > TINY * np.maximum(mean**2, SMALLEST)
+    std = np.sqrt(np.where(varies, variance, 1.0))
     return Scale(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 def scaled_by_site(values: np.ndarray, rows: np.ndarray, bench: Benchmark) -> np.ndarray:
     """Values of a domain [N, ...], standardized by those of some of its rows."""
-    return scale_of([moments_of(values[rows], bench.numeric)]).apply(values)
+    moments = moments_of(values[rows], bench.numeric)
+    return scale_of([moments]).apply(values)

@@ -108,17 +108,27 @@ def shared_images(data: DataSettings, target: str, bench: Benchmark | None = Non
     if digests is None:
         return SharedImages(unseen, 0, 0, {}, unit=bench.unit)
     tested = [row.tobytes() for row in digests]
-    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
-    files: dict[str, set[bytes]] = {}
     sources, selecting = source_domains(data, unseen, bench), held_out(data, bench)
-    for domain in [*sources, *([selecting] if selecting else [])]:
-        digests = read.digests(domain)
-        rows = [] if digests is None else [row.tobytes() for row in digests]
-        files[domain], torn[domain] = set(rows), _in_two_classes(rows, read.labels(domain))
-    where, shared = _copies_of(tested, files)
-    alike = {domain: pair for domain in sources if (pair := _alike(read, domain))[0]}
-    classes = {domain: pair for domain, pair in torn.items() if pair[0]}
-    return SharedImages(unseen, len(tested), shared, where, classes, _between(files), alike, bench.unit)
+    others = [*sources, *([selecting] if selecting else [])]
+    files = {domain: _files_of(read, domain) for domain in others}
+    present = {domain: set(rows) for domain, rows in files.items()}
+    where, shared = _copies_of(tested, present)
+    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
+    for domain, rows in files.items():
+        torn[domain] = _in_two_classes(rows, read.labels(domain))
+    alike = _some({domain: _alike(read, domain) for domain in sources})
+    return SharedImages(unseen, len(tested), shared, where, _some(torn), _between(present), alike, bench.unit)
+
+
+def _files_of(read: Reader, domain: str) -> list[bytes]:
+    """The digest of each image of a domain; none where it has no files."""
+    digests = read.digests(domain)
+    return [] if digests is None else [row.tobytes() for row in digests]
+
+
+def _some(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The pairs (copies, all) of the domains that have any copy."""
+    return {domain: pair for domain, pair in pairs.items() if pair[0]}
 
 
 def _copies_of(tested: Sequence[bytes], files: Mapping[str, set[bytes]]) -> tuple[dict[str, int], int]:

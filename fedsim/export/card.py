@@ -17,6 +17,7 @@ from fedsim.records.selection import validation_column
 from fedsim.settings import RunSettings
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
+SUMS = "once: the number, the sum and the sum of squares of every feature over the training rows (data.scale)"
 OWN = "your own images"  # the source of rows that read a user's data
 
 
@@ -31,10 +32,7 @@ def card(model: TrainedModel) -> str:
             *_domains(model),
             f"Outputs: {', '.join(model.classes)}.",
         ],
-        "Images": [
-            f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
-            "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself.",
-        ],
+        "Images" if data.images else "Inputs": [_inputs(model)],
         "Method": _method(model, method),
         "Results": _results(model),
         "Weights": _weights(model),
@@ -58,8 +56,21 @@ def _method(model: TrainedModel, method: str) -> list[str]:
     return [
         f"{method} ({recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
         f"{model.experiment.run.seed}; inference rule {_rule(model)}.",
-        f"Clients disclosed: {recipe.disclosure()}.",
+        f"Clients disclosed: {'; '.join([recipe.disclosure(), *([SUMS] if model.scale else [])])}.",
     ]
+
+
+def _inputs(model: TrainedModel) -> str:
+    """What the model takes."""
+    data = model.plan.data
+    if data.images:
+        return (
+            f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
+            "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself."
+        )
+    names = f": {', '.join(data.features)}" if data.features else ""
+    scaling = "the model standardizes them itself; NaN is a missing value" if model.scale else "standardized before"
+    return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling}."
 
 
 def _summary(model: TrainedModel, method: str) -> list[str]:

@@ -131,6 +131,9 @@ class TrainedModel(nn.Module):
 
         Raises UserError for an image that cannot be read, or whose numbers do not define their brightness.
         """
+        if not self.plan.data.images:
+            raise UserError(f"this model takes tensors of the shape {list(self.shape)}, and no image files; give it "
+                            "such tensors, or a table to `fedsim predict`")  # fmt: skip
         return to_float(torch.from_numpy(np.stack([self._decode(file) for file in files])))
 
     def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
@@ -239,6 +242,13 @@ def describe(model: TrainedModel) -> dict[str, Any]:
     if model.plan.data.structures:
         threshold = model.experiment.data.mask_threshold
         output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
+    if not model.plan.data.images:
+        return {
+            "classes": list(model.classes),
+            "features": list(model.plan.data.features),
+            "input": f"float32 tensors {['N', *model.shape]}; {'NaN is missing' if model.scale else 'scaled before'}",
+            "output": output,
+        }
     return {
         "classes": list(model.classes),
         "image_size": model.image_size,

@@ -10,6 +10,7 @@ from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.common.seeding import stream_seed
 from fedsim.common.values import Json, JsonTable
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
+from fedsim.data.scaling import scale_rule
 from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.part_settings import add, complete, exchange, set_fields, validated, values_for
@@ -166,6 +167,10 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
             f"{setting} perturbs only the model, and what {part_name(beside[0])} asks for would leave the client "
             "without noise; use a method without banks and visits"
         )
+    row = find_dataset(experiment.data.dataset)
+    if not row.images and scale_rule(experiment.data, benchmark(experiment.data)) == "federated":
+        raise UserError(f"{setting} perturbs only the model, and the sums of data.scale = 'federated' would leave the "
+                        "client without noise; use data.scale = 'site' or 'none'")  # fmt: skip
     _refuse_norms(experiment, net)
 
 

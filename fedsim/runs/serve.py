@@ -1,7 +1,7 @@
 """One run with the clients of a grid: settings -> strategy -> rounds -> records."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
+from fedsim.data import Benchmark
 from fedsim.data.of_apps import NO_TARGET
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
@@ -36,7 +37,7 @@ from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
 from strategies.wire.pulling import expected_bytes
 from strategies.wire.scales import scale_config
-from strategies.wire.sites import Identify, missing_classes
+from strategies.wire.sites import Identify, Site, missing_classes
 from strategies.wire.target_site import Asked, TargetScore, TargetSite
 
 SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
@@ -134,13 +135,20 @@ def settle_scale(space: Workspace, session: Session, roster: Roster, run_config:
 
     A resumed run keeps its own, whichever sites are there now.
     """
-    sums = [site.moments for site in roster.sites.values() if site.moments]
     if not (space.scaler and space.scaler.waits):
         return
-    wrong = [len(moments.counts) for moments in sums if len(moments.counts) != space.plan.data.numeric]
-    if wrong or not sums:
-        raise UserError(f"a site sends sums of {wrong[0] if wrong else 'no'} features, and the experiment has "
-                        f"{space.plan.data.numeric}; give all sites the same data.columns")  # fmt: skip
+    features = space.plan.data.numeric
+    sums = []
+    for site in roster.sites.values():
+        if site.moments is None:
+            continue
+        if len(site.moments.counts) != features:
+            given = len(site.moments.counts)
+            raise UserError(
+                f"client {site.client!r} sends sums of {given} features, and the experiment has {features}; give all "
+                "sites the same data.columns"
+            )
+        sums.append(site.moments)
     scale = session.scale or scale_of(sums)
     space.use_scale(scale)
     run_config.update(scale_config(scale))
@@ -193,22 +201,36 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
 
 def notes_before_rounds(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
     """What a run says of its data, settings and sites before the first round."""
-    plan, sites = space.plan, roster.sites
-    experiment, target = plan.experiment, plan.experiment.run.target
+    plan = space.plan
+    experiment = plan.experiment
+    sites = roster.sites
     images = {name: int(fingerprint["images"]) for name, fingerprint in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
-    notes = data_notes(plan.data, images, counts, target, tested)
+    notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
     if session.shared and session.shared.record():
         notes += session.shared.notes()
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
-    notes += no_effect_notes(experiment, plan.recipe, plan.row, data_facts(experiment, plan.data) | facts)
+    facts |= data_facts(experiment, plan.data)
+    notes += no_effect_notes(experiment, plan.recipe, plan.row, facts)
     notes += share_notes(space.net, plan.recipe.share)
+    notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
     versions = {name: site.versions for name, site in sites.items()}
     if roster.target:
         versions[roster.target.client] = roster.target.versions
     return notes + code_notes(outside_versions(packages_of(experiment)), versions)
+
+
+def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:
+    """One line for each site that has no value of some columns, which are then the other sources' mean there."""
+    notes = []
+    for site in sites:
+        counts = site.moments.counts if site.moments else ()
+        names = [name for name, count in zip(bench.features, counts) if not count]
+        if names:
+            notes.append(f"{site.client} has no value of {', '.join(names)}; they become the mean of the other sources")
+    return notes
 
 
 def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:

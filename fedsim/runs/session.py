@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.scaling import scale_rule
 from fedsim.data.tensor_records import recorded_scale, scale_record, tensor_record
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record
@@ -189,7 +190,7 @@ class Session:
             self.experiment,
             rounds,
             label,
-            recipe.infer.transductive,
+            recipe.infer.transductive or scale_rule(self.experiment.data, self.space.plan.data) == "site",
             uses_target_unlabelled=recipe.uses_target_unlabelled,
             target_images=self.target_images,
         )

@@ -106,6 +106,13 @@ def test_an_npz_file_is_read(tmp_path):
     assert read.listed("q", "train") is None
 
 
+def test_arrays_may_have_other_names(tmp_path):
+    np.savez(tmp_path / "s.npz", x=np.ones((2, 3)), exercise=[0, 1], person=[7, 8])
+    columns = {"label": "exercise", "domain": "person"}
+    settings = {"dataset": "arrays", "root": str(tmp_path / "s.npz"), "columns": columns}
+    assert benchmark(from_table({"data": settings}).data).domains == ("7", "8")
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -138,7 +145,7 @@ def test_what_is_no_npz_of_tensors_is_refused_in_one_line(tmp_path, arrays, mess
         ("age,chol", "age,age", "t.csv has 2 columns 'age'"),
         (TABLE[TABLE.index("\n") :], "\n", "t.csv has no rows"),
         (",sick", ",ill", "t.csv has no column 'sick'"),
-        ("40,200,typical,no,a", "40,200,typical,No,a", "the labels 'No' and 'no' differ in spelling only"),
+        ("51,220,,no,b", "51,220,,No,b", "the labels 'No' and 'no' differ in spelling only"),
     ],
 )
 def test_faults_of_a_table_are_one_line(tmp_path, old, new, message):
