@@ -5,9 +5,11 @@ import json
 import sys
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from fedsim.common.errors import UserError, first_line
+from fedsim.common.seeding import stream_seed
 from fedsim.data.reader import content_hash
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.registry import GIVEN
@@ -76,14 +78,19 @@ def _content_of(module: nn.Module | None) -> str:
     return content_hash(repr(module).encode(), source.encode())[:8]
 
 
-def made(model: Model | None) -> nn.Module | None:
-    """The module that a user gives, or that his class or function makes; UserError for anything else."""
+def made(model: Model | None, seed: int = 0) -> nn.Module | None:
+    """The module that a user gives, or that his class or function makes; UserError for anything else.
+
+    seed: of the run, which determines the weights of a module that is made
+    """
     if model is None or isinstance(model, nn.Module):
         return model
     if not callable(model):
         raise UserError(f"model is {type(model).__name__}; give an nn.Module, or a function that makes one")
     try:
-        module = model()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(stream_seed(seed, "init"))
+            module = model()
     except Exception as error:  # the user's own code may raise any error
         raise UserError(f"model cannot be called without arguments ({first_line(error)})") from error
     if not isinstance(module, nn.Module):

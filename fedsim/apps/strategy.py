@@ -99,7 +99,7 @@ def strategy(
     elif model is None:
         raise UserError("client='fedsim' needs the network: give model=... to fedsim.strategy")
     asked = Asked(name, settings, output, client == "fedsim", min_available_nodes, score, evaluates)
-    return AppStrategy(asked, experiment, recipe, made(model))
+    return AppStrategy(asked, experiment, recipe, made(model, experiment.run.seed))
 
 
 def app_experiment(method: str, settings: Mapping[str, Json]) -> Experiment:

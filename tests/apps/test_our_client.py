@@ -99,6 +99,28 @@ def test_the_records_are_those_of_a_run(tmp_path):
     assert accuracy == pytest.approx(pd.read_csv(folder / "rounds.csv")["target_accuracy"].iloc[-1])
 
 
+def test_a_run_that_was_stopped_goes_on_with_what_its_clients_kept(tmp_path):
+    """SCAFFOLD's control variates are in the state folder of each client: the records equal an unbroken run's."""
+
+    def play_until(folder, until):
+        app = fedsim.client_app("scaffold", Net, load, batch_size=32, state=str(tmp_path / "state"))
+        strategy = fedsim.strategy("scaffold", Net, client="fedsim", output=str(tmp_path / folder))
+
+        def evaluate(number, arrays):
+            if number == until:
+                raise RuntimeError("stopped")
+
+        strategy.start(grid_of(app), num_rounds=4, evaluate_fn=evaluate)
+
+    play_until("whole", 99)
+    with pytest.raises(RuntimeError, match="stopped"):
+        play_until("stopped", 2)
+    play_until("stopped", 99)
+    tables = [pd.read_csv(next((tmp_path / name).rglob("clients.csv"))) for name in ("whole", "stopped")]
+    timeless = [table.drop(columns=[name for name in table if name.endswith("_seconds")]) for table in tables]
+    pd.testing.assert_frame_equal(*timeless)
+
+
 def test_a_site_may_hold_the_unseen_domain():
     assert 0 <= play("fada", rounds=1, target="scanner-c").evaluate_metrics_serverapp[1]["accuracy"] <= 1
     result = play("fedavg", rounds=1, target="scanner-c")

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import fedsim
 from fedsim import UserError
 from fedsim.methods.any_client import requirements
+from fedsim.runtime.inline import InlineGrid
 from strategies.base import FedDG
 from strategies.fuse.krum import Krum
 from strategies.wire.own_apps import MEANINGS
@@ -204,8 +205,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-def play(app, method="fedavg"):
-    return fedsim.strategy(method, zeros()).start(grid_of(app), num_rounds=1)
+def play(app, method="fedavg", rounds=1):
+    return fedsim.strategy(method, zeros()).start(grid_of(app), num_rounds=rounds)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -225,6 +226,54 @@ def test_a_client_may_not_change_its_name():
     grid._app = lambda message, context: (calls.append(1), calls.append(1), app_calls(message, context))[2]
     with pytest.raises(UserError, match="its reply calls it 'another'"):
         fedsim.strategy("fedavg", zeros()).start(grid)
+
+
+class ComesBack(InlineGrid):
+    """The node 4 is gone after two phases of training, and is then back as node 9."""
+
+    def __init__(self, app):
+        super().__init__(app, 3)
+        self.contexts[9] = self.contexts[4]
+        self.trained = 0
+
+    def deliver(self, messages):
+        self.trained += sum(message.metadata.message_type == "train" for message in messages)
+        if self.trained >= 6:
+            self.node_ids = [2, 3, 9]
+        return super().deliver(messages)
+
+
+def test_a_client_is_known_by_its_name_when_its_node_changes(monkeypatch):
+    monkeypatch.setattr("strategies.wire.handshake.POLL_SECONDS", 0.01)
+    result = fedsim.strategy("fedavg", zeros()).start(ComesBack(shift_app()), num_rounds=4)
+    assert weight_of(result.arrays) == pytest.approx(4 * 17 / 6)
+    nameless = shift_app(names=lambda number: "")
+    strategy = fedsim.strategy("fedavg", zeros(), wait_for_sites=0.05, patience=0.0)
+    with pytest.raises(fedsim.ClientFailedError, match="no node for node-4"):
+        strategy.start(ComesBack(nameless), num_rounds=4)
+
+
+def test_a_failure_ends_the_run_or_is_that_of_the_client_alone(tmp_path):
+    """Client 2 sends NaN in round 2: with "continue" the round is the mean of the others, (10 + 40) / 30 = 5/3."""
+
+    def metrics(number, round):
+        return {"train_loss": float("nan") if (number, round) == (2, 2) else 1.0}
+
+    with pytest.raises(
+        fedsim.ClientFailedError, match=r"'site-2' failed in round 2.*'train_loss' is not a finite number"
+    ):
+        play(shift_app(metrics), rounds=2)
+    strategy = fedsim.strategy("fedavg", zeros(), on_client_failure="continue", output=str(tmp_path))
+    result = strategy.start(grid_of(shift_app(metrics)), num_rounds=2)
+    assert weight_of(result.arrays) == pytest.approx(17 / 6 + 5 / 3)
+    clients = pd.read_csv(next(tmp_path.rglob("clients.csv")))
+    assert (clients["status"] != "ok").sum() == 1
+
+    def fails(number, round):
+        raise KeyError("no such file")
+
+    with pytest.raises(fedsim.ClientFailedError, match="no such file"):
+        play(shift_app(fails))
 
 
 def test_too_few_clients_end_the_run_in_one_line(monkeypatch):
