@@ -86,8 +86,8 @@ class Node:
                 raise UserError("this ClientApp is fedsim.client_app, and the server is not fedsim.strategy")
         except UserError as error:
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
-        words = ConfigRecord({DOMAIN: name, FEDSIM: json.dumps(self._facts(held))})
-        return Message(RecordDict({"config": words}), reply_to=message)
+        introduction = ConfigRecord({DOMAIN: name, FEDSIM: json.dumps(self._facts(held))})
+        return Message(RecordDict({"config": introduction}), reply_to=message)
 
     def _open(self, context: Context) -> tuple[str, Held]:
         """The name and the data of a node, which are read once in a process."""
@@ -130,8 +130,8 @@ class Node:
     def _site(self, context: Context, message: Message, name: str) -> Context:
         """The context of a deployed site with this domain."""
         target = target_of(str(config_of(message.content)["experiment"]))
-        own = {"domain": name, "role": "target" if name == target else "source", "state-dir": self.state}
-        node_config = {**context.node_config, **own}
+        site = {"domain": name, "role": "target" if name == target else "source", "state-dir": self.state}
+        node_config = {**context.node_config, **site}
         return Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
 
 

@@ -180,12 +180,12 @@ class AppStrategy(WholeRounds):
         )
         nodes.train_config, nodes.evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         roster = self._meet(nodes, call)
-        said = self._said_by_our_clients(nodes, [*roster.sites, *([call.site] if call.site else [])])
-        if not said:
+        introductions = self._said_by_our_clients(nodes, [*roster.sites, *([call.site] if call.site else [])])
+        if not introductions:
             return self._with_any_clients(nodes, roster, call)
         if train_config or evaluate_config:
             raise UserError("fedsim.client_app takes no train_config and evaluate_config: give settings to it")
-        return self._with_our_clients(grid, call, roster, said)
+        return self._with_our_clients(grid, call, roster, introductions)
 
     def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:
         """The initial model; UserError without one, and for tensors that are not those of the given module."""
@@ -215,12 +215,14 @@ class AppStrategy(WholeRounds):
 
         Raises UserError when some are and others are not, and when the method needs them and none is.
         """
-        said = {client: json.loads(nodes.introduced[client]) for client in clients if client in nodes.introduced}
-        others = [client for client in clients if client not in said]
-        if others and (said or self.asked.of_fedsim):
+        introductions = {
+            client: json.loads(nodes.introduced[client]) for client in clients if client in nodes.introduced
+        }
+        others = [client for client in clients if client not in introductions]
+        if others and (introductions or self.asked.of_fedsim):
             raise UserError(f"client {others[0]!r} is not fedsim.client_app, and {self.asked.method} with "
                             "client='fedsim' needs it on every client")  # fmt: skip
-        return said
+        return introductions
 
     def _with_any_clients(self, nodes: AppGrid, roster: OpenRoster, call: "Call") -> Result:
         """The run with ClientApps that know nothing of fedsim."""
@@ -243,7 +245,9 @@ class AppStrategy(WholeRounds):
         """The setting of the folder for records."""
         return {"output": self.asked.output} if self.asked.output else {}
 
-    def _with_our_clients(self, grid: Grid, call: "Call", roster: OpenRoster, said: Mapping[str, JsonTable]) -> Result:
+    def _with_our_clients(
+        self, grid: Grid, call: "Call", roster: OpenRoster, introductions: Mapping[str, JsonTable]
+    ) -> Result:
         """The run with the clients of `fedsim.client_app`: that of a deployment, whose sites are the clients."""
         if self.recipe.visits and not call.site:
             raise UserError(f"{self.asked.method} visits the unseen domain: give start(..., target=...) the name of a "
@@ -251,7 +255,7 @@ class AppStrategy(WholeRounds):
         net = copy.deepcopy(self.net)
         assert net is not None
         net.load_state_dict(call.arrays.to_torch_state_dict())
-        names, facts = own_names(net), agreed(said, self.asked)
+        names, facts = own_names(net), agreed(introductions, self.asked)
         shape = tuple(facts["shape"])
         if call.data is not None:
             hold_target(call.target, call.data, shape, facts["images"])
@@ -310,10 +314,10 @@ def hold_target(name: str, data: Any, shape: Sequence[int], are_images: bool) ->
     HERE[name] = held.in_form(are_images)
 
 
-def agreed(said: Mapping[str, JsonTable], asked: Asked) -> JsonTable:
+def agreed(introductions: Mapping[str, JsonTable], asked: Asked) -> JsonTable:
     """What all clients say of themselves; UserError when they differ, or when the server asks for something else."""
-    first, facts = next(iter(said.items()))
-    for client, other in said.items():
+    first, facts = next(iter(introductions.items()))
+    for client, other in introductions.items():
         if other["method"] != asked.method:
             raise UserError(f"client {client!r} runs {other['method']!r}, and the server {asked.method!r}")
         refuse_other_shape(client, other["shape"], facts["shape"])
@@ -324,7 +328,7 @@ def agreed(said: Mapping[str, JsonTable], asked: Asked) -> JsonTable:
     for name, value in facts["settings"].items():
         if asked.settings.get(name, value) != value:
             raise UserError(f"{name} is {value} in fedsim.client_app, and {asked.settings[name]} in fedsim.strategy")
-    return {**facts, "images": all(other["images"] for other in said.values())}
+    return {**facts, "images": all(other["images"] for other in introductions.values())}
 
 
 def refuse_other_shape(client: str, shape: Sequence[int], usual: Sequence[int]) -> None:

@@ -43,8 +43,8 @@ def module_row(make: Callable[[], nn.Module], name: str) -> Backbone:
 
 def copies_of(module: nn.Module) -> Callable[[], nn.Module]:
     """A function that makes equal modules with the weights that this one has now."""
-    kept = copy.deepcopy(module).cpu()
-    return lambda: copy.deepcopy(kept)
+    original = copy.deepcopy(module).cpu()
+    return lambda: copy.deepcopy(original)
 
 
 def _headless(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) -> nn.Module:
@@ -55,13 +55,13 @@ def _headless(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) 
     module = make()
     path = _head_path(module, name)
     sample = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0), device="cpu")
-    whole = _outputs(module, sample, name)
+    logits = _outputs(module, sample, name)
     parent, _, last = path.rpartition(".")
     head: nn.Module = module.get_submodule(path)
     setattr(module.get_submodule(parent), last, nn.Identity())
     features = _outputs(module, sample, name)
     halves = head(features) if features.dim() == 2 and features.shape[1] == head.in_features else None
-    if halves is None or halves.shape != whole.shape or not torch.allclose(halves, whole, rtol=1e-4, atol=1e-5):
+    if halves is None or halves.shape != logits.shape or not torch.allclose(halves, logits, rtol=1e-4, atol=1e-5):
         raise UserError(f"model: {name} does something with the outputs of its last Linear, {path!r}; its forward pass "
                         "must return them as logits [B, classes]")  # fmt: skip
     module.__dict__[HEAD], module.__dict__[SHAPE] = head, shape
