@@ -29,8 +29,8 @@ class ModelSettings(Settings):
     )
     options: dict[str, Any] = Field(
         {},
-        description="more arguments of timm.create_model; for open_clip: pretrained, the name of its weights; for mlp: "
-        "widths, norm, dropout, and for cnn-1d also kernel",
+        description="more arguments of timm.create_model; for open_clip: pretrained, the name of its weights; for mlp "
+        "and cnn-1d: widths, norm, dropout, and kernel",
     )
     weights: str = Field(
         "none",
