@@ -31,7 +31,7 @@ class RandomData:
         )
         bench = benchmark(experiment.data)
         self.images = torch.rand(batch, bench.channels, side, side, generator=generator).to(device)
-        self.task = rules_of(bench.task, experiment.data)
+        self.task = rules_of(bench.task, experiment.data, experiment.train)
         outputs = len(bench.outputs)
         if self.task.maps:
             self.labels = discs(batch, outputs, side).to(device)

@@ -173,9 +173,14 @@ class LocalRound:
         loss.backward(retain_graph=keep_graph)
 
     def take_step(self) -> None:
-        """Calls the functions in `before_step`, then takes the optimizer's step on the resulting gradients."""
+        """Calls the functions in `before_step`, then takes the optimizer's step on the resulting gradients.
+
+        With `train.clip_norm` they are first scaled down to this norm, if theirs is larger.
+        """
         for hook in self.before_step:
             hook()
+        if self.train.clip_norm:
+            nn.utils.clip_grad_norm_(self.parameters().values(), self.train.clip_norm)
         self.optimizer.step()
 
     def apply_gradients(self, loss: Tensor) -> Tensor:

@@ -20,14 +20,19 @@ K = TypeVar("K", bound=torch.optim.Optimizer)
 def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
     """The learning rate of round t = 1..T.
 
-    cosine:           lr/2 (1 + cos(pi (t-1)/T))
-    cosine-official:  the same with t/T, because gPerXAN's code steps before training; the last round has rate 0
+    cosine:           m + (lr - m)/2 (1 + cos(pi (t-1)/T)), m = lr_min
+    cosine-official:  the same with t/T, because gPerXAN's code steps before training; the last round has rate m
     step:             lr, and 0.1 lr after 80 % of the rounds
+
+    In the first W = warmup_rounds rounds it is lr t/W. The schedule is then that of rounds t - W of T - W.
     """
-    if train.schedule == "cosine":
-        return 0.5 * train.lr * (1 + math.cos(math.pi * (round - 1) / rounds))
-    if train.schedule == "cosine-official":
-        return 0.5 * train.lr * (1 + math.cos(math.pi * round / rounds))
+    warmup = train.warmup_rounds
+    if round <= warmup:
+        return train.lr * round / warmup
+    round, rounds = round - warmup, rounds - warmup
+    if train.schedule in ("cosine", "cosine-official"):
+        passed = (round - (train.schedule == "cosine")) / rounds
+        return train.lr_min + 0.5 * (train.lr - train.lr_min) * (1 + math.cos(math.pi * passed))
     if train.schedule == "step" and round > STEP_FROM * rounds:
         return 0.1 * train.lr
     return train.lr

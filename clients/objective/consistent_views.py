@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -57,7 +56,7 @@ class ConsistentViews(Objective):
                 features = round.net.features(torch.cat([batch.images, *versions]))
                 logits = round.net.head(features).chunk(3)
             batch.features, batch.logits = leading(features, len(batch.labels)), logits[0]
-            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+            batch.loss = round.task.loss(batch.logits, batch.labels)
             divergence = js_divergence(logits)
             round.tally("js_loss", divergence)
             return batch.loss + self.weight * divergence

@@ -89,7 +89,7 @@ class LearnToDiversify(Objective):
             logits = round.net.head(embedded).float()
         mean, logvar = (values[count:] for values in moments_of(embedded, "learn_to_diversify"))
         batch.features, batch.logits = embedded[count:], logits[count:]
-        batch.loss = F.cross_entropy(logits, labels)
+        batch.loss = round.task.loss(logits, labels)
         contrast = supervised_contrast(F.normalize(embedded.float()), labels, self.temperature)
         likelihood = ((mean - embedded[:count]).square() / logvar.exp() + logvar).mean()
         return batch.loss + self.alpha1 * contrast + self.alpha2 * likelihood

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -120,7 +119,7 @@ def loss_with(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:
     """The cross-entropy of the masked features."""
     with round.autocast():
         batch.logits = round.net.head(muted)
-    batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+    batch.loss = round.task.loss(batch.logits, batch.labels)
     return batch.loss
 
 

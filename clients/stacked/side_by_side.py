@@ -24,6 +24,7 @@ from fedsim.common.values import Foreign
 from fedsim.models.net import Net
 from fedsim.models.tasks import TaskRules
 from fedsim.parts.part import part_name
+from fedsim.settings import TrainSettings
 
 TRIAL = 4  # images of the trial batch
 
@@ -78,8 +79,10 @@ class Member:
             self.error = self.error or error
 
 
-def reason_apart(recipe: ClientRecipe) -> str:
+def reason_apart(recipe: ClientRecipe, train: TrainSettings) -> str:
     """Why clients with this recipe train one after the other whatever is set; empty: they may train as one program."""
+    if train.clip_norm:
+        return "train.clip_norm limits the gradient of one client"
     if recipe.pooled:
         return "one client holds all data"
     local = (recipe.client, recipe.objective, recipe.update, *recipe.companions)

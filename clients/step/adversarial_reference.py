@@ -23,6 +23,7 @@ from clients.step.feature_generator import (
 from clients.tools.networks import apart, descend
 from fedsim.common.seeding import torch_generator
 from fedsim.models.layout import evaluating
+from fedsim.parts.facts import Fact, Facts
 from fedsim.settings.tuned import DECADE, Tuned
 
 log = logging.getLogger("fedsim")
@@ -107,6 +108,7 @@ class AdversarialReference(Step):
     d_loss: Literal["ls", "max"] = "ls"
     projection: Literal["frozen", "trained", "kaiming"] = "frozen"
     label_first: bool = False
+    breaks: ClassVar[Facts] = (*Step.breaks, Fact.TASK_LOSS)
     bank: ClassVar[str] = "generator"
     requires: ClassVar[dict[str, str]] = {"banks": "feature_generator"}
     discloses: ClassVar[str] = (

@@ -148,7 +148,7 @@ class DisentanglingAdversary(Step):
             batch.features = net.bottleneck(features)
             batch.logits = net.head(batch.features)
             guess = aux["classes"](aux["specific"](features))
-        batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+        batch.loss = round.task.loss(batch.logits, batch.labels)
         loss = round.with_terms(batch, batch.loss) + F.cross_entropy(guess.float(), batch.labels)
         round.apply_gradients(loss)
         own.step()

@@ -30,6 +30,7 @@ OFFICE_HOME_CLASSES = (
     "ToothBrush", "Toys", "Trash_Can", "Webcam",
 )  # fmt: skip
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+_STYLES = ("fluent_3d", "noto", "openmoji", "openmoji_black", "twemoji")
 _GROUNDS = ("inverted", "noise", "shaded", "textured")
 _OFFICE_CALTECH = (
     "back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug",
@@ -53,6 +54,17 @@ BENCHMARKS: dict[str, Benchmark] = {
         same_images=True,
         test_apart=True,
         reader="fedsim.data.digits:Digits",
+    ),
+    "drawings": Benchmark(
+        "drawings", "Drawings in five styles (embedded)", _STYLES,
+        ("animal", "clock", "face", "food", "hand", "person", "vehicle"), 3,
+        counts=dict.fromkeys(_STYLES, 579),
+        source="emojis of Noto (Apache-2.0), Twemoji (CC-BY 4.0), OpenMoji (CC-BY-SA 4.0) and Fluent (MIT)",
+        note="needs no files (32 pixels; data.root names the full set of 64); every style shows the SAME emojis, and a "
+        "quarter of them, drawn by the split seed, is in no client's data: the unseen style is tested on these",
+        same_images=True,
+        test_apart=True,
+        reader="fedsim.data.drawings:Drawings",
     ),
     "rotated-mnist": Benchmark(
         "rotated-mnist", "Rotated MNIST", _M, DIGITS, 1,

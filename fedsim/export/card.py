@@ -89,7 +89,7 @@ def _domains(model: TrainedModel) -> list[str]:
     unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
     if plan.recipe.uses_target_unlabelled:
         unseen = (f"{100 * data.adapt_share:.0f} % of the {unit} of {run.target}, the unseen domain, were trained on "
-                  "without their labels; the results are of its other {unit}.")  # fmt: skip
+                  f"without their labels; the results are of its other {unit}.")  # fmt: skip
     sources = ", ".join(source_domains(data, run.target, plan.data))
     chosen = [f"No one trained on {run.validation_domain}, which selected the round."] if run.validation_domain else []
     return [f"Trained on {sources}. {unseen}", *chosen]

@@ -115,7 +115,7 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
         experiment.data.image_size,
         recipe.norm,
         experiment.run.seed,
-        rules_of(bench.task, experiment.data),
+        rules_of(bench.task, experiment.data, experiment.train),
         bench.outputs,
         bench.shape,
     )

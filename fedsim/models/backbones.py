@@ -9,8 +9,8 @@ from torch import nn
 
 from fedsim.common.errors import UserError
 from fedsim.models.clip_family import clip_row
-from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Backbone, Layout, Statistics
+from fedsim.models.small_cnns import SMALLEST_IMAGE, DigitsCNN, SmallCNN
 from fedsim.models.tensor_backbones import KINDS, tensor_row
 from fedsim.models.timm_family import timm_row
 from fedsim.models.tiny_clip import FEATURES, TinyClip
@@ -72,6 +72,10 @@ def _digits(batch_norm: bool, image_size: int, channels: int) -> nn.Module:
         raise UserError(f"model.backbone: the digits CNN needs images of at least {SMALLEST_IMAGE} px; "
                         f"data.image_size is {image_size}")  # fmt: skip
     return DigitsCNN(channels, batch_norm)
+
+
+def _small_cnn(image_size: int, channels: int) -> nn.Module:
+    return SmallCNN(channels)
 
 
 def _torchvision_row(
@@ -146,6 +150,11 @@ BACKBONES: dict[str, Backbone] = {
     "digits-cnn-bn": Backbone(
         partial(_digits, True), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS, {1: ("norm1", "norm2")}), "head.",
         own_channels=True,
+    ),
+    "small-cnn": Backbone(
+        _small_cnn, Layout(SmallCNN.feature_dim, ("block2", "block3", "block4"),
+                           {number: (f"block{number}",) for number in (1, 2, 3, 4)}),
+        "head.", own_channels=True, channels_last=True,
     ),
     "resnet18": _resnet_row("resnet18", 512, "ResNet18_Weights", "IMAGENET1K_V1"),
     "resnet50": _resnet_row("resnet50", 2048, "ResNet50_Weights", "IMAGENET1K_V2"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION, SEGMENTATION, TASKS
 from fedsim.models.surfaces import largest_components
-from fedsim.settings import DataSettings
+from fedsim.settings import DataSettings, TrainSettings
 from fedsim.settings.plugins import load
 
 EVALUATION_BATCH = 256  # images in one forward pass that trains nothing, where no setting says how many
@@ -32,8 +33,8 @@ class TaskRules:
     maps: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, data: DataSettings) -> "TaskRules":
-        """The rules with the settings of `[data]`."""
+    def of(cls, data: DataSettings, train: TrainSettings) -> "TaskRules":
+        """The rules with the settings of `[data]` and `[train]`."""
         return cls()
 
     def head(self, features: int, outputs: int) -> nn.Module:
@@ -74,17 +75,45 @@ class TaskRules:
 
 @dataclass(frozen=True)
 class Classification(TaskRules):
-    """One of M classes per image, with a linear head, cross-entropy and accuracy."""
+    """One of M classes per image, with a linear head, cross-entropy and accuracy.
 
+    weights: alpha_c of `train.class_weights`; empty: 1 for each class
+    focal: gamma of `train.focal`
+
+    Both act on the training loss alone: a validation's loss is the cross-entropy.
+    """
+
+    weights: tuple[float, ...] = ()
+    focal: float = 0.0
     metric: ClassVar[str] = CLASSIFICATION.metric
+
+    @classmethod
+    def of(cls, data: DataSettings, train: TrainSettings) -> "Classification":
+        """With `train.class_weights` and `train.focal`."""
+        return cls(tuple(train.class_weights), train.focal)
 
     def head(self, features: int, outputs: int) -> nn.Module:
         """[B, features] to [B, M]."""
         return nn.Linear(features, outputs)
 
     def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
-        """Cross-entropy of logits [B, M] and labels [B], or shares of the classes [B, M]."""
-        return F.cross_entropy(logits.float(), truth)
+        """Cross-entropy of logits [B, M] and labels [B], or shares of the classes [B, M]; perhaps weighted and focal.
+
+            mean_i sum_c q_ic alpha_c (1 - p_ic)^gamma (-log p_ic)          q: one-hot labels, or shares
+
+        Source: Lin et al., ICCV 2017; FLamby's loss of Fed-ISIC2019. The mean is over images, as there, and not divided
+        by the sum of their weights, as in PyTorch's cross-entropy.
+        """
+        if not self.weights and not self.focal:
+            return F.cross_entropy(logits.float(), truth)
+        log_p = logits.float().log_softmax(dim=1)
+        shares = truth if truth.is_floating_point() else self.soft(truth, logits.shape[1])
+        losses = -shares * log_p
+        if self.focal:
+            losses = losses * (1 - log_p.exp()) ** self.focal
+        if self.weights:
+            losses = losses * on_device(self.weights, logits.device)
+        return losses.sum(1).mean()
 
     def soft(self, truth: Tensor, outputs: int) -> Tensor:
         """One-hot labels [B, M]."""
@@ -118,7 +147,7 @@ class Segmentation(TaskRules):
     maps: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, data: DataSettings) -> "Segmentation":
+    def of(cls, data: DataSettings, train: TrainSettings) -> "Segmentation":
         """With `data.mask_threshold` and `data.largest_component`."""
         return cls(data.mask_threshold, data.largest_component)
 
@@ -141,11 +170,17 @@ class Segmentation(TaskRules):
         return dice_of(self.keep(logits), truth).mean(1).sum(), each.mean(1).sum().double()
 
 
-def rules_of(task: str, data: DataSettings) -> TaskRules:
-    """The rules of a task by its name, with the settings of `[data]`; UserError for an unknown one."""
+@lru_cache(maxsize=8)
+def on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers as a tensor that stays on the device, so that no step waits for a copy."""
+    return torch.tensor(numbers, device=device)
+
+
+def rules_of(task: str, data: DataSettings, train: TrainSettings) -> TaskRules:
+    """The rules of a task by its name, with the settings of `[data]` and `[train]`; UserError for an unknown one."""
     if task not in TASKS:
         raise UserError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
-    return load(TASKS[task].rules, "task").of(data)
+    return load(TASKS[task].rules, "task").of(data, train)
 
 
 def soft_dice(s: Tensor, y: Tensor, dims: tuple[int, ...] = (0, 2, 3)) -> Tensor:

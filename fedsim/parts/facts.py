@@ -28,6 +28,7 @@ class Fact(Enum):
     CLIENTS_MOVE = "the global model moves about as far as its clients did in the round"
     WHOLE_MODEL = "a client trains the whole model"
     OBJECTIVE = "a step takes the loss of a batch from the objective"
+    TASK_LOSS = "the loss of a batch is the task's", "leave train.class_weights and train.focal at their defaults"
     UPDATE = "the update moves the weights in each step"
     ONE_STEP = "one step with all terms of the loss trains all tensors"
     GLOBAL_HEAD = "all clients have the head of the global model"

@@ -10,6 +10,7 @@ import torch
 
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
+from fedsim.common.tasks import CLASSIFICATION
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import assemble, build_net, build_recipe
@@ -17,7 +18,10 @@ from fedsim.methods.recipe import Recipe
 from fedsim.methods.variants import method_label, variant_words
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
+from fedsim.parts.part import Part, part_name
 from fedsim.runs.no_effect import refuse_no_effect
+from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
 
 ADAPT_SHARE = 0.5  # of the unseen domain's images, for methods that train on them without labels
@@ -92,6 +96,8 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
             raise UserError(reason)
     experiment = _with_threads(_with_target(_with_size(experiment), bench, recorded))
     recipe = build_recipe(experiment, recorded)
+    if not recorded:
+        check_loss(experiment.train, recipe, bench)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
@@ -117,6 +123,22 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
             "train.compile compiles the pass of one client and not that of train.side_by_side; set one of them to its "
             "default"
         )
+
+
+def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
+    """UserError where a run would not train by what `train.class_weights` and `train.focal` say."""
+    weights = train.class_weights
+    if not weights and not train.focal:
+        return
+    if bench.task != CLASSIFICATION.name:
+        raise UserError(f"train.class_weights and train.focal are for classes; {bench.title} has masks")
+    if weights and (len(weights) != len(bench.classes) or not any(weights)):
+        raise UserError(f"train.class_weights needs a number for each of the {len(bench.classes)} classes of "
+                        f"{bench.title}, not all of them 0: {', '.join(bench.classes)}")  # fmt: skip
+    for part in recipe.of(Part):
+        if Fact.TASK_LOSS in part.breaks:
+            raise UserError(f"{part_name(part)} computes a loss of its own, without train.class_weights and "
+                            "train.focal; leave both at their defaults")  # fmt: skip
 
 
 def _with_size(experiment: Experiment) -> Experiment:

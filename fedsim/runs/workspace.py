@@ -124,7 +124,7 @@ class Workspace:
         self.device = pick_device(plan.experiment.run.device)
         prepare_device(self.device)
         self.scaler = self._made_scaler()
-        self.task = rules_of(plan.data.task, plan.experiment.data)
+        self.task = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
         self.net = self._made_net()
         self.places: dict[str, Place] = self.recipe.share.place(self.net)
         self.places |= dict.fromkeys(self.net.frozen, "frozen")

@@ -98,7 +98,7 @@ def reason_of(plan: Plan) -> str:
     if plan.experiment.train.precision == "bf16" and pick_device(plan.experiment.run.device).type == "cpu":
         # A CPU's autocast knows conv2d, but not the operation that torch.func.vmap makes of it.
         return "train.precision = bf16 does not reach the convolutions of one program on a CPU"
-    return reason_apart(plan.recipe)
+    return reason_apart(plan.recipe, plan.experiment.train)
 
 
 def trains(message: Message) -> bool:

@@ -23,9 +23,10 @@ class ModelSettings(Settings):
 
     backbone: str = Field(
         "digits-cnn-bn",
-        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32; for data "
-        "with masks unet, unet-small, unet-resnet18, unet-resnet50, unet-densenet121; tiny-clip to try methods that "
-        "read class names; linear, mlp, cnn-1d for tensors that are no images; or timm:NAME, open_clip:NAME",
+        description="digits-cnn, digits-cnn-bn, small-cnn, resnet18, resnet50, densenet121, alexnet, vit-b-16, "
+        "vit-b-32; for data with masks unet, unet-small, unet-resnet18, unet-resnet50, unet-densenet121; tiny-clip to "
+        "try methods that read class names; linear, mlp, cnn-1d for tensors that are no images; or timm:NAME, "
+        "open_clip:NAME",
     )
     options: dict[str, Any] = Field(
         {},

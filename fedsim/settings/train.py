@@ -1,8 +1,8 @@
 """Settings of the rounds and of local training."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
@@ -37,6 +37,29 @@ class TrainSettings(Settings):
         "constant",
         description="learning rate over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
         "step: multiplied by 0.1 after 80 % of the rounds",
+    )
+    lr_min: Annotated[float, Only(schedule=("cosine", "cosine-official"), refused=True)] = Field(
+        0.0, ge=0, description="learning rate at which a cosine ends"
+    )
+    warmup_rounds: int = Field(
+        0, ge=0, description="rounds in which the learning rate grows in equal steps up to lr; the schedule follows"
+    )
+    clip_norm: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="largest L2 norm of the gradient of a local step, over all trained tensors; 0: no limit",
+    )
+    class_weights: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        [],
+        description="how much an image of each class counts in the training loss, in the order of the classes; empty: "
+        "alike",
+    )
+    focal: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="gamma of the focal loss, which counts images less that the model is sure of; 0: cross-entropy",
     )
     persist_optimizer: Annotated[bool, Only(momentum=Above(0)), Only(optimizer=("adam", "adamw"))] = Field(
         False, description="keep momentum and Adam moments between rounds"
@@ -81,6 +104,14 @@ class TrainSettings(Settings):
     local_checks: int = Field(
         0, ge=0, description="validations during local training, of which the best model is sent; 0: off"
     )
+
+    @model_validator(mode="after")
+    def _rates_fit(self) -> Self:
+        if self.lr_min > self.lr:
+            raise ValueError(f"lr_min is {self.lr_min:g}, and lr is {self.lr:g}; a cosine falls from lr to lr_min")
+        if self.warmup_rounds >= self.rounds:
+            raise ValueError(f"warmup_rounds is {self.warmup_rounds}, and rounds is {self.rounds}; a round must follow")
+        return self
 
     @field_validator("rounds", mode="before")
     @classmethod

@@ -181,3 +181,43 @@ def test_schedules(schedule, lr, rounds, rates):
     settings = TrainSettings(lr=lr, schedule=schedule)
     found = [learning_rate(settings, number, rounds) for number in rates]
     assert found == pytest.approx(list(rates.values()), abs=1e-8)
+
+
+@pytest.mark.parametrize(("settings", "rates"), [
+    # by hand: .001 + .009/2 (1 + cos(pi (t-1)/4)) for t = 1..4
+    ({"schedule": "cosine", "lr_min": 0.001}, [0.01, 0.008681981, 0.0055, 0.002318019]),
+    ({"schedule": "cosine-official", "lr_min": 0.001}, [0.008681981, 0.0055, 0.002318019, 0.001]),
+    # two rounds up, then the cosine of two rounds
+    ({"schedule": "cosine", "warmup_rounds": 2}, [0.005, 0.01, 0.01, 0.005]),
+    ({"warmup_rounds": 3}, [0.01 / 3, 0.02 / 3, 0.01, 0.01]),
+])  # fmt: skip
+def test_warmup_and_the_least_rate(settings, rates):
+    train = TrainSettings(lr=0.01, rounds=4, **settings)
+    assert [learning_rate(train, number, 4) for number in (1, 2, 3, 4)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"lr": 0.01, "lr_min": 0.02, "schedule": "cosine"}, "lr_min is 0.02, and lr is 0.01"),
+    ({"rounds": 3, "warmup_rounds": 3}, "a round must follow"),
+])  # fmt: skip
+def test_rates_that_do_not_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainSettings(**settings)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e-3, 1e9])
+def test_the_gradient_of_a_step_is_no_longer_than_clip_norm(limit, tmp_path):
+    """One step of SGD moves all trained tensors together by lr times the limit; a large one changes nothing."""
+    moves = []
+    for clip_norm in (0.0, limit):
+        train = {"lr": 0.1, "momentum": 0.0, "iterations": 1, "clip_norm": clip_norm}
+        client = client_of(tmp_path / str(len(moves)), Recipe(), train=train)
+        before = {name: parameter.detach().clone() for name, parameter in client.net.named_parameters()}
+        fit(client)
+        move = [client.net.get_parameter(name).detach() - value for name, value in before.items()]
+        moves.append(torch.cat([each.flatten() for each in move]))
+    if limit == 1e-3:
+        assert float(moves[1].norm()) == pytest.approx(0.1 * limit, rel=1e-3)
+        assert torch.allclose(moves[1] / moves[1].norm(), moves[0] / moves[0].norm(), atol=1e-3)
+    else:
+        assert torch.equal(*moves)

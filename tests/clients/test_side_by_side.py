@@ -26,11 +26,12 @@ from fedsim.runs.serve import serve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import make_grid
 from fedsim.runtime.together import TogetherGrid
+from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.testing.contract import small_plan
 
 SHORT = ["train.iterations=3", "train.rounds=2", "train.side_by_side=3", "data.fraction=0.05", "train.momentum=0.9"]
-ALLOWED = [name for name, recipe in METHODS.items() if not reason_apart(recipe)]
+ALLOWED = [name for name, recipe in METHODS.items() if not reason_apart(recipe, TrainSettings())]
 EVERY_TIME = ("gperxan", "scaffold", "selfreg")  # personal layers; gradients that are changed; a term's own parameters
 CLOSE = 1e-5
 
@@ -96,7 +97,7 @@ def test_adam_whose_moments_are_kept_and_the_best_of_three_iterates(optimizer, d
 
 
 def test_the_methods_that_are_left_out_are_known():
-    apart = {name: reason_apart(recipe) for name, recipe in METHODS.items() if name not in ALLOWED}
+    apart = {name: reason_apart(recipe, TrainSettings()) for name, recipe in METHODS.items() if name not in ALLOWED}
     allowed = {"fedavg", "fedprox", "moon", "scaffold", "fedbn", "fedsb", "gperxan", "feddg-ga", "ccst", "fpl"}
     assert set(ALLOWED) >= allowed
     assert apart["deepall"] == "one client holds all data"

@@ -12,7 +12,7 @@ from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.surfaces import largest_components, surface_distance
 from fedsim.models.tasks import Segmentation, dice_of, rules_of, soft_dice_loss
-from fedsim.settings import DataSettings, ModelSettings
+from fedsim.settings import DataSettings, ModelSettings, TrainSettings
 
 
 def maps(*values):
@@ -34,9 +34,12 @@ def test_dice_and_thresholds_by_hand():
     truth, predicted = maps([1, 1, 0], [0, 0, 0]), maps([1, 0, 0], [0, 0, 0])
     assert dice_of(predicted, truth)[:, 0].tolist() == [pytest.approx(2 / 3), 1.0]
     data = DataSettings(dataset="digit-masks", mask_threshold=0.75, largest_component=True)
-    assert rules_of("segmentation", data).keep(torch.logit(maps([0.7, 0.8]))).flatten().tolist() == [0, 1]
+    assert rules_of("segmentation", data, TrainSettings()).keep(torch.logit(maps([0.7, 0.8]))).flatten().tolist() == [
+        0,
+        1,
+    ]
     with pytest.raises(UserError, match="unknown task"):
-        rules_of("detection", data)
+        rules_of("detection", data, TrainSettings())
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
