@@ -148,6 +148,7 @@ def provenance_notes(recorded: Environments) -> list[str]:
 
 def shared_notes(recorded: Environments) -> list[str]:
     """Notes on images that are there twice: in unseen domains, in two source domains, in training and validation."""
+    same = "files"
     seen: dict[str, None] = {}  # texts, each once
     copies: dict[str, None] = {}
     for table in recorded.values():
@@ -158,11 +159,12 @@ def shared_notes(recorded: Environments) -> list[str]:
         if isinstance(shared.get("sources"), Mapping):
             where = ", ".join(f"{domain} {count}" for domain, count in shared["sources"].items())
             unit = shared.get("unit", "images")
+            same = "files" if unit == "images" else "values"
             text = f"{shared.get('shared')} of {shared.get('images')} {unit} of {shared.get('target')} (in {where})"
             seen[text] = None
     notes = []
     if seen:
-        notes.append(f"Not unseen, because domains that train or select have the same files: {'; '.join(seen)}.")
+        notes.append(f"Not unseen, because domains that train or select have the same {same}: {'; '.join(seen)}.")
     if copies:
         notes.append(f"Copies: {'; '.join(copies)}.")
     return notes

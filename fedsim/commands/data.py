@@ -39,8 +39,33 @@ lr = 0.01
 """
 
 
+OWN_TENSORS = """\
+{name}: {layout}.
+`fedsim datasets FILE` describes such a file and prints an experiment file for it, as this one:
+
+[data]
+dataset = "{name}"
+root = "FILE"
+
+[data.columns]         # of a table, or names of the arrays of an .npz file
+label = "LABEL"
+domain = "DOMAIN"
+features = ["COLUMN"]  # all other columns, where it is left out
+
+[model]
+backbone = "mlp"       # linear, mlp, or cnn-1d for signals
+
+[train]
+rounds = 20
+batch_size = 16
+lr = 0.05
+"""
+
+
 def own_data(name: str, bench: Benchmark) -> str:
     """How the files of a user's own data must be, and an experiment file for them."""
+    if not bench.images:
+        return OWN_TENSORS.format(name=name, layout=bench.note)
     masks = bench.task == "segmentation"
     return OWN_DATA.format(
         name=name,
@@ -105,7 +130,7 @@ def show_datasets(name: str) -> None:
         print(own_data(name, bench))
         return
     if bench:
-        table = Table("domain", "images", title=escape(f"{bench.title}: {len(bench.classes)} classes"))
+        table = Table("domain", bench.unit, title=escape(f"{bench.title}: {len(bench.classes)} classes"))
         for domain in bench.domains:
             table.add_row(escape(domain), str(bench.counts[domain]) if bench.counts else "not checked")
         console.print(table)

@@ -78,17 +78,18 @@ def _summary(model: TrainedModel, method: str) -> list[str]:
     how = "by federated domain generalization"
     if model.plan.recipe.pooled:
         how = "on the pooled data of all source domains, not federated"
-    return [f"Model of images for {task}, {backbone}, trained {how} "
+    return [f"Model of {model.plan.data.unit} for {task}, {backbone}, trained {how} "
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
 
 
 def _domains(model: TrainedModel) -> list[str]:
     """Which domains trained, which one selected the round, and what was used of the unseen one."""
     data, run, plan = model.experiment.data, model.experiment.run, model.plan
-    unseen = f"No image of {run.target} was trained on."
+    unit = plan.data.unit
+    unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
     if plan.recipe.uses_target_unlabelled:
-        unseen = (f"{100 * data.adapt_share:.0f} % of the images of {run.target}, the unseen domain, were trained on "
-                  "without their labels; the results are of its other images.")  # fmt: skip
+        unseen = (f"{100 * data.adapt_share:.0f} % of the {unit} of {run.target}, the unseen domain, were trained on "
+                  f"without their labels; the results are of its other {unit}.")  # fmt: skip
     sources = ", ".join(source_domains(data, run.target, plan.data))
     chosen = [f"No one trained on {run.validation_domain}, which selected the round."] if run.validation_domain else []
     return [f"Trained on {sources}. {unseen}", *chosen]

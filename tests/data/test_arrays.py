@@ -226,6 +226,15 @@ def mapped() -> dict[str, TensorDataset]:
     return MAPPED
 
 
+def settings() -> dict[str, str]:
+    raise AssertionError("a function that is not declared to return Datasets was called")
+
+
+def test_another_function_is_not_called():
+    with pytest.raises(UserError, match="test_arrays:settings"):
+        benchmark(from_table({"data": {"dataset": "test_arrays:settings"}}).data)
+
+
 @pytest.mark.parametrize("name", ["MAPPED", "mapped"])
 def test_a_mapping_from_domains_to_datasets_is_a_data_set(name):
     data = from_table({"data": {"dataset": f"test_arrays:{name}"}}).data

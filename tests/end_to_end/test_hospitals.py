@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from image_trees import SHARED
 from safetensors.numpy import load_file
 from sklearn.linear_model import LogisticRegression
 from support import interrupt, numbers, run_small
@@ -209,3 +210,33 @@ def test_what_does_not_fit_a_table_is_one_line_and_nothing_is_written(tmp_path, 
         run_small(hospitals(tmp_path, *overrides))
     assert "\n" not in str(error.value)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_mapping_of_datasets_is_run_and_only_what_was_known_before_is_scaled(tmp_path):
+    """Signals are not scaled unless it is said; then their scale has one number for each channel."""
+    own = ["data.dataset=signals_of_two:signals", "model.backbone=cnn-1d", "run.target=b", "train.rounds=1"]
+    folder, grid = run_small(read_experiment("digits", [*own, f"run.output={tmp_path / '1'}"]))
+    assert "scale" not in json.loads((folder / "environment.json").read_text())
+    own = [*own, "data.scale=federated", f"run.output={tmp_path / '2'}"]
+    folder, grid = run_small(read_experiment("digits", own))
+    assert len(json.loads((folder / "environment.json").read_text())["scale"]["mean"]) == 2
+    assert fedsim.load(folder, trust=True).shape == (2, 16)
+    assert grid.seen
+
+
+FILES = {"speakers": "vowel.csv", "watches": "watch.npz"}
+
+
+@pytest.mark.parametrize(("name", "least"), [("speakers", 0.4), ("watches", 0.6)])
+def test_the_experiments_with_files_of_their_own_run_where_the_files_are(tmp_path, name, least):
+    file = SHARED / "tabular" / FILES[name]
+    if not file.is_file():
+        pytest.skip(f"no file {file}")
+    usual = ["train.rounds=20", f"run.output={tmp_path}"]
+    folder, _ = run_small(read_experiment(name, [f"data.root={file}", *usual]))
+    assert pd.read_csv(folder / "rounds.csv")["mean_validation_accuracy"].iloc[-1] > least
+
+
+def test_the_experiments_resolve_where_no_file_is():
+    assert resolve(read_experiment("speakers")).data.shape == (9,)
+    assert resolve(read_experiment("watches")).data.shape == (6, 128)
