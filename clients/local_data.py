@@ -9,7 +9,8 @@ from torch import Tensor
 from clients.batch import Batch, Transfer
 from fedsim.common.values import Foreign
 from fedsim.data import ClientData
-from fedsim.data.augment import Augmentation, Transforms, to_float
+from fedsim.data.augment import Augmentation, Transforms
+from fedsim.data.scaling import Moments, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
 GPU_SHARE = 4  # a set of images is kept on a GPU that has this many times its size free; otherwise it stays on the host
@@ -52,8 +53,12 @@ class LocalData:
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
 
     def raw(self, positions: np.ndarray) -> Tensor:
-        """Images in [0, 1], float [B, C, H, W], without any change."""
-        return to_float(fetched(self.images[on_device(positions, self.images.device)], self.device))
+        """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""
+        return self.transforms.read(fetched(self.images[on_device(positions, self.images.device)], self.device))
+
+    def moments(self, features: int) -> Moments:
+        """The sums of the first features of the training examples, before they are standardized."""
+        return moments_of(self.images[: self.examples].cpu().numpy(), features)
 
     def batch(self, items: np.ndarray, transfer: Transfer | None = None, late: bool = False) -> Batch:
         """A training batch after transfer (style, frequency), augmentation and normalization, in this order.
@@ -93,7 +98,8 @@ class LocalData:
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""
         images = self.transforms.normalize(images)
-        return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
+        on_gpu = self.device.type == "cuda" and images.dim() == 4
+        return images.contiguous(memory_format=torch.channels_last) if on_gpu else images
 
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs (images, labels) without augmentation, in large batches."""

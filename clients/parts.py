@@ -260,6 +260,7 @@ class Augment(ClientPart):
     """
 
     late: ClassVar[bool] = False
+    assumes: ClassVar[Facts] = (Fact.IMAGES,)
     breaks: ClassVar[Facts] = (Fact.OWN_IMAGES,)
 
     def copies(self, round: LocalRound) -> int:

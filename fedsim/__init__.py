@@ -51,9 +51,19 @@ PUBLIC = {
     "Fact": "fedsim.parts.facts",
     "findings": "fedsim.testing.contract",
     "run_watched": "fedsim.testing.contract",
+    # in Flower apps of your own
+    "strategy": "fedsim.apps.strategy",
+    "client_app": "fedsim.apps.own_client",
+    "FedDG": "strategies.base",
+    # data and networks of your own
+    "Reader": "fedsim.data.reader",
+    "Backbone": "fedsim.models.layout",
     # runs and their results
     "Experiment": "fedsim.settings.experiment",
     "read_experiment": "fedsim.settings.experiment",
+    "run": "fedsim.commands.notebook",
+    "sweep": "fedsim.commands.notebook",
+    "compare": "fedsim.commands.notebook",
     "launch": "fedsim.runtime.launch",
     "RunCallback": "fedsim.records.callbacks",
     "UserError": "fedsim.common.errors",

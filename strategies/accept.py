@@ -77,7 +77,7 @@ class Arrivals:
             nonnegative=nonnegative,
             banks=self.banks,
             views=self.views,
-            metrics=parts.needs(),
+            metrics={*expected.metrics, *parts.needs()},
         )
 
     def measure(self, update: Update) -> Update:

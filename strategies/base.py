@@ -1,11 +1,11 @@
 """FedDG: Flower's message strategy that plays the rounds of a recipe; strategies/round.py has one round."""
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION
@@ -18,6 +18,7 @@ from strategies.round import RoundResult, play_prelude, play_round
 from strategies.server import Server
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
+from strategies.whole_rounds import WholeRounds
 from strategies.wire.exchange import Exchange
 
 DEFAULT_TIMEOUT = 3600  # seconds, Flower's
@@ -34,17 +35,7 @@ class Sink(Protocol):
         """A round has ended."""
 
 
-def not_a_hook(name: str) -> Callable[..., NoReturn]:
-    """A method that raises NotImplementedError, which says what to call instead of this hook of Flower."""
-
-    def refuse(self: object, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("FedDG plays whole rounds: call strategy.start(grid, arrays), or play_round of "
-                                  f"strategies/round.py, not {name}")  # fmt: skip
-
-    return refuse
-
-
-class FedDG(Strategy):
+class FedDG(WholeRounds):
     """Federated training by the server parts of a recipe.
 
     `places` says which entries of the network's state are shared, and `metric` is what clients measure in their
@@ -110,21 +101,12 @@ class FedDG(Strategy):
     def _refuse(self, timeout: float, train_config: ConfigRecord | None, evaluate_config: ConfigRecord | None) -> None:
         """Raises UserError where the arguments of `start` would have no effect."""
         if not self.server.exchange.clients:
-            raise UserError("FedDG knows no clients: let them join with strategy.server.exchange.join(roster), as "
-                            "fedsim/runs/serve.py does; `fedsim run` plays a whole run")  # fmt: skip
+            raise UserError("FedDG knows no clients, and would train nobody; in a Flower app use fedsim.strategy(...), "
+                            "whose start meets them (docs/own-app.md)")  # fmt: skip
         if train_config or evaluate_config:
             raise UserError("FedDG sends the settings of its experiment; leave train_config and evaluate_config out")
         if timeout not in (DEFAULT_TIMEOUT, self.server.experiment.run.timeout):
             raise UserError(f"FedDG waits as long as run.timeout says; set it to {timeout:g} and leave timeout out")
-
-    def summary(self) -> None:
-        """Does nothing, because the run's records hold the results."""
-
-    # Flower's own loop would call these. `start` is this strategy's loop, and a round has no pieces to call.
-    configure_train = not_a_hook("configure_train")
-    aggregate_train = not_a_hook("aggregate_train")
-    configure_evaluate = not_a_hook("configure_evaluate")
-    aggregate_evaluate = not_a_hook("aggregate_evaluate")
 
 
 def means(validation: Mapping[str, Row]) -> MetricRecord:

@@ -195,7 +195,7 @@ def ask_to_validate(server: Server, number: int, model: ArrayRecord, trained: Se
     trained: the clients that trained in the round
     """
     train, seed = server.experiment.train, server.experiment.run.seed
-    clients = validators(train, server.exchange.clients, trained, seed, number)
+    clients = validators(train, server.exchange.clients, trained, seed, number) if server.exchange.validates else []
     messages = server.exchange.messages("evaluate", server.placed(model, "shared", "upload"), clients)
     if not server.target:
         return messages

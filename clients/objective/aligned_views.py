@@ -16,6 +16,7 @@ from clients.augment.cross_client_style import CrossClientStyle
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence, supervised_contrast, total
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import RecipeParts
 from fedsim.settings.effect import Above, Only
 from fedsim.settings.tuned import DECADE, Tuned
@@ -106,6 +107,7 @@ class AlignedViews(Objective):
     width: Annotated[int, Field(ge=1)] = 3
     all_operations: bool = True
     variant: Literal["paper", "official"] = "paper"
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"banks": "pixel_statistics"}
 
     @property

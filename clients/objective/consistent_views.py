@@ -11,6 +11,7 @@ from clients.augment.aug_mix import STRENGTHS, mixed
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
 from fedsim.models.inserts.base import leading
+from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Above, Only
 from fedsim.settings.tuned import DECADE, Tuned
 
@@ -29,6 +30,8 @@ class ConsistentViews(Objective):
     weight: 12 in the paper
     severity, width, depth, alpha, all_operations: as in the augmentation `aug_mix`
     """
+
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
 
     weight: Annotated[float, Field(ge=0), Tuned("log:1.2:120", DECADE)] = 12.0
     severity: Annotated[int, Field(ge=1, le=STRENGTHS), Only(weight=Above(0))] = 3

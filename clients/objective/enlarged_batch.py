@@ -58,6 +58,7 @@ class EnlargedBatch(Objective):
 
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.5
     balanced: Literal["epoch", "step"] = "epoch"
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     breaks = (Fact.ROWS,)
     compiles: ClassVar[bool] = False
     requires: ClassVar[dict[str, str]] = {"inserts": "style_exploration", "banks": "feature_styles"}

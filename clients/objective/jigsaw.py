@@ -13,6 +13,7 @@ from clients.parts import Batch, LocalRound, Objective, StepFunction
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
 from fedsim.models.layout import evaluating
+from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Only, Scene
 from fedsim.settings.tuned import Tuned
 
@@ -48,6 +49,7 @@ class Jigsaw(Objective):
     beta: Annotated[float, Field(ge=0, le=1), Tuned("0.7,0.9", "the paper's values for its networks")] = 0.9
     grey: Annotated[float, Field(ge=0, le=1), Only(Scene.COLOURS)] = 0.1
     border: Literal["crop", "keep"] = "crop"
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}
 
     def begin(self, round: LocalRound) -> StepFunction:

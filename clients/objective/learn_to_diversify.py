@@ -15,6 +15,7 @@ from clients.tools.losses import kernel_sum, squared_distances, supervised_contr
 from clients.tools.networks import descend, statistics_frozen
 from fedsim.models.inserts.base import Insert
 from fedsim.models.inserts.stochastic_embedding import moments_of
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import RecipeParts, part_name
 from fedsim.settings.tuned import DECADE, Tuned
 
@@ -51,6 +52,7 @@ class LearnToDiversify(Objective):
     beta: Annotated[float, Field(ge=0), Tuned("log:0.01:1", DECADE)] = 0.1
     temperature: Annotated[float, Field(gt=0)] = 0.07
     augmenter_lr: Annotated[float, Field(gt=0)] = 0.005
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}
     compiles: ClassVar[bool] = False
 

@@ -75,6 +75,7 @@ class CutMix(Mixture):
     alpha: the parameter of the Beta distribution
     """
 
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     alpha: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
 
     def weights(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:

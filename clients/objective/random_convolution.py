@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.losses import js_divergence
+from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Only
 from fedsim.settings.tuned import DECADE, Tuned
 
@@ -34,6 +35,8 @@ class RandomConvolution(Objective):
     p: the probability of an unchanged view with img_p
     sizes: the sizes of the kernels, which are odd
     """
+
+    assumes = (Fact.OBJECTIVE, Fact.IMAGES)
 
     variant: Literal["mix", "img_p"] = "mix"
     weight: Annotated[float, Field(ge=0), Tuned("log:1:100", DECADE)] = 10.0

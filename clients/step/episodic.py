@@ -45,7 +45,7 @@ class EpisodicStep(Step):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-    assumes = (Fact.HARD_LABELS,)
+    assumes = (Fact.IMAGES, Fact.HARD_LABELS)
     breaks = (Fact.UPDATE,)
 
     L_w: Annotated[float, Field(ge=0, le=1)] = 0.01

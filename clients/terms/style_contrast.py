@@ -112,7 +112,7 @@ class StyleContrast(Term, StylePart):
     decoder_weights: Annotated[str, Only(encoder="vgg")] = ""
     """Local file of the AdaIN decoder."""
 
-    assumes = (Fact.ROWS, Fact.HARD_LABELS)
+    assumes = (Fact.IMAGES, Fact.ROWS, Fact.HARD_LABELS)
     requires: ClassVar[dict[str, str]] = {"banks": "interpolation_style"}
 
     @property

@@ -163,6 +163,7 @@ def provenance_notes(recorded: Environments) -> list[str]:
 
 def shared_notes(recorded: Environments) -> list[str]:
     """Notes on images that are there twice: in unseen domains, in two source domains, in training and validation."""
+    same = "files"
     seen: dict[str, None] = {}  # texts, each once
     copies: dict[str, None] = {}
     for table in recorded.values():
@@ -179,11 +180,13 @@ def shared_notes(recorded: Environments) -> list[str]:
             count = shared.get("shared")
             images = shared.get("images")
             target = shared.get("target")
-            share = f"{count} of {images} images of {target}"
+            unit = shared.get("unit", "images")
+            same = "files" if unit == "images" else "values"
+            share = f"{count} of {images} {unit} of {target}"
             seen[f"{share} (in {where})"] = None
     notes = []
     if seen:
-        notes.append(f"Not unseen, because domains that train or select have the same files: {'; '.join(seen)}.")
+        notes.append(f"Not unseen, because domains that train or select have the same {same}: {'; '.join(seen)}.")
     if copies:
         notes.append(f"Copies: {'; '.join(copies)}.")
     return notes

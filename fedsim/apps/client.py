@@ -34,6 +34,7 @@ from fedsim.tensors.records import Config, arrays_of, config_of
 from strategies.parts import ArrayDict
 from strategies.wire.packing import answer, unpack
 from strategies.wire.reply_checks import ECHOED
+from strategies.wire.scales import moments_config, scale_in
 from strategies.wire.target_site import UPLOADS, score_records
 
 PACKAGES = ("torch", "flwr", "numpy")
@@ -89,6 +90,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
         space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
     else:
         space = workspace(str(config["experiment"]))
+    space.use_scale(scale_in(config))
     set_threads(space.experiment.run.threads)  # needed also when Flower's own engine or a cluster started the process
     refuse_unperturbed(space, context)
     return space, config
@@ -143,6 +145,8 @@ def handshake(message: Message, context: Context) -> RecordDict:
     records = RecordDict()
     for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
         answer: Config = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
+        if role == "source" and (moments := space.moments(name, state_dir, token)):
+            answer |= moments_config(moments)
         records[f"site-{number}" if number else "site"] = ConfigRecord(answer)
     return records
 

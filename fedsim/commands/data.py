@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -10,6 +11,10 @@ from fedsim.common.console import console, say
 from fedsim.common.errors import UserError
 from fedsim.data.names import read_from
 from fedsim.data.row import Benchmark
+from fedsim.settings import DataSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FOLDERS = "ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it"
 OWN_DATA = """\
@@ -34,8 +39,33 @@ lr = 0.01
 """
 
 
+OWN_TENSORS = """\
+{name}: {layout}.
+`fedsim datasets FILE` describes such a file and prints an experiment file for it, as this one:
+
+[data]
+dataset = "{name}"
+root = "FILE"
+
+[data.columns]         # of a table, or names of the arrays of an .npz file
+label = "LABEL"
+domain = "DOMAIN"
+features = ["COLUMN"]  # all other columns, where it is left out
+
+[model]
+backbone = "mlp"       # linear, mlp, or cnn-1d for signals
+
+[train]
+rounds = 20
+batch_size = 16
+lr = 0.05
+"""
+
+
 def own_data(name: str, bench: Benchmark) -> str:
     """How the files of a user's own data must be, and an experiment file for them."""
+    if not bench.images:
+        return OWN_TENSORS.format(name=name, layout=bench.note)
     masks = bench.task == "segmentation"
     return OWN_DATA.format(
         name=name,
@@ -48,19 +78,42 @@ def own_data(name: str, bench: Benchmark) -> str:
 
 def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()) -> None:
     """Print counts, sizes and modes of the images of a folder or table, and the problems found in it."""
-    from fedsim.data.inspect import draw_grid, inspect
+    from fedsim.data.inspect import columns_in, draw_grid, inspect
+    from fedsim.data.inspect_tables import is_table_of_numbers
 
     if not path.exists():
         raise UserError(f"--grid and --set are for a folder or table, and there is none at {str(path)!r}")
+    if path.suffix.lower() == ".npz" or is_table_of_numbers(path, columns_in(overrides)):
+        if grid is not None:
+            raise UserError(f"--grid draws pictures, and {path} is a table of numbers; leave it out")
+        show_table(path, columns_in(overrides))
+        return
     inspection = inspect(path, overrides)
     for title, frame in (("images", inspection.counts.reset_index()), ("files", inspection.domains)):
-        table = Table(*(escape(str(name)) for name in frame.columns), title=escape(f"{path}: {title}"))
-        for row in frame.itertuples(index=False):
-            table.add_row(*(escape(str(value)) for value in row))
-        console.print(table)
+        show_frame(frame, f"{path}: {title}")
     say("\n".join(inspection.problems) if inspection.problems else "no problem was found")
     if grid is not None:
         say(f"pictures: {draw_grid(inspection, grid)}")
+
+
+def show_table(path: Path, data: DataSettings) -> None:
+    """Print what a table of numbers holds, its problems, and an experiment file for it."""
+    from fedsim.data.inspect_tables import inspect_npz, inspect_table
+
+    inspection = inspect_npz(path, data) if path.suffix.lower() == ".npz" else inspect_table(path, data)
+    show_frame(inspection.counts.reset_index(), f"{path}: rows")
+    show_frame(inspection.columns, f"{path}: columns")
+    say("\n".join(inspection.problems) if inspection.problems else "no problem was found")
+    say("An experiment file for it, e.g. mine.toml, which `fedsim run mine.toml --target DOMAIN` runs:\n")
+    print(inspection.experiment)
+
+
+def show_frame(frame: "pd.DataFrame", title: str) -> None:
+    """Print a table of a frame's rows."""
+    table = Table(*(escape(str(name)) for name in frame.columns), title=escape(title))
+    for row in frame.itertuples(index=False):
+        table.add_row(*(escape(str(value)) for value in row))
+    console.print(table)
 
 
 def show_datasets(name: str) -> None:
@@ -77,7 +130,7 @@ def show_datasets(name: str) -> None:
         print(own_data(name, bench))
         return
     if bench:
-        table = Table("domain", "images", title=escape(f"{bench.title}: {len(bench.classes)} classes"))
+        table = Table("domain", bench.unit, title=escape(f"{bench.title}: {len(bench.classes)} classes"))
         for domain in bench.domains:
             table.add_row(escape(domain), str(bench.counts[domain]) if bench.counts else "not checked")
         console.print(table)

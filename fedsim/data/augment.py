@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
+from fedsim.data.scaling import Scale
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import called, lookup, makes
 
@@ -190,20 +191,57 @@ def _statistics(
         return both[0], both[1]
 
 
+def to_float(images: Tensor) -> Tensor:
+    """uint8 [B,C,H,W] -> float32 in [0,1]."""
+    return images.to(torch.float32).div_(255)
+
+
+class Scaler:
+    """Maps a batch float32 [B, ...] of the clients' values to what is trained on; a missing value becomes 0.
+
+    shape: that of one example
+    waits: a scale comes later (data.scale = "federated"), without which no batch is read. Otherwise the values are
+    scaled already, or are not to be scaled
+    """
+
+    def __init__(self, shape: tuple[int, ...], waits: bool) -> None:
+        self.shape, self.waits = shape, waits
+        self.scale: Scale | None = None
+        self._tensors: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def use(self, scale: Scale) -> None:
+        """Takes this scale from now on."""
+        if scale != self.scale:
+            self.scale, self._tensors = scale, {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.waits:
+            return x
+        mean, std = self._of_device(x.device)
+        return torch.nan_to_num((x - mean) / std, nan=0.0)
+
+    def _of_device(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and std on a device; normal tensors also when an evaluation is the first to ask."""
+        if self.scale is None:
+            raise RuntimeError("the scale of the features is not known before the handshake has ended")
+        if device not in self._tensors:
+            with torch.inference_mode(False):
+                mean, std = (torch.from_numpy(array).to(device) for array in self.scale.arrays(self.shape))
+                self._tensors[device] = mean, std
+        return self._tensors[device]
+
+
 @dataclass(frozen=True)
 class Transforms:
-    """The operations on a batch between the uint8 array and the model: `augment` (training only), then `normalize`.
+    """The operations on a batch between the array and the model: `read`, `augment` (training only), `normalize`.
 
-    Both take and give float [B,C,H,W]; `augment` works in [0,1], which `to_float` gives. Objects can be pickled.
+    `read` makes float32 [B,C,H,W] in [0,1] of uint8; for tensors that are no images it standardizes them. The others
+    take and give such floats. Objects can be pickled.
     """
 
     augment: Callable[[Tensor], Tensor]
     normalize: Normalization
-
-
-def to_float(images: Tensor) -> Tensor:
-    """uint8 [B,C,H,W] -> float32 in [0,1]."""
-    return images.to(torch.float32).div_(255)
+    read: Callable[[Tensor], Tensor] = to_float
 
 
 def check_joint(name: str) -> None:
@@ -237,9 +275,12 @@ def _gives_images(found: object) -> bool:
 
 
 def make_transforms(
-    data: DataSettings, channels: int, weights: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    data: DataSettings,
+    channels: int,
+    weights: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    read: Callable[[Tensor], Tensor] = to_float,
 ) -> Transforms:
-    """Transforms of `data.augment` and `data.normalize` for images with `channels` channels.
+    """Transforms of `data.augment` and `data.normalize` for images with `channels` channels, read from uint8.
 
     `weights` are mean and std with which the backbone's weights were trained, for data.normalize = "weights".
     Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1), or where there are none.
@@ -253,4 +294,4 @@ def make_transforms(
             f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "
             f"{data.dataset} has {channels} channel(s); use data.normalize = 'none'"
         )
-    return Transforms(find_augmentation(data.augment), Normalization(mean, std))
+    return Transforms(find_augmentation(data.augment), Normalization(mean, std), read)

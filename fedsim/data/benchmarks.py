@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.data.array_rows import MAPPING, is_mapping
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.hf_rows import ROW, is_federated
 from fedsim.data.lists import PARTS
@@ -26,13 +27,16 @@ def find_dataset(name: str) -> Benchmark:
     """The data set of that name: a row of BENCHMARKS, of an installed package, or `module:name`.
 
     `module:name` is a Benchmark, or a function that is declared to return one. It may be a Reader class that has one as
-    its attribute `benchmark` and then reads it, or a `FederatedDataset` of flwr-datasets.
+    its attribute `benchmark` and then reads it, or a `FederatedDataset` of flwr-datasets. It may also be a mapping from
+    domains to torch Datasets of (tensor, target), or a function that is declared to return one.
     UserError gives the nearest known name.
     """
     where = "data.dataset: no data set"
     row = lookup(name, BENCHMARKS, "datasets", where)
     if is_federated(row):
         return ROW
+    if is_mapping(row):
+        return MAPPING
     of_reader = getattr(row, "benchmark", None) if isinstance(row, type) and issubclass(row, Reader) else None
     if isinstance(of_reader, Benchmark):
         return replace(of_reader, reader=f"{row.__module__}:{row.__qualname__}")

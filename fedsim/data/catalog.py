@@ -1,5 +1,6 @@
 """The data sets by name: rows of facts with their sources (domains, classes, image counts)."""
 
+from fedsim.data.array_rows import DISCOVER, READER
 from fedsim.data.row import Benchmark
 
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
@@ -18,6 +19,7 @@ VLCS_COUNTS: dict[str, tuple[int, ...]] = {
     "SUN09": (20, 932, 1036, 30, 1264),
     "VOC2007": (330, 699, 428, 420, 1499),
 }
+HOSPITALS = {"cleveland": 304, "hungary": 293, "switzerland": 123, "va_long_beach": 200}  # patients
 OFFICE_HOME_CLASSES = (
     "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
     "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
@@ -183,6 +185,26 @@ BENCHMARKS: dict[str, Benchmark] = {
         "(path, label, domain); its own splits are joined unless data.split = 'lists' or data.test_split = 'list'",
         reader="fedsim.data.hugging_face:HuggingFaceReader",
         discover="fedsim.data.hugging_face:discover",
+    ),
+    "arrays": Benchmark(
+        "arrays", "Any tensors", (), (), 1,
+        source="your own tensors",
+        note="rows of numbers, signals or other tensors: data.root is an .npz file (x, label, domain), a CSV, TSV or "
+        "Parquet table whose columns data.columns names, or a folder with one of these for each domain",
+        images=False,
+        reader=READER,
+        discover=DISCOVER,
+    ),
+    "hospitals": Benchmark(
+        "hospitals", "Heart disease in four hospitals (embedded)", tuple(HOSPITALS), ("no", "yes"), 1,
+        counts=HOSPITALS,
+        source="Janosi, Steinbrunn, Pfisterer and Detrano, Heart Disease, UCI Machine Learning Repository, 1989, "
+        "doi:10.24432/C52P4X (CC BY 4.0)",
+        note="needs no files: 920 patients of Cleveland (304), Hungary (293), Switzerland (123) and VA Long Beach "
+        "(200), with 13 features; configs/hospitals.toml has the protocol of FLamby's Fed-Heart-Disease",
+        images=False,
+        reader=READER,
+        discover=DISCOVER,
     ),
     "digit-masks": Benchmark(
         "digit-masks", "Digit masks (embedded)", _GROUNDS, DIGITS, 1,

@@ -149,7 +149,7 @@ class HuggingFaceReader(Reader):
 
 
 def _column(data: DataSettings, name: str) -> str:
-    return data.columns.get(name, COLUMNS[name])
+    return data.column(name, COLUMNS[name])
 
 
 def _rows(data: DataSettings) -> Any:

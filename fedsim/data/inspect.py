@@ -20,9 +20,11 @@ from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import digest
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
+from fedsim.data.inspect_tables import is_table_of_numbers
 from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
 from fedsim.data.reader import reader
+from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment, parse_experiment, parse_override
 
@@ -64,11 +66,13 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     without images, images beside class folders, and files with equal bytes in two classes or two domains. It counts
     other duplicates. Raises UserError where there are no domains and classes, and for an override without effect here.
     """
-    data = _with(overrides, path, _settings(path))
+    usual = _settings(path, columns_in(overrides, path))
+    data = _with(overrides, path, usual)
     bench = benchmark(data)
     read = reader(data, bench)
     assert isinstance(read, ImageTree)  # folders and tables have files
-    counts, rows, files, problems = [], [], [], []
+    counts, rows, files = [], [], []
+    problems: list[str] = []
     examples: dict[tuple[str, str], Path] = {}
     for domain in bench.domains:
         listing = read.listing(domain)
@@ -76,14 +80,21 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         fine = [each for each in checked if not each.problem]
         rows.append(_summary(domain, len(listing.files), checked, fine))
         counts.append(np.bincount(listing.labels, minlength=len(bench.classes)))
-        problems += _listed([each.problem for each in checked if each.problem], f"in {domain}")
+        faults = [each.problem for each in checked if each.problem]
+        problems += _listed(faults, f"in {domain}")
         problems += _absent_classes(path, domain, bench.classes, counts[-1])
         for each in fine:
             examples.setdefault((domain, bench.classes[each.label]), each.file)
         files += fine
-    table = pd.DataFrame(counts, index=pd.Index(bench.domains, name="domain"), columns=list(bench.classes))
-    problems += _listed(_loose(path), "beside class folders") + _doubles(files, bench.classes)
-    return Inspection(table, pd.DataFrame(rows), problems, examples)
+    problems += _listed(_loose(path), "beside class folders")
+    problems += _doubles(files, bench.classes)
+    return Inspection(_by_domain(counts, bench), pd.DataFrame(rows), problems, examples)
+
+
+def _by_domain(counts: list[np.ndarray], bench: Benchmark) -> pd.DataFrame:
+    """Counts [domain x class] with the names of both."""
+    domains = pd.Index(bench.domains, name="domain")
+    return pd.DataFrame(counts, index=domains, columns=list(bench.classes))
 
 
 def _absent_classes(path: Path, domain: str, classes: Sequence[str], counts: np.ndarray) -> list[str]:
@@ -104,15 +115,22 @@ def _check_domain(domain: str, listing: Listing) -> list[Found]:
         return list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
 
 
-def _settings(path: Path) -> DataSettings:
-    """Settings that read the whole folder or table, even where a domain lacks classes."""
+def _settings(path: Path, columns: DataSettings) -> DataSettings:
+    """Settings that read the whole folder or table, even where a domain lacks classes. columns: names of columns"""
     if path.is_file():
+        if is_table_of_numbers(path, columns):
+            raise UserError(f"{path} is a table of numbers, for data.dataset = 'arrays', and no table of images")
         return DataSettings(dataset="table", root=str(path))
     if form := _other_form(path):
         inspected = "this command inspects folders DOMAIN/CLASS/IMAGE and tables only"
         raise UserError(f"{path} looks like data for data.dataset = {form!r}; {inspected}")
     classes = sorted({name for domain in subfolders(path) for name in names_in(path / domain)})
     return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
+
+
+def columns_in(overrides: Sequence[str], path: Path = Path("table")) -> DataSettings:
+    """Settings that have only what `overrides` say of a table's columns; see `inspect`."""
+    return _with(overrides, path, DataSettings(dataset="arrays"))
 
 
 def _with(overrides: Sequence[str], path: Path, data: DataSettings) -> DataSettings:

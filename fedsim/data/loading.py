@@ -9,8 +9,9 @@ from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
 from fedsim.data.holdout import refuse_few, split_pool, whole_split
 from fedsim.data.mixing import check_mix, load_mixed
-from fedsim.data.reader import Reader, reader
+from fedsim.data.reader import Images, Reader, read_images, reader
 from fedsim.data.row import Benchmark
+from fedsim.data.scaling import scale_rule, scaled_by_site
 from fedsim.data.splits import dirichlet_partition, fraction_subset, iid_partition, random_split, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
@@ -68,8 +69,9 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
     if data.mix:
         sources = source_domains(data, target, bench)
         return load_mixed(read, client, sources.index(domain) * data.clients_per_domain + index, sources)
-    images, labels = read.images(domain)
+    images, labels = read_images(read, domain)
     train, validation = _own_split(read, client, domain, index, labels)
+    images = _own_scale(read, domain, images, train)
     place = np.broadcast_to(np.int64(0), len(labels))  # without memory for all images of the domain in each client
     sizes, masks = unless_square(read.sizes(domain)), read.masks(domain)
     return ClientData(client, images, labels, train, validation, bench.classes, (domain,), place, sizes, masks)
@@ -113,7 +115,7 @@ def load_target(
     bench = bench or benchmark(data)
     domain = resolve_domain(bench, domain)
     read = reader(data, bench)
-    images, labels = read.images(domain, bench.test_apart)
+    images, labels = read_whole(read, domain)
     environment, split_seed = bench.environment(domain), data.seed_of_splits
     indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
@@ -126,6 +128,26 @@ def load_target(
         hint = " or name images in its test list" if data.test_split == "list" else ""
         raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share{hint}")
     return images, labels, indices
+
+
+def read_whole(read: Reader, domain: str) -> Images:
+    """The images and labels of a domain on which nothing trains; with data.scale = "site" scaled by its own rows."""
+    images, labels = read_images(read, domain, read.found.test_apart)
+    return _own_scale(read, domain, images, np.arange(len(images))), labels
+
+
+def _own_scale(read: Reader, domain: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The examples of a domain, with data.scale = "site" scaled by these rows; otherwise they are scaled later.
+
+    Raises UserError for missing values that nothing replaces.
+    """
+    rule = scale_rule(read.data, read.found)
+    if rule == "site":
+        return scaled_by_site(values, rows, read.found)
+    if rule == "none" and read.found.shape and not np.isfinite(values).all():
+        raise UserError(f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
+                        "or 'site', or data.missing = 'drop'")  # fmt: skip
+    return values
 
 
 def adaptation_indices(data: DataSettings, bench: Benchmark, domain: str, count: int) -> np.ndarray:
@@ -146,7 +168,7 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     bench = benchmark(data)
     domain = resolve_domain(bench, target)
     read = reader(data, bench)
-    images, _ = read.images(domain, bench.test_apart)
+    images, _ = read_whole(read, domain)
     sizes = None if bench.test_apart else unless_square(read.sizes(domain))
     chosen = adaptation_indices(data, bench, domain, len(images))
     chosen = chosen[: max(1, round(data.fraction * len(chosen)))]

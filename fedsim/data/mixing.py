@@ -19,7 +19,7 @@ import numpy as np
 
 from fedsim.data.client_data import ClientData, Split, clients_of, joined, unless_square
 from fedsim.data.holdout import refuse_few, whole_split
-from fedsim.data.reader import Reader
+from fedsim.data.reader import Reader, read_images
 from fedsim.data.splits import deal, dirichlet_deal, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
@@ -33,7 +33,7 @@ def load_mixed(read: Reader, client: str, place: int, domains: Sequence[str]) ->
     """
     parts, classes = [], read.found.classes
     for domain in domains:
-        images, labels = read.images(domain)
+        images, labels = read_images(read, domain)
         train, validation = _shares(read, domains, domain, labels)[place]
         positions = np.concatenate([train, validation])
         train, validation = np.split(np.arange(len(positions), dtype=np.int64), [len(train)])

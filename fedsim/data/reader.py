@@ -11,7 +11,8 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
 
-Images = tuple[np.ndarray, np.ndarray]  # uint8 [N,C,s,s], and their labels int64 [N]
+# uint8 [N,C,s,s], or float32 [N, ...] of a data set of tensors (`Benchmark.shape`); and their labels int64 [N]
+Images = tuple[np.ndarray, np.ndarray]
 
 
 class Reader:
@@ -94,6 +95,47 @@ def reader_class(bench: Benchmark) -> type[Reader]:
     if not (isinstance(kind, type) and issubclass(kind, Reader)):
         raise UserError(f"reader {bench.reader!r} of {bench.title} is no class that derives from {__name__}.Reader")
     return kind
+
+
+def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
+    """What a reader gives for a domain; see `Reader.images`.
+
+    Raises UserError for images that are not uint8 [N,C,s,s] with the data set's number of channels, and for labels that
+    are not the numbers of its classes. It also refuses tensors that are not float32 of its shape. Floats of a reader
+    for images would otherwise be divided by 255.
+    """
+    images, labels = read.images(domain, apart)
+    fault = _fault_of_examples(images, read.found) or _fault_of_labels(labels, len(images), len(read.found.classes))
+    if fault:
+        raise UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: {fault}")
+    return images, labels
+
+
+def _fault_of_examples(images: np.ndarray, bench: Benchmark) -> str:
+    """What is wrong with the type or the axes of a reader's images or tensors; empty for nothing."""
+    shape, kind = list(images.shape), images.dtype
+    if bench.shape:
+        axes = ", ".join(map(str, bench.shape))
+        is_right = kind == np.float32 and images.shape[1:] == bench.shape
+        return "" if is_right else f"examples are {kind} {shape}, not float32 [N, {axes}]"
+    if kind != np.uint8:
+        return (
+            f"images are {kind} {shape}, not uint8 from 0 to 255; numbers that are no pixels belong to a data set with "
+            "Benchmark.shape, or to data.dataset = 'arrays'"
+        )
+    if images.ndim != 4 or images.shape[1] != bench.channels or images.shape[2] != images.shape[3]:
+        return f"images have the shape {shape}, not [N, {bench.channels}, s, s]"
+    return ""
+
+
+def _fault_of_labels(labels: np.ndarray, count: int, classes: int) -> str:
+    """What is wrong with a reader's labels; empty for nothing."""
+    if labels.shape != (count,):
+        return f"there are {count} examples and labels of the shape {list(labels.shape)}"
+    if count and not (labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < classes):
+        span = f"{labels.dtype} from {labels.min()} to {labels.max()}"
+        return f"labels are {span}, not the numbers 0 to {classes - 1} of the classes"
+    return ""
 
 
 def nameless_hash(labels: np.ndarray, digests: Iterable[bytes]) -> str:

@@ -27,6 +27,23 @@ class Benchmark:
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
     task: str = "classification"  # a row of fedsim.common.tasks
     structures: tuple[str, ...] = ()  # that masks mark, where there are masks; classes are then strata of the images
+    images: bool = True  # its examples are images; other tensors have a `shape`
+    shape: tuple[int, ...] = ()  # of an example that is a tensor and no image, such as (10,); () for images
+    features: tuple[str, ...] = ()  # names of the columns of such a tensor, where it is a row of a table
+    numeric: int = 0  # its first columns (of other shapes: channels) that `data.scale` standardizes
+
+    def __post_init__(self) -> None:
+        if self.shape:
+            object.__setattr__(self, "images", False)
+
+    @property
+    def unit(self) -> str:
+        """What one example is called in messages, in the plural."""
+        return "images" if self.images else "rows" if self.features else "examples"
+
+    def example_shape(self, image_size: int) -> tuple[int, ...]:
+        """The shape of one example; images are squares of `image_size` pixels."""
+        return self.shape or (self.channels, image_size, image_size)
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class SharedImages:
     classes: {domain: (images whose file is in another class of the domain too, all)}.
     between: {two of these domains: (images of the smaller one that are in the other, its images)}, from a tenth on.
     validation: {source domain: (validation images that look like a training image of their class, all)}.
+    unit: what one example is called; examples that are no images may be equal by chance, so that none is refused.
     """
 
     target: str
@@ -40,12 +41,14 @@ class SharedImages:
     classes: dict[str, tuple[int, int]] = field(default_factory=dict)
     between: dict[str, tuple[int, int]] = field(default_factory=dict)
     validation: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unit: str = "images"
 
     def record(self) -> dict[str, Any]:
         """What environment.json holds; empty when nothing is shared."""
         copies = ("classes", "between", "validation")
-        values = asdict(self) if self.shared else {name: getattr(self, name) for name in copies}
-        return {name: value for name, value in values.items() if value != {}}
+        values = asdict(self) if self.shared else {name: getattr(self, name) for name in (*copies, "unit")}
+        facts = {name: value for name, value in values.items() if value not in ({}, "images")}
+        return {} if facts.keys() == {"unit"} else facts
 
     def notes(self) -> list[str]:
         """What a run says of copies."""
@@ -58,13 +61,13 @@ class SharedImages:
             return ""
         where = ", ".join(f"{domain} ({count:,})" for domain, count in self.sources.items())
         return (
-            f"{self.shared:,} of the {self.images:,} images of {self.target} ({100 * self.shared / self.images:.1f} %) "
-            f"are also in {where}, byte for byte"
+            f"{self.shared:,} of the {self.images:,} {self.unit} of {self.target} "
+            f"({100 * self.shared / self.images:.1f} %) are also in {where}, {_exactly(self.unit)}"
         )
 
     def refuse(self) -> None:
         """UserError when the share is above MOST_SHARED."""
-        if self.shared > MOST_SHARED * self.images:
+        if self.unit == "images" and self.shared > MOST_SHARED * self.images:
             raise UserError(
                 f"{self.text()}: the unseen domain would be tested on images that train or select the model. At most "
                 f"{MOST_SHARED:.0%} may be; remove the copies (fedsim datasets PATH names them), or leave a domain out "
@@ -74,18 +77,24 @@ class SharedImages:
 
 def copy_texts(record: Mapping[str, Any]) -> list[str]:
     """A sentence for each domain with copies in two classes, each two with copies, and each that validates on them."""
+    unit = record.get("unit", "images")
     texts = [
-        f"{copies:,} of the {images:,} images of {domain} are also in another class, byte for byte"
+        f"{copies:,} of the {images:,} {unit} of {domain} are also in another class, {_exactly(unit)}"
         for domain, (copies, images) in record.get("classes", {}).items()
     ]
     texts += [
-        f"{domains} share {shared:,} images, {shared / images:.1%} of the smaller domain, byte for byte"
+        f"{domains} share {shared:,} {unit}, {shared / images:.1%} of the smaller domain, {_exactly(unit)}"
         for domains, (shared, images) in record.get("between", {}).items()
     ]
     return texts + [
         f"{copies:,} of the {images:,} validation images of {domain} look like a training image of their class"
         for domain, (copies, images) in record.get("validation", {}).items()
     ]
+
+
+def _exactly(unit: str) -> str:
+    """How two equal examples are equal, in words."""
+    return "byte for byte" if unit == "images" else "value for value"
 
 
 def shared_images(data: DataSettings, target: str, bench: Benchmark | None = None) -> SharedImages:
@@ -97,19 +106,29 @@ def shared_images(data: DataSettings, target: str, bench: Benchmark | None = Non
     unseen, read = resolve_domain(bench, target), reader(data, bench)
     digests = None if bench.same_images or bench.test_apart else read.digests(unseen)
     if digests is None:
-        return SharedImages(unseen, 0, 0, {})
+        return SharedImages(unseen, 0, 0, {}, unit=bench.unit)
     tested = [row.tobytes() for row in digests]
-    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
-    files: dict[str, set[bytes]] = {}
     sources, selecting = source_domains(data, unseen, bench), held_out(data, bench)
-    for domain in [*sources, *([selecting] if selecting else [])]:
-        digests = read.digests(domain)
-        rows = [] if digests is None else [row.tobytes() for row in digests]
-        files[domain], torn[domain] = set(rows), _in_two_classes(rows, read.labels(domain))
-    where, shared = _copies_of(tested, files)
-    alike = {domain: pair for domain in sources if (pair := _alike(read, domain))[0]}
-    classes = {domain: pair for domain, pair in torn.items() if pair[0]}
-    return SharedImages(unseen, len(tested), shared, where, classes, _between(files), alike)
+    others = [*sources, *([selecting] if selecting else [])]
+    files = {domain: _files_of(read, domain) for domain in others}
+    present = {domain: set(rows) for domain, rows in files.items()}
+    where, shared = _copies_of(tested, present)
+    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
+    for domain, rows in files.items():
+        torn[domain] = _in_two_classes(rows, read.labels(domain))
+    alike = _some({domain: _alike(read, domain) for domain in sources})
+    return SharedImages(unseen, len(tested), shared, where, _some(torn), _between(present), alike, bench.unit)
+
+
+def _files_of(read: Reader, domain: str) -> list[bytes]:
+    """The digest of each image of a domain; none where it has no files."""
+    digests = read.digests(domain)
+    return [] if digests is None else [row.tobytes() for row in digests]
+
+
+def _some(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The pairs (copies, all) of the domains that have any copy."""
+    return {domain: pair for domain, pair in pairs.items() if pair[0]}
 
 
 def _copies_of(tested: Sequence[bytes], files: Mapping[str, set[bytes]]) -> tuple[dict[str, int], int]:

@@ -99,7 +99,7 @@ class TableReader(ImageTree):
 
     def unlisted(self, domain: str, part: str) -> str:
         """No row of the domain has the part."""
-        column = self.data.columns.get("split", "split")
+        column = self.data.column("split", "split")
         return f"{table_file(self.data)}: no row of domain {domain!r} has {part!r} in the column {column!r}; name some"
 
     def _lists(self, domain: str) -> list[bytes]:
@@ -107,7 +107,7 @@ class TableReader(ImageTree):
 
     def _parts(self, domain: str) -> pd.Series:
         """The part of every row of a domain: train, validation, test, or an empty text, which is none of them."""
-        file, column = table_file(self.data), self.data.columns.get("split", "split")
+        file, column = table_file(self.data), self.data.column("split", "split")
         if facts(self.data).splits is None:
             raise UserError(f"{file} has no column {column!r}, which data.split = 'lists' and data.test_split = 'list' "
                             "read")  # fmt: skip
@@ -144,13 +144,18 @@ def _source(data: DataSettings) -> tuple[Path, tuple[int, int], tuple[tuple[str,
     """The table, the version of its file, and the names of its columns."""
     file = table_file(data)
     status = file.stat()
-    return file, (status.st_size, status.st_mtime_ns), tuple(sorted(data.columns.items()))
+    return (
+        file,
+        (status.st_size, status.st_mtime_ns),
+        tuple(sorted((name, data.column(name, name)) for name in data.columns)),
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...]) -> Facts:
     counts: Counter[tuple[str, str]] = Counter()
     splits: Counter[str] | None = None
+    _refuse_numbers(file, dict(columns))
     for piece in pieces(file, dict(columns), ("label", "domain", "split")):
         if "split" in piece:
             splits = (splits or Counter()) + Counter(piece["split"])
@@ -159,6 +164,16 @@ def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str],
         raise UserError(f"{file} has no rows")
     counts_of_parts = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
     return Facts(dict(counts), counts_of_parts)
+
+
+def _refuse_numbers(file: Path, columns: Mapping[str, str]) -> None:
+    """UserError for a table without names of files, whose rows are examples by themselves."""
+    _names_in_file(file, columns, ("label", "domain", "path"))
+    first = next(pieces(file, columns, ("path",)), pd.DataFrame({"path": []}))["path"]
+    if len(first) and pd.to_numeric(first, errors="coerce").notna().all():
+        name = columns.get("path", "path")
+        raise UserError(f"{file}: the column {name!r} holds numbers and no names of files; for a table of numbers set "
+                        "data.dataset = 'arrays'")  # fmt: skip
 
 
 @functools.lru_cache(maxsize=16)
@@ -203,7 +218,7 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
     """The wanted columns of a table under our names, as text, some rows at a time; a missing `split` is left out."""
     names = _names_in_file(file, columns, wanted)
     row = 2  # as an editor counts: the header is line 1
-    for raw in _read(file, list(dict.fromkeys(names.values()))):
+    for raw in read_pieces(file, list(dict.fromkeys(names.values()))):
         piece = pd.DataFrame({name: raw[theirs].astype(str).str.strip() for name, theirs in names.items()})
         _refuse_empty(file, piece, raw, names, row)
         for name in ("label", "domain"):
@@ -221,12 +236,13 @@ def _names_in_file(file: Path, columns: Mapping[str, str], wanted: tuple[str, ..
     if unknown:
         raise UserError(f"data.columns: no column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}known: "
                         f"{', '.join(COLUMNS)}")  # fmt: skip
-    present = _header(file)
+    present = header_of(file)
     names = {name: columns.get(name, name) for name in wanted}
     for name, theirs in names.items():
         if theirs not in present and (name != "split" or name in columns):
+            hint = "; a table of numbers is data.dataset = 'arrays'" if name == "path" else ""
             raise UserError(f"{file} has no column {theirs!r}; {nearest(theirs, present)}it has: {', '.join(present)}; "
-                            f"name it with data.columns.{name}")  # fmt: skip
+                            f"name it with data.columns.{name}{hint}")  # fmt: skip
         if present.count(theirs) > 1:
             raise UserError(f"{file} has {present.count(theirs)} columns {theirs!r}; remove or rename all but one")
     return {name: theirs for name, theirs in names.items() if theirs in present}
@@ -240,7 +256,8 @@ def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Map
             raise UserError(f"{file}, row {row + empty[0]}: the column {names[name]!r} is empty")
 
 
-def _header(file: Path) -> list[str]:
+def header_of(file: Path) -> list[str]:
+    """The names of a table's columns, in order; a name that is there twice is in the list twice."""
     with _refusals(file):
         if file.suffix.lower() == ".parquet":
             return list(_parquet(file).schema_arrow.names)
@@ -248,7 +265,8 @@ def _header(file: Path) -> list[str]:
         return list(_text(file, header=None, nrows=1).iloc[0])
 
 
-def _read(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
+def read_pieces(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
+    """The columns of a table, some rows at a time: cells of CSV as text, those of Parquet as they are."""
     with _refusals(file):
         if file.suffix.lower() == ".parquet":
             for batch in _parquet(file).iter_batches(PIECE, columns=columns):

@@ -17,6 +17,7 @@ from fedsim.records.selection import validation_column
 from fedsim.settings import RunSettings
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
+SUMS = "once: the number, the sum and the sum of squares of every feature over the training rows (data.scale)"
 OWN = "your own images"  # the source of rows that read a user's data
 
 
@@ -31,10 +32,7 @@ def card(model: TrainedModel) -> str:
             *_domains(model),
             f"Outputs: {', '.join(model.classes)}.",
         ],
-        "Images": [
-            f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
-            "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself.",
-        ],
+        "Images" if data.images else "Inputs": [_inputs(model)],
         "Method": _method(model, method),
         "Results": _results(model),
         "Weights": _weights(model),
@@ -58,8 +56,21 @@ def _method(model: TrainedModel, method: str) -> list[str]:
     return [
         f"{method} ({recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
         f"{model.experiment.run.seed}; inference rule {_rule(model)}.",
-        f"Clients disclosed: {recipe.disclosure()}.",
+        f"Clients disclosed: {'; '.join([recipe.disclosure(), *([SUMS] if model.scale else [])])}.",
     ]
+
+
+def _inputs(model: TrainedModel) -> str:
+    """What the model takes."""
+    data = model.plan.data
+    if data.images:
+        return (
+            f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
+            "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself."
+        )
+    names = f": {', '.join(data.features)}" if data.features else ""
+    scaling = "the model standardizes them itself; NaN is a missing value" if model.scale else "standardized before"
+    return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling}."
 
 
 def _summary(model: TrainedModel, method: str) -> list[str]:
@@ -67,17 +78,18 @@ def _summary(model: TrainedModel, method: str) -> list[str]:
     how = "by federated domain generalization"
     if model.plan.recipe.pooled:
         how = "on the pooled data of all source domains, not federated"
-    return [f"Model of images for {task}, {backbone}, trained {how} "
+    return [f"Model of {model.plan.data.unit} for {task}, {backbone}, trained {how} "
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
 
 
 def _domains(model: TrainedModel) -> list[str]:
     """Which domains trained, which one selected the round, and what was used of the unseen one."""
     data, run, plan = model.experiment.data, model.experiment.run, model.plan
-    unseen = f"No image of {run.target} was trained on."
+    unit = plan.data.unit
+    unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
     if plan.recipe.uses_target_unlabelled:
-        unseen = (f"{100 * data.adapt_share:.0f} % of the images of {run.target}, the unseen domain, were trained on "
-                  "without their labels; the results are of its other images.")  # fmt: skip
+        unseen = (f"{100 * data.adapt_share:.0f} % of the {unit} of {run.target}, the unseen domain, were trained on "
+                  f"without their labels; the results are of its other {unit}.")  # fmt: skip
     sources = ", ".join(source_domains(data, run.target, plan.data))
     chosen = [f"No one trained on {run.validation_domain}, which selected the round."] if run.validation_domain else []
     return [f"Trained on {sources}. {unseen}", *chosen]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.common.console import console, errors, say
-from fedsim.common.errors import printable
+from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def evaluate(
         _note(other_images(model))
         measures, predictions = judge.evaluate_arrays(model, target, images, labels, indices)
     else:
+        if not model.plan.data.images:
+            raise UserError("--data names a folder of images, and this model takes other tensors; fedsim predict takes "
+                            "a table of them")  # fmt: skip
         measures, predictions = judge.evaluate(model, judge.labelled_images(data, model.classes))
     table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
     for row in measures.itertuples(index=False):
@@ -57,12 +60,12 @@ def evaluate(
 
 def predict(
     run: RunFolder,
-    images: Annotated[list[Path], typer.Argument(help="image files")],
+    images: Annotated[list[Path], typer.Argument(help="image files, or tables of rows without labels")],
     which: Which = "best",
     trust: Trust = False,
     output: Annotated[Path | None, typer.Option(help="CSV file with the probabilities of all classes")] = None,
 ) -> None:
-    """Predict the classes of image files with a run's model."""
+    """Predict the classes of image files, or of rows of tables, with a run's model."""
     from rich.markup import escape
     from rich.table import Table
 

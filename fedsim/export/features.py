@@ -13,12 +13,16 @@ from fedsim.analysis.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
-from fedsim.data import benchmark
-from fedsim.data.augment import make_transforms, to_float
+from fedsim.data import Benchmark, benchmark
+from fedsim.data.augment import Scaler, Transforms, make_transforms
+from fedsim.data.loading import read_whole
 from fedsim.data.reader import reader
+from fedsim.data.scaling import Scale
+from fedsim.data.tensor_records import recorded_scale
 from fedsim.export.trained import trained_net
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
+from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.settings.experiment import Experiment
 
@@ -37,14 +41,14 @@ def domain_features(
     _, net = trained_net(weights, trust)
     net.eval()
     data = benchmark(experiment.data)
-    transforms = make_transforms(experiment.data, data.channels, weight_statistics(experiment.model))
+    transforms = _transforms(experiment, data, recorded_scale(read_environment(weights.parent)))
     features, classes, domains = [], [], []
     for index, domain in enumerate(data.domains):
-        images, labels = reader(experiment.data, data).images(domain, data.test_apart)
+        images, labels = read_whole(reader(experiment.data, data), domain)
         order = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))
         chosen = np.sort(order[:per_domain])
         for part in np.array_split(chosen, max(len(chosen) // 256, 1)):
-            batch = transforms.normalize(to_float(torch.from_numpy(images[part])))
+            batch = transforms.normalize(transforms.read(torch.from_numpy(images[part])))
             maps = net.features(batch)
             if maps.ndim > 2:
                 maps = maps.flatten(2).mean(dim=2)
@@ -52,6 +56,16 @@ def domain_features(
             classes.append(labels[part])
             domains.append(np.full(len(part), index))
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
+
+
+def _transforms(experiment: Experiment, bench: Benchmark, scale: Scale | None) -> Transforms:
+    """What the run did with images, or with tensors that it scaled so."""
+    if bench.images:
+        return make_transforms(experiment.data, bench.channels, weight_statistics(experiment.model))
+    scaler = Scaler(bench.shape, waits=scale is not None)
+    if scale:
+        scaler.use(scale)
+    return make_transforms(experiment.data, bench.channels, read=scaler)
 
 
 def plot_features(run: Path, out: Path, per_domain: int = 200, trust: bool = False) -> list[Path]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError, first_line
 from fedsim.data import load_target
+from fedsim.data.augment import to_float
 from fedsim.data.cache import remove_leftovers
 from fedsim.export.trained import TrainedModel, describe
 
@@ -73,12 +74,12 @@ def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
     try:
         images, _, indices = load_target(experiment.data, experiment.run.target)
     except UserError:
-        shape = (IMAGES, model.channels, model.image_size, model.image_size)
-        noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-        return noise, "random images (the run's data set is not on this machine)"
+        noise = torch.rand((IMAGES, *model.shape), generator=torch.Generator().manual_seed(0))
+        return noise, f"random {model.plan.data.unit} (the run's data set is not on this machine)"
     chosen = indices[np.linspace(0, len(indices) - 1, min(IMAGES, len(indices))).astype(int)]
-    real = torch.from_numpy(np.ascontiguousarray(images[chosen])).float().div_(255)
-    return real, f"{len(real)} images of {experiment.run.target}"
+    real = torch.from_numpy(np.ascontiguousarray(images[chosen]))
+    real = to_float(real) if model.plan.data.images else real
+    return real, f"{len(real)} {model.plan.data.unit} of {experiment.run.target}"
 
 
 def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:

@@ -10,8 +10,10 @@ import torch
 
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
+from fedsim.data.feature_tables import read_rows
 from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
+from fedsim.data.scaling import scale_rule, scaled_by_site
 from fedsim.export.trained import TrainedModel
 
 
@@ -70,8 +72,13 @@ def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
 
 
 def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
-    """One row per image: its file, the predicted class, and the probability of every class."""
+    """One row per image: its file, the predicted class, and the probability of every class.
+
+    Where the examples are rows of tables, the files are tables with the columns of the run, without labels.
+    """
     model.require_classes()
+    if not model.plan.data.images:
+        return pd.concat([_table_of_rows(model, file) for file in files], ignore_index=True)
     missing = [file for file in files if not Path(file).is_file()]
     if missing:
         hint = f"a folder; name its files, e.g. {missing[0]}/*" if Path(missing[0]).is_dir() else "no such file"
@@ -144,6 +151,19 @@ def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
         model.adapt(model.prepare(seen[start : start + size]) for start in range(0, len(seen), size))
     probabilities = model.probabilities(seen)
     return _predictions(model, [str(file) for file in files], probabilities[np.argsort(order)])
+
+
+@torch.inference_mode()
+def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
+    """Predictions of the rows of a table, called by the table and the row in it as an editor counts."""
+    values = read_rows(file, model.experiment.data, model.plan.data)
+    if scale_rule(model.experiment.data, model.plan.data) == "site":
+        values = scaled_by_site(values, np.arange(len(values)), model.plan.data)
+    batch = torch.from_numpy(values)
+    if model.plan.recipe.infer.transductive:
+        model.adapt([batch])
+    names = [f"{file}, row {number + 2}" for number in range(len(values))]
+    return _predictions(model, names, model(batch).float().softmax(1).numpy())
 
 
 def _predictions(model: TrainedModel, images: list[str], probabilities: np.ndarray) -> pd.DataFrame:

@@ -16,13 +16,15 @@ from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
+from fedsim.data.scaling import Scale
+from fedsim.data.tensor_records import recorded_scale, with_recorded_shape
 from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings, unfinished
-from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.frozen import frozen_record, refuse_other_frozen
 from fedsim.runs.inference_bank import kept_entries
 from fedsim.runs.plan import Plan, resolve
 from fedsim.settings.experiment import Experiment
@@ -49,17 +51,19 @@ class TrainedModel(nn.Module):
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, plan: Plan, net: Net, file: Path, own: Uploads | None = None) -> None:
+    def __init__(
+        self, plan: Plan, net: Net, file: Path, own: Uploads | None = None, scale: Scale | None = None
+    ) -> None:
         super().__init__()
-        self.plan, self.file = plan, file
+        self.plan, self.file, self.scale = plan, file, scale
         self.experiment: Experiment = plan.experiment
         self.classes, self.channels = plan.data.outputs, plan.data.channels
         self.image_size = self.experiment.data.image_size
         self.net = net.eval().requires_grad_(False)
-        transforms = make_transforms(self.experiment.data, self.channels, weight_statistics(self.experiment.model))
-        normalize = transforms.normalize
-        self.register_buffer("mean", torch.tensor(normalize.mean).view(1, -1, 1, 1) if normalize.mean else None)
-        self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
+        self.shape = plan.data.example_shape(self.image_size)
+        mean, std = self._statistics()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self.remark = unfinished(file.parent) if file.stem == "best" else ""
@@ -83,10 +87,24 @@ class TrainedModel(nn.Module):
         rule = self.plan.recipe.infer
         return None if rule.transductive else rule.begin(self.net, tuple, self.own)
 
+    def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
+        """Mean and std by which the run normalized its images, or standardized its tensors; None for neither."""
+        if not self.plan.data.images:
+            arrays = self.scale.arrays(self.shape) if self.scale else ()
+            mean, std = map(torch.from_numpy, arrays) if arrays else (None, None)
+            return mean, std
+        transforms = make_transforms(self.experiment.data, self.channels, weight_statistics(self.experiment.model))
+        both = transforms.normalize.mean, transforms.normalize.std
+        channels = [torch.tensor(values).view(1, -1, 1, 1) if values else None for values in both]
+        return channels[0], channels[1]
+
     def normalize(self, images: Tensor) -> Tensor:
-        """The network's input for images that are uint8, or float in [0, 1]."""
-        images = to_float(images) if images.dtype == torch.uint8 else images
-        return images if self.mean is None or self.std is None else (images - self.mean) / self.std
+        """The network's input for images that are uint8, or float in [0, 1]; or for tensors before they are scaled."""
+        images = to_float(images) if images.dtype == torch.uint8 and self.plan.data.images else images
+        if self.mean is None or self.std is None:
+            return images
+        scaled = (images - self.mean) / self.std
+        return scaled if self.plan.data.images else torch.nan_to_num(scaled, nan=0.0)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
@@ -111,6 +129,9 @@ class TrainedModel(nn.Module):
 
         Raises UserError for an image that cannot be read, or whose numbers do not define their brightness.
         """
+        if not self.plan.data.images:
+            raise UserError(f"this model takes tensors of the shape {list(self.shape)}, and no image files; give it "
+                            "such tensors, or a table to `fedsim predict`")  # fmt: skip
         return to_float(torch.from_numpy(np.stack([self._decode(file) for file in files])))
 
     def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
@@ -158,7 +179,7 @@ def load_trained(run: str | Path, which: str = "best", trust: bool = False) -> T
     if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
         raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
                         "needs; copy the whole folder of the run again")  # fmt: skip
-    return TrainedModel(plan, net, file, own)
+    return TrainedModel(plan, net, file, own, recorded_scale(read_environment(folder)))
 
 
 def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
@@ -171,7 +192,7 @@ def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
     refuse_outside(experiment, file.parent, trust)
     plan = resolve(experiment, recorded=True, bench=_facts(experiment, read_environment(file.parent)))
     net = plan.build_net()
-    refuse_other_frozen(file.parent, net, plan.experiment.model.weights)
+    refuse_other_frozen(file.parent, frozen_record(net), plan.experiment.model.weights)
     try:
         load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
     except ValueError as error:
@@ -207,7 +228,8 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | N
         return None
     structures = tuple(data.structures) or row.structures
     row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
-    return replace(row, domains=tuple(sorted(recorded["domains"])), classes=tuple(recorded["classes"]))
+    row = replace(row, domains=tuple(sorted(recorded["domains"])), classes=tuple(recorded["classes"]))
+    return with_recorded_shape(row, recorded)
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:
@@ -216,6 +238,13 @@ def describe(model: TrainedModel) -> dict[str, Any]:
     if model.plan.data.structures:
         threshold = model.experiment.data.mask_threshold
         output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
+    if not model.plan.data.images:
+        return {
+            "classes": list(model.classes),
+            "features": list(model.plan.data.features),
+            "input": f"float32 tensors {['N', *model.shape]}; {'NaN is missing' if model.scale else 'scaled before'}",
+            "output": output,
+        }
     return {
         "classes": list(model.classes),
         "image_size": model.image_size,

@@ -10,6 +10,7 @@ from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.common.seeding import stream_seed
 from fedsim.common.values import Json, JsonTable
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
+from fedsim.data.scaling import scale_rule
 from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.part_settings import add, complete, exchange, set_fields, validated, values_for
@@ -32,16 +33,16 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
     `recorded`: it is the recipe of an existing run, which may combine parts and settings that are refused for a new
     one. It is built where files that only training needs, such as images, may be missing.
     """
-    recipe = assemble(experiment.method, experiment.parts)
+    recipe, row = assemble(experiment.method, experiment.parts), find_dataset(experiment.data.dataset)
     if not recorded:
         _check_named(experiment, recipe)
         _check_preset(experiment, recipe)
-        check_recipe(recipe, experiment.method_name)
-    task = find_dataset(experiment.data.dataset).task
+        check_recipe(recipe, experiment.method_name, row.images)
     for _, part in recipe.pairs:
-        if task not in part.tasks:
+        if row.task not in part.tasks:
             raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
-                            f"{experiment.data.dataset} is a data set for {task}; use a method without it")  # fmt: skip
+                            f"{experiment.data.dataset} is a data set for {row.task}; use a method without "
+                            "it")  # fmt: skip
         validated(part, {}, f"method.{part_name(part)}")  # checks the values that the row sets too
         if not recorded:
             part.check(experiment)
@@ -116,6 +117,7 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
         experiment.run.seed,
         rules_of(bench.task, experiment.data, experiment.train),
         bench.outputs,
+        bench.shape,
     )
     head = net.head
     if any(part.counts_clients for part in recipe.inserts):
@@ -165,6 +167,10 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
             f"{setting} perturbs only the model, and what {part_name(beside[0])} asks for would leave the client "
             "without noise; use a method without banks and visits"
         )
+    row = find_dataset(experiment.data.dataset)
+    if not row.images and scale_rule(experiment.data, benchmark(experiment.data)) == "federated":
+        raise UserError(f"{setting} perturbs only the model, and the sums of data.scale = 'federated' would leave the "
+                        "client without noise; use data.scale = 'site' or 'none'")  # fmt: skip
     _refuse_norms(experiment, net)
 
 

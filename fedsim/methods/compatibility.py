@@ -4,6 +4,7 @@ The vocabulary of facts is `fedsim.parts.facts`. Which part belongs to which rec
 part has a `refuses` of its own only where a number or a setting decides.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -22,9 +23,20 @@ class Pooling(Part):
     provides = (Fact.ONE_CLIENT,)
 
 
-def check_recipe(recipe: Recipe, name: str) -> None:
-    """Raise UserError, with the method's name, for a recipe whose parts do not fit together."""
-    if reason := _twice(recipe) or _records(recipe) or _facts(recipe) or _own(recipe) or _alone(recipe):
+@dataclass(frozen=True)
+class Tensors(Part):
+    """Stands for what is true where the examples are tensors and no images (`Benchmark.images`)."""
+
+    breaks = (Fact.IMAGES,)
+
+
+def check_recipe(recipe: Recipe, name: str, images: bool = True) -> None:
+    """Raise UserError, with the method's name, for a recipe whose parts do not fit together.
+
+    images: whether the data set has images, and not tensors of another kind
+    """
+    extra = [*([Pooling()] if recipe.pooled else []), *([] if images else [Tensors()])]
+    if reason := _twice(recipe) or _records(recipe) or _facts(recipe, extra) or _own(recipe) or _alone(recipe):
         raise UserError(f"{name}: {reason}")
 
 
@@ -33,9 +45,12 @@ def _own(recipe: Recipe) -> str:
     return next(filter(None, (part.refuses(recipe) for _, part in recipe.pairs)), "")
 
 
-def _facts(recipe: Recipe) -> str:
-    """Why the facts of a recipe's parts contradict each other, or lack a part that provides them."""
-    parts: list[Part] = [part for part in recipe.of(Part) if _acts(part)] + ([Pooling()] if recipe.pooled else [])
+def _facts(recipe: Recipe, extra: Sequence[Part]) -> str:
+    """Why the facts of a recipe's parts contradict each other, or lack a part that provides them.
+
+    extra: stands for what is true of the data
+    """
+    parts: list[Part] = [part for part in recipe.of(Part) if _acts(part)] + [*extra]
     for part, other in permutations(parts, 2):
         for fact in _assumed(part):
             if fact in (*other.breaks, *other.replaces):
@@ -53,7 +68,9 @@ def _facts(recipe: Recipe) -> str:
 
 
 def _named(part: Part) -> str:
-    return "all data pooled on one client" if isinstance(part, Pooling) else part_name(part)
+    if isinstance(part, Pooling):
+        return "all data pooled on one client"
+    return "data of tensors that are no images" if isinstance(part, Tensors) else part_name(part)
 
 
 def _acts(part: Part) -> bool:

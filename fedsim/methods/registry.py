@@ -40,6 +40,10 @@ FOLDERS = {
 }
 
 
+# Recipes that Python code of this process gave as objects, by the name that settings have for them.
+GIVEN: dict[str, Recipe] = {}
+
+
 @functools.cache
 def shipped_parts() -> tuple[type, ...]:
     """The part classes that the modules of all slots' folders define."""
@@ -100,7 +104,8 @@ def find_part(name: object, slot: str = "") -> type:
 
 def find_row(name: str) -> Recipe:
     """A row of METHODS, of an installed package, or `module:name`; a UserError gives the most similar known name."""
-    recipe = instance(lookup(name, METHODS, "methods", "unknown method"), Recipe, f"method {name!r}")
+    rows = GIVEN if name in GIVEN else METHODS
+    recipe = instance(lookup(name, rows, "methods", "unknown method"), Recipe, f"method {name!r}")
     return dataclasses.replace(recipe, **{slot: _fitting(recipe, slot, f"method {name!r}: {slot}") for slot in SLOTS})
 
 

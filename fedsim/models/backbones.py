@@ -10,13 +10,15 @@ from torch import nn
 from fedsim.common.errors import UserError
 from fedsim.models.clip_family import clip_row
 from fedsim.models.layout import Backbone, Layout, Statistics
+from fedsim.models.own_module import GIVEN, module_row
 from fedsim.models.small_cnns import SMALLEST_IMAGE, DigitsCNN, SmallCNN
+from fedsim.models.tensor_backbones import KINDS, tensor_row
 from fedsim.models.timm_family import timm_row
 from fedsim.models.tiny_clip import FEATURES, TinyClip
 from fedsim.models.unet import EncodedUNet, UNet
 from fedsim.models.weights import download_imagenet
 from fedsim.settings import ModelSettings
-from fedsim.settings.plugins import instance, lookup
+from fedsim.settings.plugins import instance, lookup, makes
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -192,16 +194,26 @@ FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Backbone]] = {
 def find_backbone(model: ModelSettings) -> Backbone:
     """The row of `model.backbone` in the catalog, in an installed package or in a module (`module:name`).
 
+    There it is a Backbone, a class that derives from nn.Module, or a function that is declared to return one of both.
+
     Raises UserError for an unknown backbone, or for options that it does not take.
     """
     if is_family(model.backbone):
         family, _, name = model.backbone.partition(":")
         return FAMILIES[family](name, model.options)
+    if model.backbone in KINDS:
+        return tensor_row(model.backbone, model.options)
     where = "model.backbone: unknown"
-    names = {**BACKBONES, **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
-    row = instance(lookup(model.backbone, names, "backbones", where), Backbone, f"{where} {model.backbone!r}: it")
+    if model.backbone in GIVEN:
+        return GIVEN[model.backbone]
+    names = {**BACKBONES, **dict.fromkeys(KINDS), **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
+    named = lookup(model.backbone, names, "backbones", where)
+    if makes(named, nn.Module):
+        named = module_row(named, model.backbone)
+    row = instance(named, Backbone, f"{where} {model.backbone!r}: it")
     if model.options:
-        raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME")
+        raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME, "
+                        "mlp and cnn-1d")  # fmt: skip
     return row
 
 

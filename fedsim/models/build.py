@@ -13,6 +13,7 @@ from fedsim.models.layout import Layout
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.tasks import CLASSIFIES, TaskRules
+from fedsim.models.tensor_backbones import KINDS
 from fedsim.models.timm_family import fit_position_embedding
 from fedsim.models.weights import StateDict, load_backbone, read_weight_file
 from fedsim.parts.facts import Fact
@@ -57,6 +58,7 @@ def build_model(
     seed: int = 0,
     task: TaskRules = CLASSIFIES,
     names: Sequence[str] = (),
+    shape: tuple[int, ...] = (),
 ) -> Net:
     """The network of the settings, equal for equal seeds. torch's global generator is not changed.
 
@@ -68,6 +70,7 @@ def build_model(
     seed: the seed of the run, of which the stream "init" is used
     task: makes the head, and says whether the backbone must give maps
     names: the names of the classes, which model.head = "text" reads
+    shape: that of one example which is a tensor and no image; () for images
 
     On small images ResNet keeps the 7x7 stem with stride 2 of the papers at every size. AlexNet's poolings are padded
     by one below 63 px, and DenseNet's transitions keep odd borders below 32 px, because their maps would become empty.
@@ -75,13 +78,15 @@ def build_model(
     Raises UserError for an unknown backbone, weights that do not fit, or a norm that the backbone cannot have.
     """
     row = find_backbone(model)
+    if shape and row.from_shape is None:
+        channels, image_size = _as_image(shape, model.backbone)
     if channels not in (1, 3):
         raise UserError(f"model: images have 1 or 3 channels, not {channels}")
     _check_maps(model, row, task)
     with torch.random.fork_rng(devices=[]):
         # Only the generator of the CPU is seeded, so that those of CUDA do not change.
         torch.default_generator.manual_seed(stream_seed(seed, "init"))
-        net = _bare_net(row, model.bottleneck, classes, channels, image_size, task)
+        net = _bare_net(row, model.bottleneck, classes, shape or (channels, image_size, image_size), task)
         backbone = net.backbone
         state = initial_state(model, row, backbone, image_size)
         if state is not None:
@@ -96,16 +101,37 @@ def build_model(
     return net.to(memory_format=torch.channels_last) if row.channels_last else net
 
 
-def _bare_net(row: Backbone, bottleneck: int, classes: int, channels: int, image_size: int, task: TaskRules) -> Net:
+def _as_image(shape: tuple[int, ...], backbone: str) -> tuple[int, int]:
+    """(channels, side) of tensors that have the shape of square images; UserError for others."""
+    if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]:
+        return shape[0], shape[1]
+    raise UserError(f"model.backbone: {backbone} takes square images, and an example has the shape {list(shape)}; use "
+                    f"{', '.join(KINDS)}, or a backbone of your own with from_shape")  # fmt: skip
+
+
+def _bare_net(row: Backbone, bottleneck: int, classes: int, shape: tuple[int, ...], task: TaskRules) -> Net:
     """The backbone with random weights, in a network of its layout."""
-    backbone = row.make(image_size, channels)
+    channels, image_size = shape[0], shape[-1]
+    backbone = row.make(image_size, channels) if row.from_shape is None else row.from_shape(shape)
     layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
-    return Net(
+    net = Net(
         backbone, layout.feature_dim, classes, bottleneck=bottleneck,
         levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
         stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
         grayscale=channels == 1 and not row.own_channels, task=task,
     )  # fmt: skip
+    if row.head is not None:
+        head, net.side = row.head(backbone), image_size
+        net.head = net.head if bottleneck else _own_head(head, classes)
+    return net
+
+
+def _own_head(head: nn.Module, classes: int) -> nn.Module:
+    """The head that came with a module; UserError where it has another number of outputs."""
+    if isinstance(head, nn.Linear) and head.out_features == classes:
+        return head
+    outputs = head.out_features if isinstance(head, nn.Linear) else "other"
+    raise UserError(f"model: its last Linear gives {outputs} outputs, and there are {classes} classes")
 
 
 def _load(row: Backbone, backbone: nn.Module, state: StateDict, image_size: int, weights: str) -> None:

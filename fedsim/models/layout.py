@@ -57,6 +57,8 @@ class Backbone:
     text: (backbone, class names, prompt) -> the head that compares features with the names' texts; None: has no texts
     unclear: why a local weights file is refused, because the settings do not say how it was trained; empty: it is read
     finish: called when the weights are loaded and the head is made
+    head: gives the head that comes with the module; None: a new linear one
+    from_shape: makes the module for examples of any shape, also for tensors that are no images; None: images alone
     """
 
     make: Callable[[int, int], nn.Module]
@@ -73,6 +75,8 @@ class Backbone:
     text: Callable[[Foreign, Sequence[str], str], nn.Module] | None = None
     unclear: str = ""
     finish: Callable[[Foreign], None] | None = None
+    head: Callable[[nn.Module], nn.Module] | None = None
+    from_shape: Callable[[tuple[int, ...]], nn.Module] | None = None
 
 
 @contextmanager
@@ -102,7 +106,7 @@ def outputs_of(net: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tenso
             hook.remove()
 
 
-def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], name: str) -> Layout:
+def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], name: str, channels: int = 3) -> Layout:
     """The layout of a backbone that names the modules `outputs` {path: image side / map side} as its feature maps.
 
     Stages 1, 2, 3, 4 end with the last output at 1/4, 1/8, 1/16 and 1/32 of the image's side, as in a ResNet. Modules
@@ -114,7 +118,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
     """
     try:
         with evaluating(backbone), torch.inference_mode(), outputs_of(backbone, outputs) as maps:
-            features = backbone(torch.zeros(1, 3, image_size, image_size))
+            features = backbone(torch.zeros(1, channels, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({first_line(error)}); "
                         "change data.image_size") from None  # fmt: skip

@@ -22,6 +22,7 @@ class Net(nn.Module):
     stages: the paths of the modules of stage 1, 2, ...; norm layers outside them belong to the stem
     frozen: the names of the state's entries that are not trained (`model.train`)
     clients: the number of clients that train, for inserts that need it (`Insert.counts_clients`); otherwise 0
+    side: the side in pixels of the images, where the backbone takes no other; 0: it takes others
     grayscale: one-channel images are repeated to the three channels that the backbone expects
     """
 
@@ -51,6 +52,7 @@ class Net(nn.Module):
         self.stages = dict(stages or {})
         self.frozen: frozenset[str] = frozenset()
         self.clients = 0
+        self.side = 0
         self.grayscale = grayscale
 
     def features(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ class Fact(Enum):
     UPDATE = "the update moves the weights in each step"
     ONE_STEP = "one step with all terms of the loss trains all tensors"
     GLOBAL_HEAD = "all clients have the head of the global model"
+    IMAGES = "the examples are images", "use a part or a method that takes any tensors"
     OWN_IMAGES = "a step gets the images as the data set's augmentation leaves them"
     BATCH_NORM = "layers of batch norm normalize by their own statistics"
     PLAIN_LAYERS = "the norm layers are those of the backbone"

@@ -17,12 +17,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import torch
+from flwr.app import ArrayRecord
 
 from fedsim.common.errors import UserError
 from fedsim.data import check_partitions, find_data
 from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.data.names import matching
 from fedsim.data.shared_images import SharedImages, shared_images
+from fedsim.methods.recipe import Recipe
+from fedsim.models.tasks import TaskRules
 from fedsim.records.record_files import is_finished
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
 from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings, refuse_seen
@@ -30,11 +36,36 @@ from fedsim.runs.frozen import refuse_other_frozen
 from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import check_processes
-from fedsim.runs.workspace import Workspace
+from fedsim.settings.experiment import Experiment
 from fedsim.settings.model import weights_file
 from fedsim.settings.paths import with_absolute_paths
+from strategies.model import ServerModel
+from strategies.parts import Place
 
 logger = logging.getLogger("fedsim")
+
+
+class Space(Protocol):
+    """What the records of a run take from the process in which its server is: its plan, and facts of its network.
+
+    places: the place of every tensor of the network (see Share.place)
+    """
+
+    plan: Plan
+    experiment: Experiment
+    recipe: Recipe
+    task: TaskRules
+    device: torch.device
+    places: dict[str, Place]
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The initial model, of the tensors that travel."""
+
+    def server_model(self) -> ServerModel:
+        """What the server's parts may know of the network."""
+
+    def frozen_record(self) -> dict[str, str]:
+        """What environment.json says about the frozen tensors of the initial network; empty without any."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +169,7 @@ def check_server(plan: Plan, data: Mapping[str, Mapping] | None = None) -> None:
         part.check_server(plan.experiment, data or {})
 
 
-def check_run(space: Workspace) -> Admitted:
+def check_run(space: Space) -> Admitted:
     """Says what is known of a run, before anything is written into its folder; UserError when it may not go on."""
     plan, experiment, shared = space.plan, space.experiment, None
     check_personal(experiment, plan.recipe, space.places)
@@ -151,7 +182,7 @@ def check_run(space: Workspace) -> Admitted:
     checkpoint = load_checkpoint(plan.folder / FOLDER)
     if checkpoint:  # a site that is not online now is compared when it comes
         refuse_other_data(plan.folder, checkpoint.data, data | server_data)
-        refuse_other_frozen(plan.folder, space.net, experiment.model.weights)
+        refuse_other_frozen(plan.folder, space.frozen_record(), experiment.model.weights)
         earlier = checkpoint.data | data
         data = {name: fingerprint for name, fingerprint in earlier.items() if name not in server_data}
     return Admitted(data, server_data, shared, checkpoint)

@@ -45,12 +45,12 @@ def frozen_record(net: Net) -> dict[str, str]:
     return {KEY: content} if content else {}
 
 
-def refuse_other_frozen(folder: Path, net: Net, weights: str) -> None:
+def refuse_other_frozen(folder: Path, record: Mapping[str, str], weights: str) -> None:
     """UserError when the run in a folder had other frozen tensors than its initial network has now.
 
-    weights: the setting model.weights
+    record: the `frozen_record` of the network. weights: the setting model.weights
     """
-    if read_environment(folder).get(KEY) != frozen_record(net).get(KEY):
+    if read_environment(folder).get(KEY) != record.get(KEY):
         reason = (
             "this version of PyTorch makes others of the seed; take the versions in its environment.json"
             if weights == "none"

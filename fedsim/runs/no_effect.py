@@ -25,6 +25,8 @@ def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
     """What the settings and the data set say."""
     return {
         Scene.MASKS: bench.task != CLASSIFICATION.name,
+        Scene.IMAGES: bench.images,
+        Scene.TENSORS: not bench.images,
         Scene.COLOURS: bench.channels == 3,
         Scene.FOLDERS: reader_class(bench).listed is ImageTree.listed,  # a table has a column for the lists
         Scene.OUTSIDE: experiment.data.dataset not in BENCHMARKS,

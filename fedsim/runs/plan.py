@@ -108,6 +108,11 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
     data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
     if data.fraction < 1 and data.test_split == "list":
         yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
+    if data.scale == "site" and (data.mix or data.clients_per_domain > 1):
+        yield (
+            "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix and "
+            "data.clients_per_domain at their defaults"
+        )
     if data.mix and runtime == "deployment":
         yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
     if train.side_by_side > 1 and runtime != "inline":

@@ -1,13 +1,18 @@
 """One run with the clients of a grid: settings -> strategy -> rounds -> records."""
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsim.common.errors import UserError
+from fedsim.data import Benchmark
+from fedsim.data.of_apps import NO_TARGET
+from fedsim.data.scaling import scale_of
+from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.runs import admission
@@ -25,64 +30,130 @@ from fedsim.settings.paths import with_own_folders
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import Config
-from strategies.base import FedDG
+from strategies.base import FedDG, Sink
 from strategies.server import Server
 from strategies.wire.fused_check import model_probe
 from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
 from strategies.wire.pulling import expected_bytes
-from strategies.wire.sites import Identify, missing_classes
-from strategies.wire.target_site import TargetScore, TargetSite
+from strategies.wire.scales import scale_config
+from strategies.wire.sites import Identify, Site, missing_classes
+from strategies.wire.target_site import Asked, TargetScore, TargetSite
 
 SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
 
 logger = logging.getLogger("fedsim")
 
 
-def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
+def serve(
+    grid: Grid,
+    plan: Plan,
+    callbacks: Sequence[RunCallback] = (),
+    identify: Identify | None = None,
+    sinks: Sequence[Sink] = (),
+) -> Path:
     """Carries out (or resumes) one run with the clients of a grid; returns the run's folder.
 
+    sinks: are told of each round, beside the run's records
     identify: gives the registered site to which a node's key belongs; the node may act only as that site. Without it,
     nodes are believed.
     """
     folder, run = plan.folder, plan.experiment.run
     if admission.is_already_finished(plan):
         return folder
-    everyone = [*callbacks, *trackers(run)]
     set_threads(run.threads)
     admission.check_server(plan)
-    try:
-        with claim(folder) as held, nothing_left(folder, held.stands):
-            if not admission.is_already_finished(plan):
-                play_rounds(grid, Session(open_workspace(plan), everyone, held.check), identify)
-    except BaseException as error:
-        remove_empty(folder, Path(run.output))
-        tell_failure(everyone, error)
-        raise
+    with recorded(plan, callbacks) as (everyone, check):
+        if not admission.is_already_finished(plan):
+            space = open_workspace(plan)
+            play_rounds(grid, space, Session(space, everyone, check), identify, sinks)
     return folder
 
 
-def play_rounds(grid: Grid, session: Session, identify: Identify | None) -> None:
+@contextmanager
+def recorded(plan: Plan, callbacks: Sequence[RunCallback]) -> Iterator[tuple[list[RunCallback], Callable[[], None]]]:
+    """Within this block the run's folder is this process's alone. Yields the callbacks, those of the settings too, and
+    a function that raises an error when the folder is no longer ours.
+
+    An attempt that fails before its first record leaves nothing behind, and the callbacks are told of each failure.
+    """
+    everyone = [*callbacks, *trackers(plan.experiment.run)]
+    try:
+        with claim(plan.folder) as held, nothing_left(plan.folder, held.stands):
+            yield everyone, held.check
+    except BaseException as error:
+        remove_empty(plan.folder, Path(plan.experiment.run.output))
+        tell_failure(everyone, error)
+        raise
+
+
+def play_rounds(
+    grid: Grid, space: Workspace, session: Session, identify: Identify | None, sinks: Sequence[Sink]
+) -> None:
     """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
-    space, run, rounds = session.space, session.experiment.run, session.experiment.train.rounds
+    run, rounds = session.experiment.run, session.experiment.train.rounds
     run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
-    strategy = FedDG(space.recipe, session.experiment, space.places, run_config, space.task.metric)
+    strategy = make_strategy(space, session, run_config)
     server = strategy.server
-    server.probe = model_probe(space.net, space.plan.data.channels, session.experiment.data.image_size)
-    space.target = evaluator = None if run.evaluate_target == "site" else TargetEvaluator(space)
+    elsewhere = run.evaluate_target == "site" or run.target == NO_TARGET
+    space.target = evaluator = None if elsewhere else TargetEvaluator(space)
     session.attach(strategy, held_out_evaluator(space, server))
+    strategy.sinks += sinks
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
     roster = make_roster(grid, space, run_config, identify)
     server.exchange.join(roster)
-    server.target = SharedTarget(evaluator, grid, run_config) if evaluator else TargetSite(server.exchange, roster)
-    record_sites(session, roster, tested_images(evaluator, roster))
+    settle_scale(space, session, roster, run_config)
+    server.target = asked_for_target(server, evaluator, roster)
+    record_sites(space, session, roster, tested_images(evaluator, roster))
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
         patient = PatientGrid(grid, server.exchange, run.patience)
         left = rounds - max(strategy.finished_rounds, 0)
         strategy.start(patient, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
     session.finish()
+
+
+def make_strategy(space: Workspace, session: Session, run_config: Config) -> FedDG:
+    """The strategy of a run, which knows no clients yet."""
+    experiment = session.experiment
+    strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
+    shape = space.plan.data.example_shape(experiment.data.image_size)
+    strategy.server.probe = model_probe(space.net, *shape)
+    return strategy
+
+
+def asked_for_target(server: Server, evaluator: TargetEvaluator | None, roster: Roster) -> Asked | None:
+    """Who evaluates the unseen domain: this process and those of the grid, or its site; None where there is none."""
+    if evaluator:
+        return SharedTarget(evaluator, roster.grid, roster.run_config)
+    return TargetSite(server.exchange, roster) if roster.target else None
+
+
+def settle_scale(space: Workspace, session: Session, roster: Roster, run_config: Config) -> None:
+    """Makes the scale of the features of the clients' sums, where there is one, and sends it with every message.
+
+    A resumed run keeps its own, whichever sites are there now.
+    """
+    if not (space.scaler and space.scaler.waits):
+        return
+    features = space.plan.data.numeric
+    sums = []
+    for site in roster.sites.values():
+        if site.moments is None:
+            continue
+        if len(site.moments.counts) != features:
+            given = len(site.moments.counts)
+            raise UserError(
+                f"client {site.client!r} sends sums of {given} features, and the experiment has {features}; give all "
+                "sites the same data.columns"
+            )
+        sums.append(site.moments)
+    scale = session.scale or scale_of(sums)
+    space.use_scale(scale)
+    run_config.update(scale_config(scale))
+    for name, value in scale_record(scale).items():
+        session.note(name, value)
 
 
 def tested_images(evaluator: TargetEvaluator | None, roster: Roster) -> Sequence[int]:
@@ -107,12 +178,12 @@ def make_roster(grid: Grid, space: Workspace, run_config: Config, identify: Iden
     return Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
 
 
-def record_sites(session: Session, roster: Roster, tested: Sequence[int]) -> None:
+def record_sites(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> None:
     """Checks, records and logs what the sites, or the files of a simulation, hold. tested: images by class.
 
     A site that comes later is checked and recorded when it comes.
     """
-    plan, sites = session.space.plan, roster.sites
+    plan, sites = space.plan, roster.sites
     session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
     roster.check_late = session.note_data
@@ -122,30 +193,44 @@ def record_sites(session: Session, roster: Roster, tested: Sequence[int]) -> Non
         logger.info("client %r has no training images of %s", client, ", ".join(names))
     if session.shared:
         session.note("shared_images", session.shared.record())
-    notes = notes_before_rounds(session, roster, tested)
+    notes = notes_before_rounds(space, session, roster, tested)
     session.note("data_remarks", notes)
     for text in notes:
         logger.warning(text)
 
 
-def notes_before_rounds(session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
+def notes_before_rounds(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
     """What a run says of its data, settings and sites before the first round."""
-    space, plan, sites = session.space, session.space.plan, roster.sites
-    experiment, target = plan.experiment, plan.experiment.run.target
+    plan = space.plan
+    experiment = plan.experiment
+    sites = roster.sites
     images = {name: int(fingerprint["images"]) for name, fingerprint in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
-    notes = data_notes(plan.data, images, counts, target, tested)
+    notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
     if session.shared and session.shared.record():
         notes += session.shared.notes()
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
-    notes += no_effect_notes(experiment, plan.recipe, plan.row, data_facts(experiment, plan.data) | facts)
+    facts |= data_facts(experiment, plan.data)
+    notes += no_effect_notes(experiment, plan.recipe, plan.row, facts)
     notes += share_notes(space.net, plan.recipe.share)
+    notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
     versions = {name: site.versions for name, site in sites.items()}
     if roster.target:
         versions[roster.target.client] = roster.target.versions
     return notes + code_notes(outside_versions(packages_of(experiment)), versions)
+
+
+def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:
+    """One line for each site that has no value of some columns, which are then the other sources' mean there."""
+    notes = []
+    for site in sites:
+        counts = site.moments.counts if site.moments else ()
+        names = [name for name, count in zip(bench.features, counts) if not count]
+        if names:
+            notes.append(f"{site.client} has no value of {', '.join(names)}; they become the mean of the other sources")
+    return notes
 
 
 def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:

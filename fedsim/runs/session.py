@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.scaling import scale_rule
+from fedsim.data.tensor_records import recorded_scale, scale_record, tensor_record
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record
 from fedsim.records.callbacks import RunCallback
@@ -23,18 +25,17 @@ from fedsim.records.recorder import Recorder
 from fedsim.records.selection import last_is_best, summary_row, validation_column
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
-from fedsim.runs.frozen import frozen_record, weights_record
+from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
-from fedsim.runs.workspace import Workspace, device_record
+from fedsim.runs.workspace import device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
-from strategies.model import server_model
 from strategies.round import RoundResult
 from strategies.state import ServerState
 from strategies.wire.target_site import TargetScore
@@ -50,7 +51,7 @@ class Session:
     check: raises an error when the folder is no longer this process's, so that nothing more is written
     """
 
-    def __init__(self, space: Workspace, callbacks: Sequence[RunCallback], check: Callable[[], None]) -> None:
+    def __init__(self, space: admission.Space, callbacks: Sequence[RunCallback], check: Callable[[], None]) -> None:
         self.space, self.experiment, self.callbacks, self._check = space, space.experiment, callbacks, check
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / FOLDER
@@ -60,6 +61,7 @@ class Session:
         self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
+        self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None
         self._resume(done)
         self._record(done)
         self.evaluate_held_out: Evaluate | None = None
@@ -91,8 +93,9 @@ class Session:
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         now |= earlier_environments(read_environment(self.folder), now, done)
         now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
+        now |= tensor_record(space.plan.data) | scale_record(self.scale)
         now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
-        self.environment = now | frozen_record(space.net) | weights_record(experiment.model.weights)
+        self.environment = now | space.frozen_record() | weights_record(experiment.model.weights)
         self._write_environment()
         self.recorder.write_experiment(experiment.toml())  # last: a folder with settings is a run's, with its format
 
@@ -105,7 +108,7 @@ class Session:
         space, server = self.space, strategy.server
         strategy.sinks.append(self)
         server.storage.folder = self.folder
-        server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+        server.parts.model = space.server_model()
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
@@ -135,7 +138,7 @@ class Session:
         """The checkpoint's global model, or the initial one from the run's seed."""
         if self.checkpoint:
             return state_to_record(self.checkpoint.arrays)
-        return state_to_record(self.space.net.state_dict(), self.space.travelling)
+        return self.space.initial_arrays()
 
     def begin_round(self, number: int) -> None:
         """Counts a round that begins now, if this run counts them; 0: the prelude, if there is one."""
@@ -187,7 +190,7 @@ class Session:
             self.experiment,
             rounds,
             label,
-            recipe.infer.transductive,
+            recipe.infer.transductive or scale_rule(self.experiment.data, self.space.plan.data) == "site",
             uses_target_unlabelled=recipe.uses_target_unlabelled,
             target_images=self.target_images,
         )

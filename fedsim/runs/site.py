@@ -119,6 +119,8 @@ class SiteMessage(BaseModel):
     counts: list[Count] | None = None
     delivered: list[Name] | None = None
     places: list[Count] | None = None
+    scale_mean: Annotated[list[float] | None, Field(alias="scale-mean")] = None
+    scale_std: Annotated[list[Annotated[float, Field(gt=0)]] | None, Field(alias="scale-std")] = None
 
 
 class SiteCheck(BaseModel):

@@ -18,7 +18,6 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import TASKS
 from fedsim.common.values import Foreign
 from fedsim.data import load_target, load_target_masks
-from fedsim.data.augment import to_float
 from fedsim.models.tasks import Labelled, Predict, TaskRules
 from fedsim.runs.workspace import Workspace
 from fedsim.settings.plugins import load
@@ -38,21 +37,20 @@ class TargetEvaluator:
         experiment = space.experiment
         domain = experiment.run.validation_domain if held_out else experiment.run.target
         images, labels, indices = load_target(experiment.data, domain, space.plan.data)
+        masks = load_target_masks(experiment.data, domain, space.plan.data)
         self.names = space.travelling
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
             indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
         self.classes = len(space.plan.data.classes)
-        self.normalize = space.transforms.normalize
+        self.transforms = space.transforms
         self.size = self.infer.pass_size(experiment.run.evaluate_batch_size)
         self.indices, self.outputs = indices, space.plan.data.outputs
         self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
         self.keeps = experiment.run.keep_predictions and not held_out
-        self.images = kept_near(torch.from_numpy(np.ascontiguousarray(images[indices])), self.device)
+        self.images = kept_near(_chosen(images, indices), self.device)
         self.strata = labels[indices]
-        masks = load_target_masks(experiment.data, domain, space.plan.data)
-        truth = labels if masks is None else masks
-        self.labels = torch.from_numpy(np.ascontiguousarray(truth[indices])).to(self.device)
+        self.labels = _chosen(labels if masks is None else masks, indices).to(self.device)
 
     def class_counts(self) -> list[int]:
         """Tested images of each class."""
@@ -74,7 +72,8 @@ class TargetEvaluator:
             yield self._images(part), self.labels[part]
 
     def _images(self, part: slice) -> Tensor:
-        return self.normalize(to_float(fetched(self.images[part], self.device)))
+        images = self.transforms.read(fetched(self.images[part], self.device))
+        return self.transforms.normalize(images)
 
     def __call__(
         self, arrays: Mapping[str, np.ndarray], uploads: Mapping[str, Mapping[str, np.ndarray]]
@@ -111,6 +110,11 @@ class TargetEvaluator:
     def _predictions(self, kept: list[Tensor]) -> Foreign:
         """What the task's records keep of the predictions."""
         return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), self.images, self.outputs)
+
+
+def _chosen(values: np.ndarray, indices: np.ndarray) -> Tensor:
+    """Some rows of an array as a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(values[indices]))
 
 
 def keeping(task: TaskRules, predict: Predict, kept: list[Tensor]) -> Predict:

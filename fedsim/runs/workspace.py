@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
 from threadpoolctl import threadpool_limits
 
 from clients.base import DomainClient
@@ -19,14 +20,18 @@ from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
 from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
-from fedsim.data.augment import Transforms, make_transforms
+from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
 from fedsim.data.fingerprint import Fingerprints, fingerprint
+from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule
 from fedsim.models import weight_statistics
+from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
-from fedsim.runs.frozen import frozen_content
+from fedsim.runs.frozen import frozen_content, frozen_record
 from fedsim.runs.plan import POOLED, Plan, resolve
 from fedsim.settings.experiment import parse_experiment
 from fedsim.settings.paths import with_own_folders
+from fedsim.tensors.arrays import state_to_record
+from strategies.model import ServerModel, server_model
 from strategies.parts import Place
 
 if TYPE_CHECKING:
@@ -121,10 +126,9 @@ class Workspace:
         self.experiment, self.recipe = plan.experiment, plan.recipe
         self.device = pick_device(plan.experiment.run.device)
         prepare_device(self.device)
+        self.scaler = self._made_scaler()
         self.task = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
-        self.net = plan.build_net().to(self.device)
-        if self.device.type == "cuda":
-            self.net = self.net.to(memory_format=torch.channels_last)
+        self.net = self._made_net()
         self.places: dict[str, Place] = self.recipe.share.place(self.net)
         self.places |= dict.fromkeys(self.net.frozen, "frozen")
         self.view = view_of(self.net, self.places)
@@ -137,6 +141,16 @@ class Workspace:
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled = self._compiled_pass()
+
+    def _made_net(self) -> Net:
+        """The initial network on the device, on a GPU in the layout in which convolutions are fast."""
+        net = self.plan.build_net().to(self.device)
+        return net.to(memory_format=torch.channels_last) if self.device.type == "cuda" else net
+
+    def _made_scaler(self) -> Scaler | None:
+        """What reads tensors that are no images; None for images."""
+        rule = scale_rule(self.experiment.data, self.plan.data)
+        return None if self.plan.data.images else Scaler(self.plan.data.shape, waits=rule == "federated")
 
     def _frozen_content(self) -> str:
         """Hash of what every machine builds itself, and of the classes' names where the head reads them."""
@@ -159,11 +173,44 @@ class Workspace:
 
         return Compiled(self.net, train.batch_size, train.compile)
 
+    def initial_arrays(self) -> ArrayRecord:
+        """The initial model, of the tensors that travel."""
+        return state_to_record(self.net.state_dict(), self.travelling)
+
+    def server_model(self) -> ServerModel:
+        """What the server's parts may know of the network."""
+        return server_model(self.net, self.places, self.plan.build_net, self.device)
+
+    def frozen_record(self) -> dict[str, str]:
+        """What environment.json says about the frozen tensors of the initial network; empty without any."""
+        return frozen_record(self.net)
+
     @property
     def transforms(self) -> Transforms:
         """What is done to the images of this run before the network sees them."""
         statistics = weight_statistics(self.experiment.model)
-        return make_transforms(self.experiment.data, self.plan.data.channels, statistics)
+        read = self.scaler or to_float
+        return make_transforms(self.experiment.data, self.plan.data.channels, statistics, read)
+
+    def use_scale(self, scale: Scale | None) -> None:
+        """Standardizes the examples of all domains by this scale from now on, where the run has one.
+
+        Raises UserError for a scale of another number of features.
+        """
+        features = self.plan.data.numeric
+        if scale and self.scaler:
+            if not len(scale.mean) == len(scale.std) == features:
+                raise UserError(f"the server's scale has {len(scale.mean)} features, and the data here {features}")
+            self.scaler.use(scale)
+
+    def moments(self, name: str, state_folder: str, run: str = "") -> Moments | None:
+        """The sums of a client's training rows; None where no scale is made of them."""
+        if not (self.scaler and self.scaler.waits):
+            return None
+        if len(self.plan.clients) <= KEPT_CLIENTS:
+            return self.client(name, state_folder, run).data.moments(self.plan.data.numeric)
+        data = load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data)
+        return moments_of(data.images[data.train], self.plan.data.numeric)
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""

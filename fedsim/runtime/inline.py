@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.flower.identity import assume_identity, stamp
 
 RUN_ID = 1
@@ -93,4 +94,12 @@ class InlineGrid(LocalGrid):
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
         """Run one client after the other, in the order of the messages."""
-        return (self._app(message, self.contexts[message.metadata.dst_node_id]) for message in messages)
+        return map(self._answer, messages)
+
+    def _answer(self, message: Message) -> Message:
+        """The app's reply; an exception of an app that does not catch its own is an error reply, as in Flower."""
+        try:
+            return self._app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)

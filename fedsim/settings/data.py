@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
@@ -14,6 +15,9 @@ from fedsim.settings.sections import Settings
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
 START_VARIABLE = "FEDSIM_START"
 SMALLEST_SIZE = 8  # pixels of an image's side
+# Names of columns by what they are, in [data.columns]; of a table of numbers also lists of them.
+Columns = dict[str, str | list[str] | dict[str, list[str]]]
+TENSORS = ("arrays", "hospitals")  # data sets of tensors that are no images
 
 
 class DataSettings(Settings):
@@ -26,21 +30,38 @@ class DataSettings(Settings):
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     classes: Annotated[
-        list[str], Only(dataset=("folder", "table", "hugging-face"), refused=True), Only(Scene.OUTSIDE)
+        list[str], Only(dataset=("folder", "table", "hugging-face", *TENSORS), refused=True), Only(Scene.OUTSIDE)
     ] = Field(
         [],
         description="classes of a `folder` data set, when its images are on other machines (for a deployment's "
-        "server), or when a domain may lack some of them",
+        "server), or when a domain may lack some of them; also of `arrays`",
     )
-    image_size: int = Field(
+    image_size: Annotated[int, Only(Scene.IMAGES)] = Field(
         28,
         ge=0,
         le=1024,
         description="images are decoded once to this size, in pixels, at least 8; 0: the size of the images on which "
         "the backbone's weights were trained",
     )
-    columns: Annotated[dict[str, str], Only(dataset=("table", "hugging-face"), refused=True), Only(Scene.OUTSIDE)] = (
-        Field({}, description="names of a table's columns, if they are not path, label, domain and split")
+    columns: Annotated[
+        Columns, Only(dataset=("table", "hugging-face", *TENSORS), refused=True), Only(Scene.OUTSIDE)
+    ] = Field(
+        {},
+        description="names of a table's columns, if they are not path, label, domain and split; of a table of numbers "
+        "also features, categories = {COLUMN = [values]} and missing = {COLUMN = [values]}",
+    )
+    shape: Annotated[list[int], Only(dataset="arrays", refused=True), Only(Scene.OUTSIDE)] = Field(
+        [], description="shape of an example of `arrays`, where all files are on other machines (for a server)"
+    )
+    scale: Annotated[Literal["auto", "federated", "site", "none"], Only(Scene.TENSORS, refused=True)] = Field(
+        "auto",
+        description="how tensors that are no images are standardized: federated, by the training rows of all sources "
+        "together; site, every domain by its own; none; auto: federated for rows of numbers, none for other shapes",
+    )
+    missing: Annotated[Literal["mean", "indicator", "drop"], Only(Scene.TENSORS, refused=True)] = Field(
+        "mean",
+        description="an empty cell of a table becomes the mean, or the mean with a column that says so (indicator), or "
+        "its row is left out (drop)",
     )
     variant: Annotated[
         Literal["csac", "domainbed"], Only(dataset="rotated-mnist", refused=True), Only(Scene.OUTSIDE)
@@ -86,8 +107,10 @@ class DataSettings(Settings):
         description="share of every source domain's images that is given to all clients, not to the domain's own ones; "
         "0: one domain per client, 1: all clients have the same mixture (FedDG_Benchmark's lambda)",
     )
-    augment: str = Field("none", description=f"{', '.join(AUGMENTS)}, or your own as module:name")
-    normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
+    augment: Annotated[str, Only(Scene.IMAGES, refused=True)] = Field(
+        "none", description=f"{', '.join(AUGMENTS)}, or your own as module:name"
+    )
+    normalize: Annotated[Literal["none", "imagenet", "mnist", "weights"], Only(Scene.IMAGES, refused=True)] = Field(
         "none",
         description="mean and std with which images are normalized after augmentation; weights: those of the training "
         "of the backbone's weights",
@@ -104,8 +127,14 @@ class DataSettings(Settings):
         False, description="evaluate only the largest connected component of each predicted structure"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
-    _run_seed: int = PrivateAttr(0)  # the Experiment sets this attribute and the next
+    _run_seed: int = PrivateAttr(0)  # the Experiment sets this attribute and the next two
     _validation_domain: str = PrivateAttr("")
+    _target: str = PrivateAttr("")
+
+    @property
+    def unseen_domain(self) -> str:
+        """The unseen domain of the run; empty where the settings leave it open."""
+        return self._target
 
     @property
     def validation_domain(self) -> str:
@@ -116,6 +145,14 @@ class DataSettings(Settings):
     def seed_of_splits(self) -> int:
         """The seed from which splits are drawn: `split_seed`, or the run's seed."""
         return self._run_seed if self.split_seed < 0 else self.split_seed
+
+    def column(self, name: str, usual: str) -> str:
+        """The table's own name of a column: what `columns` says, or else `usual`."""
+        named = self.columns.get(name, usual)
+        if not isinstance(named, str):
+            raise UserError(f"data.columns.{name}: {named!r} is not the name of one column; lists of columns are for "
+                            "data.dataset = 'arrays'")  # fmt: skip
+        return named
 
     @field_validator("image_size")
     @classmethod

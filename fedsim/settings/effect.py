@@ -18,6 +18,8 @@ class Scene(Enum):
     """Facts of a run's data, network and method."""
 
     MASKS = "data that have masks"
+    IMAGES = "a data set of images"
+    TENSORS = "a data set of tensors that are no images"
     COLOURS = "images of three channels"
     FOLDERS = "images in folders of domains"
     OUTSIDE = "a data set of another package"

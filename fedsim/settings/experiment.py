@@ -46,7 +46,7 @@ class Experiment(Settings):
     def _data_knows_the_seed(self) -> "Experiment":
         data = self.data.model_copy()
         data._run_seed = self.run.seed
-        data._validation_domain = self.run.validation_domain
+        data._validation_domain, data._target = self.run.validation_domain, self.run.target
         object.__setattr__(self, "data", data)  # a copy, because other experiments may share the original
         return self
 
@@ -81,6 +81,9 @@ class Experiment(Settings):
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
         for key in ("root", "cache"):
             del table["data"][key]
+        for key, usual in (("shape", []), ("scale", "auto"), ("missing", "mean")):  # of tensors alone
+            if table["data"][key] == usual:
+                del table["data"][key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -25,10 +25,13 @@ class ModelSettings(Settings):
         "digits-cnn-bn",
         description="digits-cnn, digits-cnn-bn, small-cnn, resnet18, resnet50, densenet121, alexnet, vit-b-16, "
         "vit-b-32; for data with masks unet, unet-small, unet-resnet18, unet-resnet50, unet-densenet121; tiny-clip to "
-        "try methods that read class names; or timm:NAME, open_clip:NAME",
+        "try methods that read class names; linear, mlp, cnn-1d for tensors that are no images; or timm:NAME, "
+        "open_clip:NAME",
     )
     options: dict[str, Any] = Field(
-        {}, description="more arguments of timm.create_model; for open_clip: pretrained, the name of its weights"
+        {},
+        description="more arguments of timm.create_model; for open_clip: pretrained, the name of its weights; for mlp "
+        "and cnn-1d: widths, norm, dropout, and kernel",
     )
     weights: str = Field(
         "none",

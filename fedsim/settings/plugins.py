@@ -145,7 +145,10 @@ def outside_versions(packages: Iterable[Package]) -> dict[str, str]:
 
 def _source_hash(module: str) -> str:
     """A short hash of the module's file, or of all Python files of the folder that it is in as `folder.module`."""
-    spec = importlib.util.find_spec(module.partition(".")[0])
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except ValueError:  # the module of a script or a notebook has none
+        spec = None
     folders = list(spec.submodule_search_locations or ()) if spec else []
     files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
     if spec and not folders and spec.origin:

@@ -14,6 +14,7 @@ from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import LOST, Sent
 from strategies.wire.reply_checks import (
+    MEASURED,
     Expected,
     RejectedReplyError,
     client_failure,
@@ -33,7 +34,8 @@ class Exchange:
     """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
     `sites` maps client names to Flower nodes (from the handshake). `notes` are those of the round. `saved_round` is
-    the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies.
+    the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies,
+    and `measured` are the metrics of every reply to a train message. `validates` says whether clients validate.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Exchange:
         self.roster: Roster | None = None
         self.notes = RoundNotes(0)
         self.saved_round = -1
+        self.measured: Collection[str] = MEASURED
+        self.validates = True
         self._sent = Sent()
         self._asked: list[str] = []  # in this phase
         self._phase = ""
@@ -215,6 +219,7 @@ class Exchange:
             round=self.notes.round,
             phase=self._phase,
             examples=self.sites[client].examples,
+            metrics=self.measured,
             metric=self.metric,
             data=self.sites[client].content,
         )

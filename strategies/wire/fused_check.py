@@ -23,15 +23,18 @@ PROBE_IMAGES = 4
 Probe = Callable[[Arrays], bool]
 
 
-def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
-    """A function that says whether a model gives finite outputs for noise; it does not change `net`."""
+def model_probe(net: nn.Module, *shape: int) -> Probe:
+    """A function that says whether a model gives finite outputs for noise; it does not change `net`.
+
+    shape: that of one example, such as channels, height and width
+    """
 
     def finite(arrays: Arrays) -> bool:
         state = net.state_dict()
         loaded = {name: array for name, array in arrays.items() if name in state}
         before = {name: state[name].detach().clone() for name in loaded}
         device = next(net.parameters()).device
-        noise = torch.randn(PROBE_IMAGES, channels, size, size, generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(PROBE_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
         try:
             load_arrays(state, loaded, set(loaded))
             with evaluating(net), torch.inference_mode():

@@ -11,7 +11,7 @@ way after an error that the client itself reports, after a refused reply, and af
 import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -74,11 +74,12 @@ class QuickGrid(WrappedGrid):
     """Flower's own grid, which looks for replies often at first and less often the longer it has waited.
 
     largest_reply: the size in bytes of the largest reply that is expected; a larger reply becomes an error of its site
+    packs: whether messages are packed; a ClientApp that is not fedsim's cannot unpack them
     """
 
-    def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY) -> None:
+    def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY, packs: bool = True) -> None:
         super().__init__(grid)
-        self.largest_reply = largest_reply
+        self.largest_reply, self.packs = largest_reply, packs
         self._puller = Puller(grid) if is_flowers_own(grid) else None
         self._sent: dict[str, Message] = {}  # not answered yet
 
@@ -91,7 +92,7 @@ class QuickGrid(WrappedGrid):
         messages = list(messages)
         if not self._puller:
             return list(self._grid.push_messages(messages))
-        with packed(messages):
+        with packed(messages) if self.packs else nullcontext():
             ids = list(self._grid.push_messages(messages))
         self._sent.update({key: message for key, message in zip(ids, messages) if key})
         self._forget(list(self._sent)[:-KEPT_MESSAGES])

@@ -270,3 +270,49 @@ class Roster:
             raise UserError((f"{who}: " if self.identify else "") + one_line(reason.split(USER_ERROR, 1)[1]))
         else:
             raise ClientFailedError(f"{who} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
+
+
+class OpenRoster(Roster):
+    """The nodes of an app, whose clients are learned from their answers before the first round.
+
+    least: how many clients are awaited. All nodes that are online by then are met; a client that comes later, under a
+    name that is not known, takes no part.
+    """
+
+    def __init__(self, grid: Grid, least: int, run_config: Config, classes: int = 0, target: str = "") -> None:
+        super().__init__(grid, (), classes, run_config, target)
+        self.least, self.is_open = least, True
+
+    def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
+        """Learns the names of the clients at first; then as `Roster.call`.
+
+        Raises ClientFailedError when fewer than `least` have answered after `wait` seconds.
+        """
+        if self.is_open:
+            self._meet(time.monotonic() + wait)
+            self.sites = {name: self.sites[name] for name in sorted(self.sites)}
+            self.is_open = False
+        return super().call(wait, clients, enough)
+
+    def _meet(self, deadline: float) -> None:
+        """Asks all nodes that are online, until enough have said who they are."""
+        while True:
+            self._listen()
+            awaited = bool(self.target) and bool(self.missing([self.target.client]))  # type: ignore[union-attr]
+            if len(self.sites) >= self.least and not self._waiting and not awaited:
+                return
+            if time.monotonic() >= deadline:
+                lost = (
+                    f", and not {self.target.client!r}, which holds the unseen domain"
+                    if awaited and self.target
+                    else ""
+                )
+                raise ClientFailedError(f"{len(self.sites)} clients answered in time{lost}; at least {self.least} are "
+                                        "awaited (min_available_nodes)")  # fmt: skip
+            time.sleep(POLL_SECONDS)
+
+    def _take_site(self, node: int, site: Site, holds: str) -> None:
+        """Notes one of a node's clients, also one of an unknown name while names are learned."""
+        if self.is_open and site.role == "source":
+            self.sites.setdefault(site.client, Site(site.client))
+        super()._take_site(node, site, holds)

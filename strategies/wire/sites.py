@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 from fedsim.common.errors import UserError
 from fedsim.common.values import Json
 from fedsim.data.names import matching
+from fedsim.data.scaling import Moments
 from fedsim.tensors.records import configs_of
 from strategies.wire.limits import either, upper_median_of_others
 from strategies.wire.reply_checks import (
@@ -21,6 +22,7 @@ from strategies.wire.reply_checks import (
     check_records,
     one_line,
 )
+from strategies.wire.scales import read_moments
 
 UNANSWERED = 0  # node id of a client that has not answered yet
 
@@ -36,6 +38,7 @@ class Site:
     versions: dict[str, str] = field(default_factory=dict)
     role: str = "source"
     data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
+    moments: Moments | None = None  # the sums of its training rows, where a scale is made of all clients' sums
     frozen: str = ""  # hash of the weights that every machine builds itself; "" without any
 
     @property
@@ -65,7 +68,11 @@ def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
     keys = [key for key in list(answer)[:20] if key.startswith("version-")]
     versions = _versions(tuple((key, str(answer[key])) for key in keys))
     data, frozen = read_fingerprint(client, answer), one_line(str(answer.get("frozen", "")))
-    site = Site(client, node, answer["examples"], counts, versions, role, data, frozen)
+    try:
+        moments = read_moments(answer)
+    except ValueError as error:
+        raise RejectedReplyError(f"client {client!r}: {error}") from None
+    site = Site(client, node, answer["examples"], counts, versions, role, data, moments, frozen)
     return site, one_line(str(answer.get("holds") or client)) or "nameless"
 
 
@@ -95,13 +102,18 @@ def _versions(said: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def check_site(site: Site, classes: int, frozen: str) -> None:
-    """Raises UserError when a site does not fit the experiment: its classes, its numbers, or its frozen weights."""
+    """Raises UserError when a site does not fit the experiment: its classes, its numbers, or its frozen weights.
+
+    classes: how many there are; 0 where clients do not say what they hold, so that their numbers are not compared
+    """
     if site.frozen != frozen:
         raise UserError(
             f"client {site.client!r} has other frozen weights than the server, or begins with other personal ones, so "
             "that its features would differ (the server never sends them); give it the same weights file and versions "
             "of packages, and with model.head = 'text' the same names of classes"
         )
+    if not classes:
+        return
     if len(site.class_counts) != classes:
         raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")
     if not 0 < site.examples <= MOST_EXAMPLES or sum(site.class_counts) != site.examples:

@@ -8,7 +8,7 @@ import pytest
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import find_recipe
 from fedsim.methods.combinations import same_parts
-from fedsim.methods.compatibility import Pooling, check_recipe
+from fedsim.methods.compatibility import Pooling, Tensors, check_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.registry import shipped_parts
 from fedsim.methods.table import METHODS
@@ -23,7 +23,7 @@ from strategies.share.without_statistics import WithoutStatistics
 def test_every_fact_decides_about_some_recipe():
     """A fact is assumed and broken, or replaced by two parts, or assumed and provided."""
     rows = [part for recipe in METHODS.values() for _, part in recipe.pairs]
-    parts = {*rows, *(kind() for kind in shipped_parts()), WithoutStatistics(upload=False), Pooling()}
+    parts = {*rows, *(kind() for kind in shipped_parts()), WithoutStatistics(upload=False), Pooling(), Tensors()}
     assumed, broken, provided = ({fact for part in parts for fact in getattr(part, name)}
                                  for name in ("assumes", "breaks", "provides"))  # fmt: skip
     replaced = [fact for part in parts for fact in part.replaces]

@@ -12,12 +12,14 @@ MODULES = (
     "fedsim.records.callbacks",
     "fedsim.runtime.launch",
     "fedsim.settings.experiment",
+    "fedsim.settings.keywords",
     "fedsim.tensors.arrays",
     "fedsim.tensors.kinds",
     "strategies.aggregate",
     "strategies.bank",
     "strategies.parts",
     "strategies.server_round",
+    "strategies.wire.own_apps",
 )
 MORE = {"torch": "torch", "np": "numpy"}  # names that an example may use without an import
 

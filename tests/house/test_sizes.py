@@ -13,7 +13,7 @@ from house.count import PARTS, VAGUE, floors, folders, graphs, imported_once, si
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fedsim", "strategies", "clients", "tests", "benchmarks", "docs")
-ROOMS, PAIRS, FLOORS = 22, 123, 13  # whoever needs more says here what for
+ROOMS, PAIRS, FLOORS = 22, 125, 13  # whoever needs more says here what for: apps and Python give methods as objects
 MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, and where formulas live
 # Folders that are not yet there; numbers only fall.
 DENSITY = {
@@ -30,7 +30,7 @@ DENSITY = {
 }
 # The aim is 15 each.
 MOST_VAGUE = {"own": 255, "found": 220, "known": 90, "kept": 65, "wanted": 50, "words": 65, "said": 45, "whole": 35}
-IMPORTED_ONCE = 70
+IMPORTED_ONCE = 73
 MOST = 30
 ITEM = re.compile(r"[-*] |[\w`*./(][\w`*.,/() -]{0,60}: ")  # an item of a list, or a field and its meaning
 END = re.compile(r"(?<=[.!?;:])\)?\s+(?=[\w`(\"'])")

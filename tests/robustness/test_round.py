@@ -74,7 +74,7 @@ def strategy(tmp_path):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_of_flower_says_what_to_call_instead(strategy, hook):
     arguments = [None] * (len(inspect.signature(getattr(FedDG, hook)).parameters) - 1)
-    with pytest.raises(NotImplementedError, match=rf"call strategy\.start\(grid, arrays\).*not {hook}"):
+    with pytest.raises(NotImplementedError, match=r"call strategy\.start\(grid, arrays\)"):
         getattr(strategy, hook)(*arguments)
 
 

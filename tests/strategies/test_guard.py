@@ -169,7 +169,7 @@ def test_the_fused_model_is_probed_and_held_against_the_updates():
     of honest models may be above 1e4."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).train()
     before = {name: value.numpy().copy() for name, value in net.state_dict().items()}
-    probe = model_probe(net, 1, 2)
+    probe = model_probe(net, 1, 2, 2)
     assert probe(before)
     assert not probe({**before, "1.weight": np.full((3, 4), 3e38, np.float32)})
     assert net.training

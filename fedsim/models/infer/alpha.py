@@ -51,7 +51,7 @@ class FixedAlpha(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    assumes = (Fact.BATCH_NORM,)
+    assumes = (Fact.BATCH_NORM, Fact.IMAGES)
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that mixes by alpha."""
@@ -75,7 +75,7 @@ class RandomAlpha(Infer):
     high: Annotated[float, Field(ge=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
     batch: Annotated[int, Field(ge=1)] = 256
-    assumes = (Fact.BATCH_NORM,)
+    assumes = (Fact.BATCH_NORM, Fact.IMAGES)
     random: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:

@@ -48,7 +48,7 @@ class IABN(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     k: Annotated[float, Field(ge=0), Tuned("2,3,4,8", "ours: around NOTE's 3 and 4")] = 4.0
-    assumes = (Fact.BATCH_NORM,)
+    assumes = (Fact.BATCH_NORM, Fact.IMAGES)
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that corrects its statistics for each image."""

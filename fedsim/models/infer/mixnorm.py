@@ -43,7 +43,7 @@ class MixNorm(Infer):
     m: Annotated[float, Field(ge=0, le=1), Tuned("0.05,0.1,0.3,0.5", "ours: from the paper's value on")] = 0.05
     scale: Annotated[float, Field(gt=0, le=1)] = 0.7
     seed: Annotated[int, Field(ge=0)] = 0
-    assumes = (Fact.BATCH_NORM,)
+    assumes = (Fact.BATCH_NORM, Fact.IMAGES)
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that runs over the views of each image."""

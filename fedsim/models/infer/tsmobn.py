@@ -40,7 +40,7 @@ class TsmoBN(Infer):
     batch: Annotated[int, Field(ge=1)] = 64
     transductive: ClassVar[bool] = True
     shuffled: ClassVar[bool] = True
-    assumes = (Fact.BATCH_NORM,)
+    assumes = (Fact.BATCH_NORM, Fact.IMAGES)
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that updates its statistics."""

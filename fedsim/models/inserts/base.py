@@ -48,7 +48,8 @@ def channels_at(net: Net, path: str) -> int:
     """The number of channels of the map that the module at `path` gives, seen with one image of zeros in eval mode."""
     channels = next(module for module in net.backbone.modules() if isinstance(module, nn.Conv2d)).in_channels
     with evaluating(net), outputs_of(net, [path]) as outputs:
-        net.pooled(torch.zeros(1, 1 if net.grayscale else channels, PROBE, PROBE))
+        side = net.side or PROBE
+        net.pooled(torch.zeros(1, 1 if net.grayscale else channels, side, side))
     return outputs[path].shape[1]
 
 

@@ -91,6 +91,7 @@ class FeatureHighlighter(Insert):
     whatever the size of the map; the formula's 1/hw is used here. Without this insert the network is FedAvg's.
     """
 
+    assumes = (Fact.IMAGES,)
     makes_features: ClassVar[bool] = True
     breaks = (Fact.BACKBONE_FEATURES,)
     reads_map: ClassVar[bool] = True

@@ -11,6 +11,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import DECADE, Tuned
 
 Style = tuple[Tensor, Tensor]  # mean and standard deviation of each sample and channel, [B, C, 1, 1]
@@ -84,6 +85,7 @@ class MixStyle(Insert):
     stages: (1, 2, 3) on PACS, (1, 2) on OfficeHome; stages that a backbone lacks are left out
     """
 
+    assumes = (Fact.IMAGES,)
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     order: ClassVar[int] = 0  # before what reads the last map: on digits-cnn-bn stage 1 is the last
     side_by_side: ClassVar[bool] = False  # a draw decides for a whole batch whether its styles are mixed

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert, channels_at
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
 
 EPS = 1e-6  # is added to the variance before the root, as in the released code
@@ -171,6 +172,7 @@ class StyleExploration(Insert):
     official: cluster centres in the sharing, and no lower bound of the deviations here, as in the released code
     """
 
+    assumes = (Fact.IMAGES,)
     side_by_side: ClassVar[bool] = False
     belongs_to: ClassVar[str] = "enlarged_batch"  # the step that opens the layers
     order: ClassVar[int] = 0  # before what reads the last map: on digits-cnn-bn stage 1 is the last

@@ -14,6 +14,7 @@ class Norm(Part):
     """
 
     second_view: ClassVar[bool] = False
+    assumes: ClassVar[Facts] = (Fact.IMAGES,)  # batch norm of vectors is left as it is
 
     @property
     def breaks(self) -> Facts:

@@ -10,7 +10,7 @@ from fedsim.models.norms.base import Norm
 class BatchNorm(Norm):
     """The backbone's own batch norm, without any replacement (FedAvg)."""
 
-    breaks = ()  # it fits every backbone, also one without norm layers
+    assumes = breaks = ()  # it fits every backbone, also one without norm layers
 
     def apply(self, net: Net) -> None:
         """Leave `net` as it is."""

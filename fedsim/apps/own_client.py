@@ -1,0 +1,147 @@
+"""`fedsim.client_app`: fedsim's client as the ClientApp of any Flower app, with the user's own data and network.
+
+    app = fedsim.client_app("gperxan", model=Net, data=load, lr=0.01, epochs=1)
+
+It is the client of a deployed site (fedsim/apps/client.py), whose domain and data come from the user's function.
+"""
+
+from fedsim.common.edge import refuse_hidden_packages
+
+refuse_hidden_packages()  # before the first import of `clients` or `strategies`
+
+import json
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsim.apps.client import app as site_app
+from fedsim.apps.given import Model, named_model, named_recipe
+from fedsim.apps.strategy import app_experiment
+from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError, first_line
+from fedsim.common.files import of_home
+from fedsim.common.values import Json, JsonTable
+from fedsim.data.of_apps import HERE, Held, hold
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.recipe import Recipe
+from fedsim.settings.experiment import parse_experiment
+from fedsim.tensors.records import config_of, configs_of
+from strategies.wire.own_apps import DOMAIN, FEDSIM
+from strategies.wire.packing import unpack
+
+QUERIES = ("handshake", "collect", "target", "visit")
+Load = Callable[[Context], tuple[str, Any, Any]]
+
+
+def client_app(
+    method: str | Recipe,
+    model: Model,
+    data: Load,
+    *,
+    state: str = "",
+    **settings: Json,
+) -> ClientApp:
+    """A ClientApp that trains as the clients of a method do; the server needs `fedsim.strategy(method, model)`.
+
+    method: as in `fedsim.strategy`, of which it must be the same
+    model: the nn.Module, or the class or function that makes it, whose last Linear is the head
+    data: a function (context) -> (name of the domain, training Dataset, validation Dataset) of (tensor, class)
+    state: the folder for what a client keeps between rounds (its own batch norm, control variates, ...); empty:
+    app-state in fedsim's cache, $FEDSIM_CACHE or ~/.cache/fedsim
+    settings: of the experiment file, under their names, such as `lr=0.01`; they are those of all clients
+
+    Raises UserError for an unknown method or setting.
+    """
+    node = Node(named_recipe(method), named_model(model), data, state, settings)
+    app = ClientApp()
+    app.train()(node.answer)
+    app.evaluate()(node.answer)
+    for name in QUERIES:
+        app.query(name)(node.answer)
+    return app
+
+
+class Node:
+    """What the processes of an app's clients do with a message."""
+
+    def __init__(self, method: str, backbone: str, data: Load, state: str, settings: dict[str, Json]) -> None:
+        experiment = app_experiment(method, settings)
+        build_recipe(experiment)
+        self.method, self.backbone, self.data, self.settings = method, backbone, data, settings
+        self.state = state or str(of_home(os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")) / "app-state")
+        self._held: dict[int, tuple[str, Held]] = {}  # by node
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """The reply to a message: the introduction before the first round, otherwise that of the site's client."""
+        try:
+            name, held = self._open(context)
+            message.content = unpack(message.content)
+            if "experiment" in configs_of(message.content).get("config", ConfigRecord()):
+                self._adapt(message)
+                return site_app(message, self._site(context, message, name))
+            if message.metadata.message_type != "evaluate":
+                raise UserError("this ClientApp is fedsim.client_app, and the server is not fedsim.strategy")
+        except UserError as error:
+            return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
+        introduction = ConfigRecord({DOMAIN: name, FEDSIM: json.dumps(self._facts(held))})
+        return Message(RecordDict({"config": introduction}), reply_to=message)
+
+    def _open(self, context: Context) -> tuple[str, Held]:
+        """The name and the data of a node, which are read once in a process."""
+        node = context.node_id
+        if node not in self._held:
+            self._held[node] = self._load(context)
+        name, held = self._held[node]
+        HERE[name] = held
+        return name, held
+
+    def _load(self, context: Context) -> tuple[str, Held]:
+        """What the user's function gives for a node; UserError when it gives something else."""
+        try:
+            given = self.data(context)
+        except UserError:
+            raise
+        except Exception as error:  # the user's own code may raise any error
+            raise UserError(f"data(context) failed: {type(error).__name__}: {first_line(error)}") from error
+        if not (isinstance(given, tuple) and len(given) == 3 and isinstance(given[0], str) and given[0]):
+            raise UserError("data(context) must return (name of the domain, training Dataset, validation Dataset)")
+        name, training, validation = given
+        if "/" in name:
+            raise UserError(f"data(context) calls the domain {name!r}: give each client a name of its own, without /")
+        return name, hold(name, training, validation)
+
+    def _facts(self, held: Held) -> JsonTable:
+        """What the server must know of a client before the run can be planned."""
+        return {
+            "method": self.method,
+            "settings": self.settings,
+            "shape": list(held.shape),
+            "images": held.are_images,
+        }
+
+    def _adapt(self, message: Message) -> None:
+        """Gives a message the network as this machine names it."""
+        config = config_of(message.content)
+        config["experiment"] = adapted(str(config["experiment"]), self.backbone)
+
+    def _site(self, context: Context, message: Message, name: str) -> Context:
+        """The context of a deployed site with this domain."""
+        target = target_of(str(config_of(message.content)["experiment"]))
+        site = {"domain": name, "role": "target" if name == target else "source", "state-dir": self.state}
+        node_config = {**context.node_config, **site}
+        return Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
+
+
+@lru_cache(maxsize=4)  # every message of a run has the same
+def adapted(experiment: str, backbone: str) -> str:
+    """The TOML text of an experiment with another backbone."""
+    return parse_experiment(experiment).replace(model={"backbone": backbone}).toml()
+
+
+@lru_cache(maxsize=4)
+def target_of(experiment: str) -> str:
+    """The unseen domain of an experiment in TOML."""
+    return parse_experiment(experiment).run.target

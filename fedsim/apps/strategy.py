@@ -1,0 +1,355 @@
+"""`fedsim.strategy`: the server's side of a method as a strategy of any Flower app.
+
+strategy = fedsim.strategy("feddg-ga")
+result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
+"""
+
+from fedsim.common.edge import refuse_hidden_packages
+
+refuse_hidden_packages()  # before the first import of `clients` or `strategies`
+
+import copy
+import json
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from safetensors.numpy import load_file
+from torch import nn
+
+from fedsim.apps.given import Model, made, named_model, named_recipe
+from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, renamed
+from fedsim.common.errors import UserError
+from fedsim.common.values import Json, JsonTable
+from fedsim.data.of_apps import DATASET, HERE, NO_TARGET, hold, settings_for
+from fedsim.methods.any_client import banks_of, needs_of, of_our_client
+from fedsim.methods.assembly import assemble, build_recipe
+from fedsim.methods.recipe import SLOTS, Recipe
+from fedsim.models.own_module import outputs_of, own_names
+from fedsim.runs.plan import resolve
+from fedsim.runs.serve import serve
+from fedsim.settings.experiment import SECTIONS, Experiment
+from fedsim.settings.keywords import experiment_of
+from fedsim.tensors.arrays import state_to_record
+from fedsim.tensors.records import Config
+from strategies.base import DEFAULT_TIMEOUT, Evaluate
+from strategies.state import ServerState
+from strategies.whole_rounds import WholeRounds
+from strategies.wire.grids import QuickGrid
+from strategies.wire.handshake import OpenRoster
+from strategies.wire.own_apps import AppGrid
+from strategies.wire.target_site import TargetSite
+
+UNSEEN = "unseen"  # its name where only its data are given
+OF_ROUNDS = ("clients_per_round", "evaluate_clients", "evaluate_every")  # settings of [train] that are the server's
+RESERVED = {
+    "target": "give the unseen domain to strategy.start(..., target=...)",
+    "rounds": "give their number to strategy.start(..., num_rounds=...)",
+    "timeout": "give it to strategy.start(..., timeout=...)",
+    "runtime": "the app's own command says where it runs",
+    "output": "give it to fedsim.strategy(..., output=...)",
+}
+
+Target = Any  # a Dataset, (name, Dataset), the name of a client, or None
+
+
+def strategy(
+    method: str | Recipe,
+    model: Model | None = None,
+    *,
+    client: str = "any",
+    output: str = "",
+    min_available_nodes: int = 2,
+    score: str = "",
+    evaluates: bool = True,
+    **settings: Json,
+) -> "AppStrategy":
+    """A Flower strategy by the server's parts of a method, for the ClientApp of any app.
+
+    method: a row of `fedsim methods`, a combination `a+b`, a `Recipe`, or `module:name`
+    model: the module that the clients train, or a function that makes it; it may be left out where `start` gets
+    `initial_arrays` and the ClientApp is one's own
+    client: "fedsim" where the ClientApp is `fedsim.client_app`, with which every method runs; "any" for every ClientApp
+    output: the folder for records and checkpoints, from which `start` resumes; empty: nothing is written
+    min_available_nodes: how many clients are awaited before the first round; those that are online then take part
+    score: the metric of the clients' replies to evaluate that is their accuracy; empty: eval_acc or a usual name
+    evaluates: False when clients are not to be asked for an evaluation
+    settings: of the experiment file, under their names, such as `seed=1` or `krum={"select": 3}`
+
+    Raises UserError for an unknown method or setting, and for a method whose client trains in another way than
+    FedAvg's, without `client="fedsim"`.
+    """
+    if client not in ("any", "fedsim"):
+        raise UserError(f"client is {client!r}; write 'any', or 'fedsim' where the ClientApp is fedsim.client_app")
+    name = named_recipe(method)
+    experiment = app_experiment(name, settings)
+    recipe = build_recipe(experiment)
+    if recipe.pooled:
+        raise UserError(f"{name}: all data are pooled on one client, and those of an app stay with its clients")
+    if client == "any":
+        refuse_client_settings(experiment)
+        if reason := of_our_client(recipe):
+            raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
+                            "fedsim.client_app there, and client='fedsim' here")  # fmt: skip
+    elif model is None:
+        raise UserError("client='fedsim' needs the network: give model=... to fedsim.strategy")
+    asked = Asked(name, settings, output, client == "fedsim", min_available_nodes, score, evaluates)
+    return AppStrategy(asked, experiment, recipe, made(model, experiment.run.seed))
+
+
+def app_experiment(method: str, settings: Mapping[str, Json]) -> Experiment:
+    """The experiment of an app's run, before its clients are known; UserError for settings that do not fit."""
+    parts = [*assemble({"name": method}, {}).named, *SLOTS, "add"]
+    experiment = experiment_of(method, {"name": "app", **settings}, parts)
+    for name in RESERVED:
+        section = "train" if name == "rounds" else "run"
+        if getattr(getattr(experiment, section), name) != getattr(getattr(Experiment(), section), name):
+            raise UserError(f"fedsim.strategy and fedsim.client_app take no {name}: {RESERVED[name]}")
+    return experiment.replace(data={"dataset": DATASET}, run={"runtime": "deployment"})
+
+
+def refuse_client_settings(experiment: Experiment) -> None:
+    """Raises UserError for a setting that acts on the client, whose own code says what it does."""
+    usual = Experiment().replace(data={"dataset": DATASET})
+    for section, kind in SECTIONS.items():
+        for name in kind.model_fields:
+            is_servers = section == "run" or name in OF_ROUNDS
+            if not is_servers and getattr(getattr(experiment, section), name) != getattr(getattr(usual, section), name):
+                raise UserError(f"{name} acts on the client, and a ClientApp of your own has its own {name}; leave it "
+                                "out, or send it to your clients by start(..., train_config=...)")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call of `fedsim.strategy` asks for, beside the method and the network; the fields are its arguments."""
+
+    method: str
+    settings: Mapping[str, Json]
+    output: str
+    of_fedsim: bool
+    least: int
+    score: str
+    evaluates: bool
+
+
+class AppStrategy(WholeRounds):
+    """A strategy for the nodes of any Flower app; `fedsim.strategy` makes it."""
+
+    def __init__(self, asked: Asked, experiment: Experiment, recipe: Recipe, net: nn.Module | None) -> None:
+        self.asked, self.experiment, self.recipe, self.net = asked, experiment, recipe, net
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = DEFAULT_TIMEOUT,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+        target: Target = None,
+    ) -> Result:
+        """Meets the clients, plays the rounds, and returns the last model and the metrics of each round.
+
+        initial_arrays: the model from which the first round starts; left out: that of `fedsim.strategy`
+        train_config, evaluate_config: what the messages' config contains beside `server-round`
+        evaluate_fn: called with the number of a round and its model, before the first round (0) and after each
+        target: the unseen domain, which decides nothing: a Dataset of (input, class), (its name, such a Dataset), or
+        the name of a client that holds it and does not train; None: there is none
+
+        Raises UserError for a target that trains and for a model that does not fit, ClientFailedError for a client that
+        fails.
+        """
+        name, data = unseen(target)
+        if data is not None and self.net is None:
+            raise UserError("target is a Dataset, and there is no model to evaluate: give model=... to fedsim.strategy")
+        call = Call(self._initial(initial_arrays), num_rounds, timeout, evaluate_fn, name, data)
+        nodes = AppGrid(
+            QuickGrid(grid, packs=False),
+            call.arrays,
+            needs_of(self.recipe),
+            banks_of(self.recipe),
+            ServerState(),
+            call.site,
+            self.asked.score,
+        )
+        nodes.train_config, nodes.evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        roster = self._meet(nodes, call)
+        introductions = self._said_by_our_clients(nodes, [*roster.sites, *([call.site] if call.site else [])])
+        if not introductions:
+            return self._with_any_clients(nodes, roster, call)
+        if train_config or evaluate_config:
+            raise UserError("fedsim.client_app takes no train_config and evaluate_config: give settings to it")
+        return self._with_our_clients(grid, call, roster, introductions)
+
+    def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:
+        """The initial model; UserError without one, and for tensors that are not those of the given module."""
+        if self.net is None and arrays is None:
+            raise UserError("there is no initial model: give model=... to fedsim.strategy, or initial_arrays to start")
+        if self.net is None or arrays is None:
+            return arrays if arrays is not None else state_to_record(self.net.state_dict())  # type: ignore[union-attr]
+        if arrays.keys() != self.net.state_dict().keys():
+            odd = sorted(arrays.keys() ^ self.net.state_dict().keys())
+            raise UserError(f"initial_arrays are not the tensors of the model: {', '.join(odd[:4])}")
+        return arrays
+
+    def _meet(self, nodes: AppGrid, call: "Call") -> OpenRoster:
+        """The clients that are online, by name; UserError when one of them trains on the unseen domain."""
+        run = self.experiment.replace(run={"timeout": call.timeout}).run
+        config: Config = {"experiment": "", "state-dir": "", "token": secrets.token_hex(8), "timeout": call.timeout}
+        roster = OpenRoster(nodes, self.asked.least, config, target=call.site)
+        roster.gather(run)
+        domains = domains_of(roster)
+        if call.target in domains:
+            raise UserError(f"target {call.target!r} is among the sources ({', '.join(domains)}), which train on it; "
+                            "the unseen domain needs another name")  # fmt: skip
+        return roster
+
+    def _said_by_our_clients(self, nodes: AppGrid, clients: Sequence[str]) -> dict[str, JsonTable]:
+        """What clients of `fedsim.client_app` said of themselves, by name; empty where none is such a client.
+
+        Raises UserError when some are and others are not, and when the method needs them and none is.
+        """
+        introductions = {
+            client: json.loads(nodes.introduced[client]) for client in clients if client in nodes.introduced
+        }
+        others = [client for client in clients if client not in introductions]
+        if others and (introductions or self.asked.of_fedsim):
+            raise UserError(f"client {others[0]!r} is not fedsim.client_app, and {self.asked.method} with "
+                            "client='fedsim' needs it on every client")  # fmt: skip
+        return introductions
+
+    def _with_any_clients(self, nodes: AppGrid, roster: OpenRoster, call: "Call") -> Result:
+        """The run with ClientApps that know nothing of fedsim."""
+        run = {"keep_predictions": False, "evaluate_target": "server", **self._output()}
+        model = {} if self.net is None else {"backbone": class_of(self.net)}
+        experiment = call.planned(self.experiment, domains_of(roster)).replace(run=run, model=model)
+        plan = replace(resolve(experiment), clients=tuple(roster.sites))
+        validates = self.asked.evaluates and not nodes.silent
+        rounds = Rounds(AppSpace(plan, self.net, call.arrays), nodes, roster, validates)
+        server = rounds.strategy.server
+        if roster.target:
+            server.target = TargetSite(server.exchange, roster)
+        elif call.data is not None and self.net is not None:
+            server.target = DatasetTarget(copy.deepcopy(self.net), call.data, plan.experiment, rounds.space.device)
+        if self.asked.output:
+            return rounds.play_recorded(call.evaluate_fn, None if call.data is None else len(call.data))
+        return rounds.play(call.arrays, call.rounds, call.evaluate_fn)
+
+    def _output(self) -> JsonTable:
+        """The setting of the folder for records."""
+        return {"output": self.asked.output} if self.asked.output else {}
+
+    def _with_our_clients(
+        self, grid: Grid, call: "Call", roster: OpenRoster, introductions: Mapping[str, JsonTable]
+    ) -> Result:
+        """The run with the clients of `fedsim.client_app`: that of a deployment, whose sites are the clients."""
+        if self.recipe.visits and not call.site:
+            raise UserError(f"{self.asked.method} visits the unseen domain: give start(..., target=...) the name of a "
+                            "client that holds it")  # fmt: skip
+        net = copy.deepcopy(self.net)
+        assert net is not None
+        net.load_state_dict(call.arrays.to_torch_state_dict())
+        names, facts = own_names(net), agreed(introductions, self.asked)
+        shape = tuple(facts["shape"])
+        if call.data is not None:
+            hold_target(call.target, call.data, shape, facts["images"])
+        experiment = app_experiment(self.asked.method, {**self.asked.settings, **facts["settings"]})
+        experiment = call.planned(experiment, domains_of(roster))
+        classes = [str(number) for number in range(outputs_of(net))]
+        of_data = {"classes": classes, "split": "lists", **settings_for(shape, facts["images"])}
+        metrics = Metrics(call.rounds, names, call.evaluate_fn)
+        with tempfile.TemporaryDirectory(prefix="fedsim-app-") as folder:
+            run = {"output": folder, **self._output()}
+            plan = resolve(experiment.replace(data=of_data, model={"backbone": named_model(net)}, run=run))
+            serve(QuickGrid(grid), plan, sinks=[metrics])
+            result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
+        metrics.add_to(result)
+        return result
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call of `start` asks for.
+
+    arrays: the initial model. target: the name of the unseen domain, and data its Dataset, where the server has it
+    """
+
+    arrays: ArrayRecord
+    rounds: int
+    timeout: float
+    evaluate_fn: Evaluate | None
+    target: str
+    data: Any
+
+    @property
+    def site(self) -> str:
+        """The client that holds the unseen domain; empty: none does."""
+        return self.target if self.data is None and self.target != NO_TARGET else ""
+
+    def planned(self, experiment: Experiment, domains: Sequence[str]) -> Experiment:
+        """The experiment with the domains of the clients, the unseen one, the rounds and the time limit."""
+        place = "site" if self.site else "server"
+        return experiment.replace(
+            data={"domains": [*domains, self.target]},
+            train={"rounds": self.rounds},
+            run={"target": self.target, "timeout": self.timeout, "evaluate_target": place},
+        )
+
+
+def domains_of(roster: OpenRoster) -> list[str]:
+    """The domains of the clients that train, sorted."""
+    return sorted({client.partition("/")[0] for client in roster.sites})
+
+
+def hold_target(name: str, data: Any, shape: Sequence[int], are_images: bool) -> None:
+    """Keeps the unseen domain's Dataset in this process, in the form of the clients' data."""
+    held = hold(name, None, data)
+    refuse_other_shape(name, held.shape, shape)
+    HERE[name] = held.in_form(are_images)
+
+
+def agreed(introductions: Mapping[str, JsonTable], asked: Asked) -> JsonTable:
+    """What all clients say of themselves; UserError when they differ, or when the server asks for something else."""
+    first, facts = next(iter(introductions.items()))
+    for client, other in introductions.items():
+        if other["method"] != asked.method:
+            raise UserError(f"client {client!r} runs {other['method']!r}, and the server {asked.method!r}")
+        refuse_other_shape(client, other["shape"], facts["shape"])
+        for name in sorted(facts["settings"].keys() | other["settings"].keys()):
+            values = [each["settings"].get(name, "the default") for each in (facts, other)]
+            if values[0] != values[1]:
+                raise UserError(f"clients {first!r} and {client!r} differ in {name}: {values[0]} and {values[1]}")
+    for name, value in facts["settings"].items():
+        if asked.settings.get(name, value) != value:
+            raise UserError(f"{name} is {value} in fedsim.client_app, and {asked.settings[name]} in fedsim.strategy")
+    return {**facts, "images": all(other["images"] for other in introductions.values())}
+
+
+def refuse_other_shape(client: str, shape: Sequence[int], usual: Sequence[int]) -> None:
+    """Raises UserError when the examples of a client have another shape than the others'."""
+    if list(shape) != list(usual):
+        raise UserError(f"{client}: its examples have the shape {list(shape)}, the others' {list(usual)}")
+
+
+def class_of(net: nn.Module) -> str:
+    """The class of a module as `module:name`, for the records."""
+    return f"{type(net).__module__}:{type(net).__name__}"
+
+
+def unseen(target: Target) -> tuple[str, Any]:
+    """(name of the unseen domain, its Dataset); no Dataset where a client holds it, and where there is none."""
+    if target is None:
+        return NO_TARGET, None
+    if isinstance(target, str):
+        return target, None
+    name, data = target if isinstance(target, tuple) and len(target) == 2 else (UNSEEN, target)
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise UserError(f"target is {type(data).__name__}; give a Dataset of (input, class), (name, Dataset), or the "
+                        "name of a client")  # fmt: skip
+    return str(name), data

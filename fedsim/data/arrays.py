@@ -1,0 +1,448 @@
+"""Reads tensors that are no images: an .npz file, tables of numbers, or torch Datasets by domain.
+
+    data.dataset = "arrays"        data.root is a file with the column `domain`, or a folder with a file for each domain
+    data.dataset = "module:name"   a mapping from domains to map-style Datasets of (tensor, target), or a function that
+                                   is declared to return one
+    data.dataset = "hospitals"     the table that comes with fedsim
+
+An .npz file has x [N, ...], label [N], domain [N] and perhaps split [N]. Values become float32 and are not divided.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.errors import UserError, first_line, nearest
+from fedsim.data.array_rows import EMBEDDED, PARTITIONED
+from fedsim.data.feature_tables import (
+    Columns,
+    class_order,
+    columns_of,
+    complete_rows,
+    encode,
+    names_of_labels,
+    read_table,
+    text_of_names,
+    with_categories,
+    with_features,
+)
+from fedsim.data.lists import PARTS, reads_lists
+from fedsim.data.names import composed, read_from, refuse_alike, used_of
+from fedsim.data.reader import Images, Reader, content_hash, nameless_hash
+from fedsim.data.row import Benchmark
+from fedsim.data.tables import SUFFIXES as TABLES
+from fedsim.data.tensor_sets import check_labels, name_classes, read_tensors
+from fedsim.settings import DataSettings, data_root
+from fedsim.settings.plugins import called, load
+
+SUFFIXES = (*TABLES, ".npz")
+KEPT = 4  # opened data sets that a process keeps in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The examples of one domain: values float32 [N, ...], names of classes [N], and perhaps parts of a split [N]."""
+
+    values: np.ndarray
+    labels: np.ndarray
+    parts: np.ndarray | None = None
+
+    def chosen(self, indices: np.ndarray) -> "Examples":
+        """Some of the examples."""
+        parts = None if self.parts is None else self.parts[indices]
+        return Examples(self.values[indices], self.labels[indices], parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """All domains that are here, their classes, and what the first axis of an example is made of.
+
+    features: names of the columns of a table; () for other tensors
+    numeric: the number of leading features, or of channels, that are numbers and can be standardized
+    """
+
+    domains: Mapping[str, Examples]
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    features: tuple[str, ...]
+    numeric: int
+
+
+def discover(data: DataSettings, row: Benchmark) -> Benchmark:
+    """The row with the domains, classes and shape of the examples.
+
+    Where no file is here, because the data are on other machines, the settings must name them: data.domains,
+    data.classes, and data.shape or the features with all their categories.
+    """
+    domains = tuple(sorted(map(composed, data.domains)))
+    if row.name not in (PARTITIONED, *EMBEDDED) and domains and data.classes and not data_root(data).exists():
+        shape, features, numeric = _declared_shape(data)
+        classes = tuple(sorted(map(composed, data.classes), key=class_order))
+        return replace(row, domains=domains, classes=classes, shape=shape, features=features, numeric=numeric)
+    opened = open_arrays(data, row)
+    return replace(
+        row,
+        domains=tuple(sorted({*opened.domains, *domains})),
+        classes=opened.classes,
+        shape=opened.shape,
+        features=opened.features,
+        numeric=opened.numeric,
+    )
+
+
+def _declared_shape(data: DataSettings) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+    """(shape, features, numbers among them) that the settings name, for a server without data."""
+    if data.shape:
+        return tuple(data.shape), (), data.shape[0]
+    columns = columns_of(data, {})
+    if not columns.features or not all(columns.categories.values()):
+        raise UserError(f"data.root: nothing at {data_root(data)}; a server without data needs data.shape, or "
+                        "data.columns.features and all values in data.columns.categories")  # fmt: skip
+    return _shape_of_rows(columns, data.missing)
+
+
+def _shape_of_rows(columns: Columns, missing: str) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+    features = columns.names_of_inputs(missing)
+    return (len(features),), features, len(columns.numbers)
+
+
+class ArrayReader(Reader):
+    """Reads tensors that are no images. All domains are read at once, and kept in memory."""
+
+    own_files = True
+
+    def find(self) -> None:
+        """The files must be there, and readable."""
+        open_arrays(self.data, self.found)
+
+    def images(self, domain: str, apart: bool = False) -> Images:
+        """Values float32 [N, ...] and labels int64 [N] of a domain."""
+        examples = self._examples(domain)
+        return examples.values, self.labels(domain)
+
+    def labels(self, domain: str) -> np.ndarray:
+        """The index of every example's class, int64 [N]."""
+        place = {name: index for index, name in enumerate(self.found.classes)}
+        names = self._examples(domain).labels.tolist()
+        return np.array([place[name] for name in names], np.int64)
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the examples whose split is `part`; None when none of the domain has it."""
+        parts = self._examples(domain).parts
+        if parts is None:
+            raise UserError(f"{self.found.title}: there is no split, which data.split = 'lists' and data.test_split = "
+                            "'list' read; add a column split, or an array of this name")  # fmt: skip
+        indices = np.flatnonzero(parts == part)
+        return indices if len(indices) else None
+
+    def unlisted(self, domain: str, part: str) -> str:
+        """No example of the domain has the part."""
+        return f"{self.found.title}: no example of domain {domain!r} has {part!r} as its split; name some"
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the values and labels of a domain."""
+        examples = self._examples(domain)
+        values = examples.values
+        names = "\0".join(examples.labels)
+        content = [str(values.shape).encode(), values.tobytes(), names.encode()]
+        if examples.parts is not None and reads_lists(self.data):
+            content.append("\0".join(examples.parts).encode())
+        return content_hash(*content)
+
+    def digests(self, domain: str) -> np.ndarray:
+        """Digests uint8 [N,10] of the values of each example, which find one that is in two domains."""
+        examples = self._examples(domain)
+        hashes = [content_hash(values.tobytes()) for values in examples.values]
+        digests = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8)
+        return digests.reshape(len(hashes), -1)
+
+    def nameless(self, domain: str) -> str:
+        """Hash of the examples with their labels, in any order."""
+        digests = [row.tobytes() for row in self.digests(domain)]
+        return nameless_hash(self.labels(domain), digests)
+
+    def _examples(self, domain: str) -> Examples:
+        domains = open_arrays(self.data, self.found).domains
+        if domain not in domains:
+            raise UserError(f"{self.found.title}: no example of domain {domain!r} is here; {nearest(domain, domains)}"
+                            f"found: {', '.join(domains)}")  # fmt: skip
+        return domains[domain]
+
+
+_opened: dict[tuple[Any, ...], Opened] = {}  # by what it was read from
+
+
+def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
+    """All domains that are here, read once for each version of the files and each unseen domain.
+
+    Raises UserError for files that are missing or cannot be read, and for values, labels and domains that do not fit.
+    """
+    files = [] if row.name == PARTITIONED else array_files(data, row)
+    settings = data.model_dump(include={"dataset", "domains", "classes", "columns", "missing"})
+    key = (
+        row.name,
+        tuple(_version(file) for file in files),
+        json.dumps(settings),
+        data.unseen_domain,
+        data.validation_domain,
+    )
+    if key not in _opened:
+        while len(_opened) >= KEPT:
+            del _opened[next(iter(_opened))]
+        _opened[key] = _open(data, row, files)
+    return _opened[key]
+
+
+def _version(file: Path) -> tuple[str, int, int]:
+    """What changes when a file is written anew."""
+    status = file.stat()
+    return str(file), status.st_size, status.st_mtime_ns
+
+
+def array_files(data: DataSettings, row: Benchmark) -> list[Path]:
+    """The file that `data.root` names, or all files of the folder, sorted; the embedded one of a data set that has it.
+
+    Raises UserError where there is none, and for files of both kinds.
+    """
+    if row.name in EMBEDDED:
+        return [EMBEDDED[row.name].file]
+    root = data_root(data)
+    if not root.exists():
+        raise UserError(f"data.root: nothing at {root}{read_from(root)}; name a file ({', '.join(SUFFIXES)}) or a "
+                        "folder of them")  # fmt: skip
+    candidates = sorted(root.iterdir()) if root.is_dir() else [root]
+    files = [file for file in candidates if file.suffix.lower() in SUFFIXES]
+    if not files:
+        raise UserError(f"data.root: {root} holds no file that ends in {', '.join(SUFFIXES)}")
+    if len({file.suffix.lower() == ".npz" for file in files}) > 1:
+        raise UserError(f"data.root: {root} holds .npz files and tables; keep one kind")
+    return files
+
+
+def _open(data: DataSettings, row: Benchmark, files: Sequence[Path]) -> Opened:
+    if row.name == PARTITIONED:
+        return _open_datasets(data)
+    if files[0].suffix.lower() == ".npz":
+        return _open_npz(data, files)
+    embedded = EMBEDDED.get(row.name)
+    return _open_tables(data, files, embedded.columns if embedded else {})
+
+
+def _open_datasets(data: DataSettings) -> Opened:
+    """The Datasets that `module:name` maps domains to."""
+    mapping = load(data.dataset, "data.dataset")
+    if not isinstance(mapping, Mapping):
+        mapping = called(mapping, f"data.dataset {data.dataset!r}")
+    if not isinstance(mapping, Mapping) or not mapping:
+        raise UserError(f"data.dataset {data.dataset!r} is {type(mapping).__name__}; give a mapping from domains to "
+                        "torch Datasets of (tensor, target)")  # fmt: skip
+    values, labels = {}, {}
+    for name, dataset in mapping.items():
+        domain = composed(str(name))
+        values[domain], labels[domain] = read_tensors(dataset, domain)
+    first, classes = 0, tuple(data.classes)
+    for domain in labels if classes else ():
+        check_labels(labels[domain], len(classes), domain)
+    if not classes:
+        classes = name_classes(labels)
+        first = int(classes[0])
+    names = np.array(classes, dtype=object)
+    domains = {}
+    for domain, numbers in labels.items():
+        domains[domain] = Examples(values[domain], names[numbers - first])
+    return _checked(domains, classes, data.dataset)
+
+
+def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
+    """The arrays of one .npz file, or of one for each domain."""
+    domains: dict[str, Examples] = {}
+    for file in files:
+        for domain, examples in _read_npz(file, data).items():
+            if domain in domains:
+                raise UserError(f"{file}: the domain {domain!r} is in another file, too; keep one")
+            domains[domain] = examples
+    where = files[0].parent
+    classes = _class_names(data, domains, where)
+    return _checked(domains, classes, where)
+
+
+def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
+    """The examples of a file's domains; without `domain` there is one, called like the file.
+
+    `data.columns` may give label, domain and split other names.
+    """
+    stored = _load_npz(file)
+    names = {data.column(name, name): name for name in ("label", "domain", "split")}
+    arrays = {names.get(name, name): array for name, array in stored.items()}
+    _check_npz(arrays, file)
+    values = _finite_values(arrays["x"], file)
+    texts = {name: pd.Series(arrays[name].astype(str)) for name in names.values() if name in arrays}
+    labels = names_of_labels(texts["label"], f"{file}, label", first_row=0)
+    whole = Examples(values, labels.to_numpy(dtype=object))
+    if "split" in texts:
+        whole = replace(whole, parts=_parts(texts["split"], str(file)))
+    if "domain" not in texts:
+        return {composed(file.stem): whole}
+    domains = text_of_names(texts["domain"])
+    examples = {}
+    for domain in sorted(domains.unique()):
+        chosen = np.flatnonzero(domains == domain)
+        examples[domain] = whole.chosen(chosen)
+    return examples
+
+
+def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
+    """Raises UserError for a missing array, arrays of different lengths, and an `x` that is no [N, ...] of numbers."""
+    for name in ("x", "label"):
+        if name not in arrays:
+            present = ", ".join(arrays) or "none"
+            raise UserError(f"{file} has no array {name!r}; it has: {present}; needed are x [N, ...] and label [N]")
+    x = arrays["x"]
+    if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
+        raise UserError(f"{file}: x is {x.dtype} of the shape {list(x.shape)}; it must be numbers [N, ...]")
+    for name in ("label", "domain", "split"):
+        if name in arrays and arrays[name].shape != (len(x),):
+            shape = list(arrays[name].shape)
+            raise UserError(f"{file}: {name} has the shape {shape}, but x has {len(x)} examples")
+
+
+def _finite_values(x: np.ndarray, file: Path) -> np.ndarray:
+    """The examples [N, ...] as float32; UserError with the number of the first that is not finite."""
+    values = x.astype(np.float32)
+    finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not finite.all():
+        place = f"{file}: x[{int(np.argmin(finite))}]"
+        raise UserError(f"{place} holds NaN or infinity; replace such values, or leave the example out")
+    return values
+
+
+def _load_npz(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        reason = first_line(error)
+        raise UserError(f"cannot read {file} ({reason}); write it with numpy.savez, without objects") from None
+    except Exception as error:  # zipfile raises errors of its own for a damaged archive
+        raise UserError(f"cannot read {file} ({first_line(error)}); write it with numpy.savez") from None
+
+
+def _open_tables(data: DataSettings, files: Sequence[Path], usual: Mapping[str, str]) -> Opened:
+    """The rows of one table, or of one for each domain."""
+    columns = columns_of(data, usual)
+    tables = {file: read_table(file) for file in files}
+    groups: dict[str, list[tuple[Path, pd.DataFrame]]] = {}
+    for file, table in tables.items():
+        columns = with_features(columns, table.columns, file)
+        for domain, rows in _rows_by_domain(file, table, columns):
+            groups.setdefault(domain, []).append((file, rows))
+    used = used_of(sorted(groups), data.domains)
+    if data.missing == "drop":
+        groups = _without_incomplete(groups, columns, used)
+    columns = with_categories(columns, _rows_of_sources(data, groups, used, columns))
+    domains = {domain: _encoded(parts, columns, data.missing) for domain, parts in groups.items()}
+    classes = _class_names(data, {domain: domains[domain] for domain in used}, files[0])
+    shape, features, numeric = _shape_of_rows(columns, data.missing)
+    refuse_alike([[name] for name in domains], "domains", files[0])
+    return Opened(domains, classes, shape, features, numeric)
+
+
+def _rows_by_domain(file: Path, table: pd.DataFrame, columns: Columns) -> list[tuple[str, pd.DataFrame]]:
+    """The rows of each domain of a table, with their numbers in it; a table without domains is called like its file."""
+    if columns.label not in table:
+        raise UserError(f"{file} has no column {columns.label!r}; {nearest(columns.label, table.columns)}it has: "
+                        f"{', '.join(table.columns)}; name it with data.columns.label")  # fmt: skip
+    if columns.domain not in table:
+        return [(composed(file.stem), table)]
+    names = text_of_names(table[columns.domain])
+    for position in np.flatnonzero(names == "")[:1]:
+        raise UserError(f"{file}, row {position + 2}: the column {columns.domain!r} is empty")
+    return [(str(domain), rows) for domain, rows in table.groupby(names, sort=True)]
+
+
+def _without_incomplete(
+    groups: Mapping[str, Sequence[tuple[Path, pd.DataFrame]]], columns: Columns, used: Sequence[str]
+) -> dict[str, list[tuple[Path, pd.DataFrame]]]:
+    """The complete rows of each domain; UserError for a used domain without any."""
+    complete = {}
+    for domain, parts in groups.items():
+        complete[domain] = [(file, complete_rows(rows, columns)) for file, rows in parts]
+        if domain in used and not sum(len(rows) for _, rows in complete[domain]):
+            raise UserError(f"{domain}: every row has an empty cell, so that data.missing = 'drop' leaves none; take "
+                            "columns that are empty there out of data.columns.features")  # fmt: skip
+    return complete
+
+
+def _rows_of_sources(
+    data: DataSettings,
+    groups: Mapping[str, Sequence[tuple[Path, pd.DataFrame]]],
+    used: Sequence[str],
+    columns: Columns,
+) -> pd.DataFrame:
+    """The rows of the domains that train, of which the unseen one is none."""
+    unseen = data.unseen_domain or used[-1]
+    held_out = (unseen, data.validation_domain)
+    sources = [domain for domain in used if domain not in held_out]
+    tables = []
+    for domain in sources or used:
+        tables += [rows[list(columns.features)] for _, rows in groups[domain]]
+    return pd.concat(tables)
+
+
+def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, missing: str) -> Examples:
+    """The examples of one domain."""
+    values, labels, splits = [], [], []
+    for file, rows in parts:
+        values.append(encode(rows, columns, missing, str(file)))
+        labels.append(names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}"))
+        if columns.split in rows:
+            splits.append(_parts(rows[columns.split], str(file)))
+    return Examples(
+        np.concatenate(values),
+        pd.concat(labels).to_numpy(dtype=object),
+        np.concatenate(splits) if len(splits) == len(parts) else None,
+    )
+
+
+def _parts(cells: pd.Series, where: str) -> np.ndarray:
+    """The part of every example: train, validation, test, or an empty text."""
+    texts = cells.str.lower()
+    unknown = sorted(set(texts) - {"", *PARTS})
+    if unknown:
+        raise UserError(f"{where}: {unknown[0]!r} is no part of a split; {nearest(unknown[0], PARTS)}known: "
+                        f"{', '.join(PARTS)}, or nothing for an unused example")  # fmt: skip
+    return texts.map(PARTS).fillna("").to_numpy(dtype=object)
+
+
+def _class_names(data: DataSettings, domains: Mapping[str, Examples], where: object) -> tuple[str, ...]:
+    """The classes of the used domains: those that the settings name, or all that occur."""
+    used = used_of(domains, data.domains)
+    groups = [set(domains[domain].labels) for domain in used]
+    occurring = set().union(*groups)
+    named = set(map(composed, data.classes))
+    if named and (unknown := sorted(occurring - named)):
+        raise UserError(f"{where}: the label {unknown[0]!r} is none of data.classes; "
+                        f"{nearest(unknown[0], named)}known: {', '.join(sorted(named))}")  # fmt: skip
+    names = tuple(sorted(named or occurring, key=class_order))
+    if len(names) < 2:
+        raise UserError(f"{where}: the labels are all {', '.join(names) or 'missing'}; at least 2 classes are needed; "
+                        "where other machines have the others, name all in data.classes")  # fmt: skip
+    refuse_alike([*groups, *([name] for name in names)], "labels", where)
+    return names
+
+
+def _checked(domains: Mapping[str, Examples], classes: tuple[str, ...], where: object) -> Opened:
+    """The opened tensors; UserError when two domains have examples of different shapes."""
+    shapes = {domain: examples.values.shape[1:] for domain, examples in domains.items()}
+    first = next(iter(shapes))
+    for domain, shape in shapes.items():
+        if shape != shapes[first]:
+            raise UserError(f"{where}: examples of {domain!r} have the shape {list(shape)}, but those of {first!r} "
+                            f"have {list(shapes[first])}; all need one shape")  # fmt: skip
+    shape = shapes[first]
+    return Opened(dict(sorted(domains.items())), classes, shape, (), shape[0])

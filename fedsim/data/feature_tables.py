@@ -1,0 +1,275 @@
+"""Reads a table of numbers: each row an example with its label and domain, in CSV, TSV or Parquet.
+
+    [data.columns]
+    features = ["age", "chol", "cp"]                        # default: all columns but label, domain and split
+    categories = {cp = ["typical angina", "asymptomatic"]}  # or ["cp"]: the values that the sources have
+    missing = {chol = ["0"]}                                # values that mean an empty cell
+    label = "disease"
+    domain = "hospital"
+
+A row begins with its numbers, NaN where a cell is empty. With data.missing = "indicator" a 1 follows for each that is
+empty. At the end every column of categories has a 0 or 1 for each value, and one for any other value.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.errors import UserError, nearest
+from fedsim.data.names import composed
+from fedsim.data.row import Benchmark
+from fedsim.data.tables import header_of, read_pieces
+from fedsim.settings import DataSettings
+
+EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # texts of an empty cell, in any case
+TRUTHS = {"true": "1", "false": "0"}
+LISTS = ("features", "categories", "missing")
+NAMES = ("label", "domain", "split")
+OTHER = "(other)"
+FEW = 5  # names that a message lists
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are.
+
+    features: the names of the used columns, in order; () for all that are nothing else
+    categories: {column: its values}; () for the values that the sources have
+    missing: {column: texts that mean an empty cell}
+    """
+
+    label: str
+    domain: str
+    split: str
+    features: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]]
+    missing: Mapping[str, tuple[str, ...]]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The features that are numbers."""
+        return tuple(name for name in self.features if name not in self.categories)
+
+    def empty(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+        """Which cells of a column are empty, bool [N]."""
+        return is_empty(rows[name], self.missing.get(name, ()))
+
+    def names_of_inputs(self, missing: str) -> tuple[str, ...]:
+        """Names of the numbers that a row becomes; `missing` is `data.missing`."""
+        names = list(self.numbers)
+        if missing == "indicator":
+            names += [f"{name} is empty" for name in self.numbers]
+        for name, values in self.categories.items():
+            names += [f"{name}={value}" for value in (*values, OTHER)]
+        return tuple(names)
+
+
+def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
+    """The columns that `data.columns` names; `usual` has the names of label and domain where it does not.
+
+    Raises UserError for an unknown key, or a value of a wrong form.
+    """
+    known = (*NAMES, *LISTS)
+    for key in data.columns:
+        if key not in known:
+            hint = f"{nearest(key, known)}known: {', '.join(known)}"
+            raise UserError(f"data.columns: no key {key!r}; {hint}")
+    features = data.columns.get("features", [])
+    if not isinstance(features, list):
+        raise UserError("data.columns.features: write a list of columns, such as ['age', 'chol']")
+    named = data.columns.get("categories", {})
+    if isinstance(named, list):
+        named = {name: [] for name in named}
+    categories = _texts_by_column(named, "categories")
+    label, domain, split = (data.column(name, usual.get(name, name)) for name in NAMES)
+    missing = _texts_by_column(data.columns.get("missing", {}), "missing")
+    for name in categories:
+        if features and name not in features:
+            raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; add it there")
+    return Columns(label, domain, split, tuple(features), categories, missing)
+
+
+def _texts_by_column(table: object, key: str) -> dict[str, tuple[str, ...]]:
+    """A table {column: list of texts} of the settings."""
+    if not isinstance(table, dict):
+        raise UserError(f"data.columns.{key}: write a table, such as {{cp = ['asymptomatic', 'non-anginal']}}")
+    return {str(name): tuple(values) for name, values in table.items()}
+
+
+def read_table(file: Path) -> pd.DataFrame:
+    """All cells of a table as text without blanks at both ends; an empty cell is an empty text.
+
+    Raises UserError for a file that cannot be read, that has no rows, or that has two columns of one name.
+    """
+    header = header_of(file)
+    for name in header:
+        if header.count(name) > 1:
+            raise UserError(f"{file} has {header.count(name)} columns {name!r}; remove or rename all but one")
+    parts = [piece.map(_text_of_cell) for piece in read_pieces(file, header)]
+    if not parts or not sum(len(part) for part in parts):
+        raise UserError(f"{file} has no rows")
+    return pd.concat(parts, ignore_index=True)
+
+
+def _text_of_cell(cell: object) -> str:
+    """A cell as text. A whole number that a Parquet file has as a float loses its `.0`."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if cell is None or cell is pd.NA or cell != cell:
+        return ""
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell)
+
+
+def text_of_names(cells: pd.Series) -> pd.Series:
+    """A column of names, in Unicode's composed form."""
+    return cells.map({text: composed(text) for text in cells.unique()})
+
+
+def is_empty(cells: pd.Series, also: Sequence[str] = ()) -> np.ndarray:
+    """Which cells are empty, bool [N]; `also` are further texts that mean it, and numbers equal to them."""
+    empty = cells.str.lower().isin(EMPTY)
+    if also:
+        empty |= cells.isin(also)
+        numbers = [float(text) for text in also if _is_number(text)]
+        empty |= pd.to_numeric(cells, errors="coerce").isin(numbers)
+    return empty.to_numpy(dtype=bool)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def numbers_of(cells: pd.Series, empty: np.ndarray, where: str) -> np.ndarray:
+    """A column as float64 [N], NaN where it is `empty`.
+
+    Raises UserError with the row for a text that is no number, and for infinity. The cells' index counts rows from 0.
+    """
+    texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    for position in np.flatnonzero(~np.isfinite(values) & ~empty)[:1]:
+        text = cells.iloc[position]
+        row = int(cells.index[position]) + 2  # as an editor counts: the header is line 1
+        if _is_number(text):
+            raise UserError(f"{where}, row {row}: {text!r} is not finite; correct it, or leave the cell empty")
+        raise UserError(f"{where}, row {row}: {text!r} is no number; correct it, name the column in "
+                        "data.columns.categories, or name such texts in data.columns.missing")  # fmt: skip
+    return np.where(empty, np.nan, values)
+
+
+def with_features(columns: Columns, header: Iterable[str], where: object) -> Columns:
+    """The columns with the features filled in, and checked against a table's header."""
+    present = list(header)
+    special = (columns.label, columns.domain, columns.split)
+    others = tuple(name for name in present if name not in special)
+    features = columns.features or others
+    for name in (*features, *columns.categories, *columns.missing):
+        if name not in present:
+            hint = f"{nearest(name, present)}it has: {', '.join(present)}"
+            raise UserError(f"{where} has no column {name!r} (data.columns); {hint}")
+        if name in special:
+            raise UserError(f"data.columns: {name!r} is a feature, and also the label, the domain or the split")
+    if not features:
+        raise UserError(f"{where} has no column beside label and domain; a row needs at least one feature")
+    return replace(columns, features=features)
+
+
+def with_categories(columns: Columns, rows: pd.DataFrame) -> Columns:
+    """The columns with the values that these rows have, sorted, where the settings name a column of categories alone.
+
+    rows: those of the sources, because the values of the unseen domain are not known before it is tested
+    """
+    categories = {}
+    for name, values in columns.categories.items():
+        if values:
+            categories[name] = values
+            continue
+        present = rows.loc[~columns.empty(rows, name), name]
+        texts = map(composed, present.unique())
+        categories[name] = tuple(sorted(texts))
+    return replace(columns, categories=categories)
+
+
+def encode(rows: pd.DataFrame, columns: Columns, missing: str, where: str) -> np.ndarray:
+    """Rows as float32 [N, D], see the module's text; `missing` is `data.missing`."""
+    inputs = []
+    for name in columns.numbers:
+        column = f"{where}, column {name!r}"
+        inputs.append(numbers_of(rows[name], columns.empty(rows, name), column))
+    if missing == "indicator":
+        inputs += [columns.empty(rows, name) for name in columns.numbers]
+    for name, values in columns.categories.items():
+        inputs += _one_hot(rows[name], values, columns.empty(rows, name))
+    return np.stack(inputs, axis=1).astype(np.float32)
+
+
+def _one_hot(cells: pd.Series, values: Sequence[str], empty: np.ndarray) -> list[np.ndarray]:
+    """A column [N] for each of the values, and one for any other; an empty cell is in none."""
+    texts = text_of_names(cells).to_numpy(dtype=object)
+    columns = [(texts == value) & ~empty for value in values]
+    is_other = ~np.isin(texts, list(values))
+    return [*columns, is_other & ~empty]
+
+
+def complete_rows(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """The rows in which no feature is empty."""
+    incomplete = np.zeros(len(rows), dtype=bool)
+    for name in columns.features:
+        incomplete |= columns.empty(rows, name)
+    return rows[~incomplete]
+
+
+def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Series:
+    """The labels of rows as names of classes; whole numbers lose a `.0`. `first_row`: the number of the first row.
+
+    Raises UserError with the row for an empty label, and for a number with a fraction.
+    """
+    for position in np.flatnonzero(is_empty(cells))[:1]:
+        row = int(cells.index[position]) + first_row
+        raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
+    names = {}
+    for text in cells.unique():
+        if not _is_number(text):
+            names[text] = composed(text)
+            continue
+        number = float(text)
+        if not number.is_integer():
+            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes")
+        names[text] = str(int(number))
+    return cells.map(names)
+
+
+def class_order(name: str) -> tuple[int, str]:
+    """The key by which classes are sorted: numbers by value, then other names."""
+    if name.lstrip("-").isdecimal():
+        return int(name), ""
+    return 2**62, name
+
+
+def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
+    """The rows of a table without labels as float32 [N, D], with the features that a run had; see `encode`.
+
+    bench: the data set of the run, whose features name the values of every column of categories
+    Raises UserError for another data set, and for a table that lacks a column.
+    """
+    if not bench.features:
+        raise UserError(f"{file}: this model takes tensors of the shape {list(bench.shape)}, which no table has")
+    columns = columns_of(data, {})
+    categories = {}
+    for name in columns.categories:
+        prefix = f"{name}="
+        values = [feature.removeprefix(prefix) for feature in bench.features if feature.startswith(prefix)]
+        categories[name] = tuple(values[:-1])  # without (other)
+    features = (*bench.features[: bench.numeric], *categories)
+    table = read_table(file)
+    columns = replace(columns, features=features, categories=categories)
+    columns = with_features(columns, table.columns, file)
+    return encode(table, columns, data.missing, str(file))

@@ -1,0 +1,140 @@
+"""Datasets that Python code gives as objects: those of a Flower app's client, or of all domains to `fedsim.run`.
+
+A process holds what it was given (`hold`), and the reader of this data set finds it there. The settings of such a run
+name everything else: `data.domains`, `data.classes` and the shape of an example. A Flower app's server has names and
+shapes alone, because each client reads its own data.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedsim.common.errors import UserError
+from fedsim.common.values import JsonTable
+from fedsim.data.reader import Images, Reader, content_hash
+from fedsim.data.row import Benchmark
+from fedsim.data.tensor_sets import read_tensors
+from fedsim.settings import DataSettings
+from fedsim.settings.data import SMALLEST_SIZE
+
+NO_TARGET = "no-target"  # the name of the unseen domain where there is none
+MODULE = __name__
+DATASET = f"{MODULE}:DATA"  # as data.dataset names it before the shape is known
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What this process has of one domain.
+
+    values: uint8 [N,C,s,s] for images, otherwise float32 [N,...]. labels: int64 [N]
+    train, validation: int64 indices into both, disjoint
+    """
+
+    values: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+
+    @property
+    def are_images(self) -> bool:
+        """Whether the values are images of 256 levels."""
+        return self.values.dtype == np.uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return self.values.shape[1:]
+
+    def in_form(self, are_images: bool) -> "Held":
+        """The same as float tensors, where the other domains are no images."""
+        return self if are_images or not self.are_images else replace(self, values=self.values.astype(np.float32) / 255)
+
+    def counted_from(self, first: int) -> "Held":
+        """The same with labels from 0, where they count from `first`."""
+        return replace(self, labels=self.labels - first)
+
+
+HERE: dict[str, Held] = {}  # by domain
+
+
+def hold(domain: str, training: Any, validation: Any) -> Held:
+    """Reads the Datasets of (tensor, class) of a domain, either of which may be None, and keeps them in this process.
+
+    Raises UserError for items that are no such pairs, and for shapes that differ.
+    """
+    given = {"training": training, "validation": validation}
+    parts = {part: read_tensors(dataset, f"{domain}, {part}") for part, dataset in given.items() if dataset is not None}
+    if not parts:
+        raise UserError(f"{domain}: there is no Dataset; give one for training and one for validation")
+    shapes = {part: list(tensors.values.shape[1:]) for part, tensors in parts.items()}
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise UserError(f"{domain}: training has the shape {shapes['training']}, validation {shapes['validation']}")
+    values = np.concatenate([tensors.values for tensors in parts.values()])
+    labels = np.concatenate([tensors.labels for tensors in parts.values()])
+    count = len(parts["training"].labels) if "training" in parts else 0
+    HERE[domain] = Held(in_levels(values), labels, np.arange(count), np.arange(count, len(labels)))
+    return HERE[domain]
+
+
+def in_levels(values: np.ndarray) -> np.ndarray:
+    """Images uint8 of values in [0, 1], where they are square images of 256 levels; otherwise the values themselves.
+
+    What torchvision's ToTensor gives is such an image. After a normalization it is none.
+    """
+    square = values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[2] == values.shape[3] >= SMALLEST_SIZE
+    if not square or values.min() < 0 or values.max() > 1:
+        return values
+    levels = np.rint(values * 255)
+    return levels.astype(np.uint8) if np.allclose(levels / 255, values, rtol=0, atol=1e-6) else values
+
+
+def settings_for(shape: tuple[int, ...], are_images: bool) -> JsonTable:
+    """The settings of [data] for examples of this shape."""
+    if are_images:
+        return {"dataset": f"{MODULE}:{'GREY' if shape[0] == 1 else 'COLOUR'}", "image_size": shape[-1]}
+    return {"dataset": f"{MODULE}:TENSORS", "shape": list(shape)}
+
+
+class AppReader(Reader):
+    """Reads what this process holds; UserError for a domain of another client."""
+
+    def images(self, domain: str, apart: bool = False) -> Images:
+        """The values and labels of a domain."""
+        held = self._held(domain)
+        return held.values, held.labels
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """The indices of training or validation; None for a domain without."""
+        indices: Mapping[str, np.ndarray] = vars(self._held(domain))
+        return indices[part] if part in indices and len(indices[part]) else None
+
+    def fingerprint(self, domain: str) -> str:
+        """A hash of the values, labels and split."""
+        held = self._held(domain)
+        arrays = (held.values, held.labels, held.train, held.validation)
+        return content_hash(str(held.values.shape).encode(), *(array.tobytes() for array in arrays))
+
+    def _held(self, domain: str) -> Held:
+        if domain not in HERE:
+            raise UserError(f"the data of {domain!r} are not in this process: a client of a Flower app alone has its "
+                            "own, and Datasets that Python code gives must be given again")  # fmt: skip
+        return HERE[domain]
+
+
+def discover(data: DataSettings, row: Benchmark) -> Benchmark:
+    """The row with the domains, classes and, of tensors, the shape of the settings."""
+    numeric = data.shape[0] if data.shape else 0
+    domains, classes, shape = tuple(sorted(data.domains)), tuple(data.classes), tuple(data.shape)
+    return replace(row, domains=domains, classes=classes, shape=shape, numeric=numeric)
+
+
+DATA = Benchmark(
+    "app", "Data of a Flower app", (), (), 3,
+    source="the app's own clients",
+    note="fedsim.strategy names the domains, once the clients have said who they are",
+    reader=f"{MODULE}:AppReader",
+    discover=f"{MODULE}:discover",
+)  # fmt: skip
+GREY, COLOUR, TENSORS = replace(DATA, channels=1), DATA, replace(DATA, images=False)

@@ -1,0 +1,111 @@
+"""Standardizes tensors that are no images, by statistics that contain no example of the unseen domain.
+
+    m_j = sum_c S_cj / sum_c N_cj        s_j^2 = sum_c Q_cj / sum_c N_cj - m_j^2        x_j <- (x_j - m_j) / s_j
+
+N_cj, S_cj and Q_cj are the number, sum and sum of squares of the values of feature j (for other shapes than rows: of
+channel j, over all its positions) in the training rows of client c, without missing ones. A feature that does not vary
+has s_j = 1. A missing value becomes 0 afterwards, which is the mean.
+
+data.scale = "federated" adds up the sums of all clients; they travel in the handshake. "site" standardizes each domain
+by its own training rows, and the unseen domain by its own rows, without labels.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.data.row import Benchmark
+from fedsim.settings import DataSettings
+
+ROUNDING = 1e-9  # of a sum
+SMALLEST = 1e-30  # squared mean that counts
+TINY = 1e-12  # a variance below this share of the squared mean is the rounding of a constant
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the values of J features sum up to: their numbers, sums and sums of squares, each [J]."""
+
+    counts: tuple[int, ...]
+    sums: tuple[float, ...]
+    squares: tuple[float, ...]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether such numbers can be sums of finite values at all: Q N >= S^2, up to rounding."""
+        counts = np.array(self.counts, np.float64)
+        sums = np.array(self.sums)
+        squares = np.array(self.squares)
+        if not len(counts) == len(sums) == len(squares):
+            return False
+        if not np.isfinite([sums, squares]).all() or (counts < 0).any():
+            return False
+        most = squares * counts * (1 + ROUNDING) + ROUNDING
+        return bool((sums**2 <= most).all())
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of J features."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and std float32 for examples of this shape, 0 and 1 for features that are not standardized."""
+        count = len(self.mean)
+        mean = np.zeros(shape[0], np.float32)
+        std = np.ones(shape[0], np.float32)
+        mean[:count] = self.mean
+        std[:count] = self.std
+        axes = (-1, *[1] * (len(shape) - 1))
+        return mean.reshape(axes), std.reshape(axes)
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        """Values float32 [N, J', ...] standardized; a missing one (NaN) becomes 0."""
+        mean, std = self.arrays(values.shape[1:])
+        return np.nan_to_num((values - mean) / std, nan=0.0)
+
+
+def scale_rule(data: DataSettings, bench: Benchmark) -> str:
+    """How the examples of a data set are standardized: `federated`, `site` or `none`, which images always have."""
+    if not bench.shape:
+        return "none"
+    if data.scale != "auto":
+        return data.scale
+    return "federated" if len(bench.shape) == 1 else "none"
+
+
+def moments_of(values: np.ndarray, features: int) -> Moments:
+    """The moments of the first features (or channels) of values [N, J, ...]."""
+    numbers = values[:, :features].astype(np.float64)
+    axes = (0, *range(2, numbers.ndim))
+    counts = np.isfinite(numbers).sum(axes)
+    sums = np.nansum(numbers, axes)
+    squares = np.nansum(numbers**2, axes)
+    return Moments(
+        tuple(counts.tolist()),
+        tuple(sums.tolist()),
+        tuple(squares.tolist()),
+    )
+
+
+def scale_of(moments: Iterable[Moments]) -> Scale:
+    """The scale by the moments of all clients, which are added up in their order."""
+    together = list(moments)
+    counts = np.sum([each.counts for each in together], axis=0)
+    sums = np.sum([each.sums for each in together], axis=0)
+    squares = np.sum([each.squares for each in together], axis=0)
+    count = np.maximum(counts, 1)
+    mean = sums / count
+    variance = squares / count - mean**2
+    varies = variance > TINY * np.maximum(mean**2, SMALLEST)
+    std = np.sqrt(np.where(varies, variance, 1.0))
+    return Scale(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def scaled_by_site(values: np.ndarray, rows: np.ndarray, bench: Benchmark) -> np.ndarray:
+    """Values of a domain [N, ...], standardized by those of some of its rows."""
+    moments = moments_of(values[rows], bench.numeric)
+    return scale_of([moments]).apply(values)

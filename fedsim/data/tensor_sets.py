@@ -1,0 +1,122 @@
+"""Reads a map-style torch Dataset of (tensor, target) into two checked arrays: float32 values and integer labels.
+
+    values, labels = read_tensors(dataset, "hospital_1")      # float32 [N, ...], int64 [N]
+
+Values are taken as they are. In particular uint8 is not divided by 255, because nothing says that it is a picture.
+"""
+
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedsim.common.errors import UserError, first_line
+
+READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8)
+
+
+class Tensors(NamedTuple):
+    """The examples of one domain: values float32 [N, ...], and labels int64 [N] as the data set numbers them."""
+
+    values: np.ndarray
+    labels: np.ndarray
+
+
+def read_tensors(dataset: Any, name: str) -> Tensors:
+    """Reads all items of a map-style Dataset in their order; `name` is what messages call it, such as a domain.
+
+    Raises UserError for an empty data set, and for the first item that is no pair or whose target is no integer. So it
+    does for a tensor that is neither float nor uint8, that has another shape than the first one, or that holds NaN or
+    infinity.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UserError(f"{name}: {type(dataset).__name__} is no map-style Dataset; it needs __len__ and __getitem__")
+    if not len(dataset):
+        raise UserError(f"{name}: the Dataset is empty; give at least one item (tensor, target)")
+    values, labels = [], []
+    for index in range(len(dataset)):
+        where = f"{name}, item {index}"
+        tensor, target = _pair(dataset, index, where)
+        values.append(_values(tensor, where))
+        labels.append(_label(target, where))
+        if values[-1].shape != values[0].shape:
+            shapes = f"{list(values[-1].shape)}, but item 0 has {list(values[0].shape)}"
+            raise UserError(f"{where}: its tensor has the shape {shapes}; all items need one shape")
+    return Tensors(torch.stack(values).numpy(), np.array(labels, np.int64))
+
+
+def _pair(dataset: Any, index: int, where: str) -> tuple[Any, Any]:
+    """One item as (tensor, target)."""
+    try:
+        item = dataset[index]
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise any error
+        raise UserError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)})") from error
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise UserError(f"{where} is a {type(item).__name__}{size}, not a pair (tensor, target)")
+    return item[0], item[1]
+
+
+def _values(tensor: Any, where: str) -> torch.Tensor:
+    """The tensor of an item as float32 on the CPU."""
+    try:
+        values = torch.as_tensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+    except TypeError:  # an array of texts or objects
+        values = tensor
+    if not isinstance(values, torch.Tensor):
+        raise UserError(f"{where}: {type(tensor).__name__} is no tensor; give (tensor, target), such as "
+                        "(torch.tensor([0.5, 1.0]), 0)")  # fmt: skip
+    if values.dtype not in READ:
+        kind = str(values.dtype).removeprefix("torch.")
+        raise UserError(f"{where}: its tensor is {kind}, neither float nor uint8; convert it with .float()")
+    if not values.dim() or not values.numel():
+        raise UserError(f"{where}: its tensor has the shape {list(values.shape)}; it needs at least one value")
+    values = values.detach().to("cpu", torch.float32)
+    if not values.isfinite().all():
+        raise UserError(f"{where}: its tensor holds NaN or infinity; replace such values, or leave the item out")
+    return values
+
+
+def _label(target: Any, where: str) -> int:
+    """The target of an item as an integer."""
+    try:
+        return operator.index(target)
+    except (TypeError, ValueError, RuntimeError):
+        given = repr(target)[:40]
+        raise UserError(
+            f"{where}: its target {given} is no integer; targets are the numbers of classes, from 0"
+        ) from None
+
+
+def name_classes(labels: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Names the K classes that all domains have together: "0" to "K-1", or "1" to "K" where they count from 1.
+
+    labels: {domain: int64 [N]}, of all domains. Raises UserError for other numbers, and for fewer than two classes.
+    """
+    numbers = np.unique(np.concatenate(list(labels.values())))
+    first = int(numbers[0])
+    if first in (0, 1) and len(numbers) >= 2 and int(numbers[-1]) - first + 1 == len(numbers):
+        return tuple(str(number) for number in numbers)
+    text = ", ".join(str(number) for number in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+    for domain, of_domain in labels.items():
+        if int(of_domain.min()) < 0:
+            raise UserError(f"{domain}: there is the label {of_domain.min()}; labels are 0 to K-1 or 1 to K")
+    reason = "at least two classes are needed" if len(numbers) < 2 else "they must be 0 to K-1 or 1 to K without a gap"
+    raise UserError(f"{', '.join(labels)}: the labels are {text}; {reason}")
+
+
+def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
+    """Raises UserError for labels int64 [N] that are not 0 to `classes` - 1.
+
+    It is for one client alone, whose labels cannot show whether all clients together count from 0 or from 1.
+    """
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if not len(outside):
+        return
+    counts_from_one = labels.min() >= 1 and labels.max() == classes
+    hint = "they seem to count from 1: subtract 1 on every client" if counts_from_one else "the model has no such class"
+    raise UserError(f"{name}: there is the label {outside[0]}, but {classes} classes are 0 to {classes - 1}; {hint}")

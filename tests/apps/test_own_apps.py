@@ -1,0 +1,294 @@
+"""fedsim.strategy with ClientApps that know nothing of fedsim."""
+
+import runpy
+
+import pandas as pd
+import pytest
+import torch
+from apps import EXAMPLES, grid_of, shift_app, use_example, weight_of, zeros
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedsim
+from fedsim import UserError
+from fedsim.methods.any_client import requirements
+from fedsim.runtime.inline import InlineGrid
+from strategies.base import FedDG
+from strategies.fuse.krum import Krum
+from strategies.wire.own_apps import MEANINGS
+
+use_example("any-client")
+
+ANY = [name for name, client, _ in requirements() if client == "any client"]
+CONFIG = ConfigRecord({"lr": 0.1})
+
+
+def test_the_mean_is_that_of_the_examples():
+    """Clients 0, 1, 2 add 1, 2, 4 and have 10, 20, 30 examples: a round adds (10 + 40 + 120) / 60 = 17/6."""
+    result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app()), num_rounds=2)
+    assert weight_of(result.arrays) == pytest.approx(2 * 17 / 6)
+    assert result.train_metrics_clientapp[1]["weight"] == pytest.approx(1 / 3)
+    assert result.evaluate_metrics_clientapp[2]["validation_accuracy"] == pytest.approx(0.1)
+    assert list(result.train_metrics_clientapp) == [1, 2]
+
+
+def test_flowers_own_arguments_keep_their_meaning():
+    """The initial arrays, in the second place as in Flower; what evaluate_fn returns; the config of the messages."""
+    seen = []
+
+    def evaluate(number, arrays):
+        seen.append((number, weight_of(arrays)))
+        return MetricRecord({"mine": float(number)})
+
+    initial = ArrayRecord({name: value + 1 for name, value in zeros().state_dict().items()})
+    result = fedsim.strategy("fedavg").start(grid_of(shift_app()), initial, 1, evaluate_fn=evaluate)
+    assert seen == [(0, 1.0), (1, pytest.approx(1 + 17 / 6))]
+    assert result.evaluate_metrics_serverapp[1]["mine"] == 1.0
+
+
+def test_the_gap_of_feddg_ga_comes_from_two_losses():
+    """Losses of the received model 3, 3, 3 and of the trained one 1, 2, 2.5: gaps in round 2 are 2, 1 and 0.5.
+
+    Their mean is 7/6 and the deviations 5/6, -1/6, -4/6; with d = 0.2, T = 2 and t = 2 the step is 0.1, so that the
+    weights are 1/3 + 0.1 (1, -0.2, -0.8), whose sum is 1.
+    """
+    trained = [1.0, 2.0, 2.5]
+    app = shift_app(lambda number, round: {"received_loss": 3.0, "trained_loss": trained[number]})
+    result = fedsim.strategy("feddg-ga", zeros()).start(grid_of(app), num_rounds=2)
+    first = (1 + 2 + 4) / 3
+    assert weight_of(result.arrays) == pytest.approx(first + 1 / 3 * 7 + 0.1 * (1 - 0.4 - 3.2), rel=1e-5)
+    assert result.train_metrics_clientapp[1]["gap_valid"] == 0
+    assert result.train_metrics_clientapp[2]["gap"] == pytest.approx(3.5 / 3)
+
+
+def test_a_gap_of_the_clients_own_is_taken():
+    app = shift_app(lambda number, round: {"gap": [2.0, 1.0, 0.5][number]})
+    result = fedsim.strategy("feddg-ga", zeros()).start(grid_of(app), num_rounds=2)
+    assert result.train_metrics_clientapp[1]["gap"] == pytest.approx(3.5 / 3)
+
+
+def test_a_recipe_object_and_settings_of_parts():
+    result = fedsim.strategy(fedsim.Recipe(fuse=Krum(select=3)), zeros()).start(grid_of(shift_app()), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(17 / 6)
+    result = fedsim.strategy("krum", zeros(), krum={"select": 3}).start(grid_of(shift_app()), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(17 / 6)
+    result = fedsim.strategy("fedavg", zeros(), fuse="coordinate_median").start(grid_of(shift_app()), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("method", ANY)
+def test_every_row_that_needs_no_more_runs_with_the_example(method):
+    from any_client.client_app import app
+    from any_client.task import Net, load_domain
+
+    torch.manual_seed(0)
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    target = "scanner-d", load_domain(3, test=True)
+    result = fedsim.strategy(method, net).start(grid_of(app), num_rounds=2, train_config=CONFIG, target=target)
+    assert 0 < result.evaluate_metrics_serverapp[2]["loss"] < 10
+    after = result.arrays.to_torch_state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_every_other_row_is_refused_when_the_strategy_is_made():
+    for method, client, reason in requirements():
+        if client != "any client":
+            with pytest.raises(UserError) as error:
+                fedsim.strategy(method, zeros())
+            assert reason in str(error.value)
+            assert ("use fedsim.client_app" in str(error.value)) == (client == "fedsim's client")
+            assert "\n" not in str(error.value)
+
+
+def test_the_page_has_the_table_and_the_names_of_the_code():
+    page = (EXAMPLES.parent / "own-app.md").read_text()
+    program = runpy.run_path(str(EXAMPLES.parent / "own_app_table.py"))
+    assert program["with_table"](page) == page
+    assert all(f"| `{name}` | {meaning} |" in page for name, meaning in MEANINGS.items())
+    for name, client, needs in requirements():
+        assert f"\n| {name} | {client} | {needs or 'nothing more'} |\n" in page
+
+
+def test_names_come_from_the_domain_then_the_partition_then_the_node(tmp_path):
+    def names(app):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        fedsim.strategy("fedavg", zeros(), output=str(folder)).start(grid_of(app), num_rounds=1)
+        return sorted(pd.read_csv(next(folder.rglob("clients.csv")))["client"])
+
+    assert names(shift_app()) == ["site-0", "site-1", "site-2"]
+    assert names(shift_app(names=lambda number: "")) == ["node-2", "node-3", "node-4"]
+    assert names(shift_app(evaluates=False)) == ["node-2", "node-3", "node-4"]
+
+
+def test_an_app_that_cannot_evaluate_trains():
+    result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app(names=lambda n: "", evaluates=False)))
+    assert weight_of(result.arrays) == pytest.approx(3 * 17 / 6)
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_a_client_may_hold_the_unseen_domain():
+    """Client 2, which adds 4, does not train: (10 + 40) / 30 = 5/3. It alone says how good the model is there: 0.2."""
+    result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app()), num_rounds=1, target="site-2")
+    assert weight_of(result.arrays) == pytest.approx(5 / 3)
+    assert result.evaluate_metrics_serverapp[1]["accuracy"] == pytest.approx(0.2)
+
+
+def test_a_dataset_as_the_unseen_domain():
+    """Every output is equal, so that the first class is predicted: one of four examples is of it."""
+    data = TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 2, 2]))
+    result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app()), num_rounds=1, target=data)
+    assert result.evaluate_metrics_serverapp[0]["accuracy"] == pytest.approx(0.25)
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path):
+    """The state of the server's optimizer and of the gaps is in the checkpoint: the records equal an unbroken run's."""
+
+    def app(until=99):
+        def metrics(number, round):
+            assert round <= until
+            return {"received_loss": 3.0 / round, "trained_loss": 1.0 + number}
+
+        return shift_app(metrics)
+
+    def play(folder, until=99):
+        strategy = fedsim.strategy("feddg-ga+fedadam", zeros(), output=str(folder))
+        return strategy.start(grid_of(app(until)), num_rounds=4)
+
+    whole = play(tmp_path / "whole")
+    with pytest.raises(fedsim.ClientFailedError):
+        play(tmp_path / "stopped", until=2)
+    result = play(tmp_path / "stopped")
+    assert weight_of(result.arrays) == weight_of(whole.arrays)
+    tables = [pd.read_csv(next((tmp_path / name).rglob("clients.csv"))) for name in ("whole", "stopped")]
+    assert tables[0].equals(tables[1])
+    again = play(tmp_path / "stopped", until=0)  # which is finished, so that no client is asked to train
+    assert weight_of(again.arrays) == weight_of(whole.arrays)
+
+
+REFUSED = {
+    "an unknown method": (lambda: fedsim.strategy("feddg-gaa"), "did you mean 'feddg-ga'"),
+    "an unknown setting": (lambda: fedsim.strategy("fedavg", seeed=1), "did you mean 'seed'"),
+    "a setting of two sections": (lambda: fedsim.strategy("fedavg", weights="uniform"), "model={'weights'"),
+    "a setting of the client": (lambda: fedsim.strategy("fedavg", lr=0.1), "lr acts on the client"),
+    "a setting of start": (lambda: fedsim.strategy("fedavg", rounds=2), "num_rounds"),
+    "a field of a part": (lambda: fedsim.strategy("krum", krum={"selct": 2}), "did you mean 'select'"),
+    "no model at all": (lambda: fedsim.strategy("fedavg").start(grid_of(shift_app())), "there is no initial model"),
+    "a model that is none": (lambda: fedsim.strategy("fedavg", 3), "give an nn.Module"),
+    "a function that makes none": (lambda: fedsim.strategy("fedavg", lambda: 3), "model makes int"),
+    "a class with arguments": (lambda: fedsim.strategy("fedavg", nn.Linear), "without arguments"),
+    "a method that is none": (lambda: fedsim.strategy(3), "not int"),
+    "tensors of another model": (
+        lambda: fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app()), ArrayRecord({"a": torch.ones(1)})),
+        "not the tensors of the model: a, bias, weight",
+    ),
+    "a target that is no Dataset": (
+        lambda: fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app()), target=3), "target is int",
+    ),
+    "a target among the sources": (
+        lambda: fedsim.strategy("fedavg", zeros()).start(
+            grid_of(shift_app()), target=("site-1", TensorDataset(torch.ones(1, 2), torch.zeros(1)))
+        ),
+        "'site-1' is among the sources",
+    ),
+    "no examples": (lambda: play(shift_app(lambda n, r: {"num-examples": [1]})), "lacks the metric 'num-examples'"),
+    "a gap that is missing": (lambda: play(shift_app(), "feddg-ga"), "lacks the metric 'gap' (or received_loss and"),
+    "steps that are missing": (lambda: play(shift_app(), "fednova"), "lacks the metric 'steps', the number of"),
+    "a loss that is missing": (lambda: play(shift_app(), "afl"), "lacks the metric 'received_loss', the mean loss"),
+    "a loss of the training": (lambda: play(shift_app(), "qfedavg"), "lacks the metric 'train_loss'"),
+    "two clients of one name": (lambda: play(shift_app(names=lambda number: "one")), "two nodes say that they are"),
+    "a name that no domain has": (lambda: play(shift_app(names=lambda number: "average")), "no domain can be called"),
+    "an accuracy of another name": (
+        lambda: fedsim.strategy("fedavg", zeros(), score="top1").start(grid_of(shift_app())), "no accuracy: top1",
+    ),
+}  # fmt: skip
+
+
+def play(app, method="fedavg", rounds=1):
+    return fedsim.strategy(method, zeros()).start(grid_of(app), num_rounds=rounds)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line(case):
+    call, text = REFUSED[case]
+    with pytest.raises(UserError) as error:
+        call()
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_client_may_not_change_its_name():
+    calls = []
+    app = shift_app(names=lambda number: f"site-{number}" if len(calls) < 6 else "another")
+    app_calls = app.__call__
+    grid = grid_of(app)
+    grid._app = lambda message, context: (calls.append(1), calls.append(1), app_calls(message, context))[2]
+    with pytest.raises(UserError, match="its reply calls it 'another'"):
+        fedsim.strategy("fedavg", zeros()).start(grid)
+
+
+class ComesBack(InlineGrid):
+    """The node 4 is gone after two phases of training, and is then back as node 9."""
+
+    def __init__(self, app):
+        super().__init__(app, 3)
+        self.contexts[9] = self.contexts[4]
+        self.trained = 0
+
+    def deliver(self, messages):
+        self.trained += sum(message.metadata.message_type == "train" for message in messages)
+        if self.trained >= 6:
+            self.node_ids = [2, 3, 9]
+        return super().deliver(messages)
+
+
+def test_a_client_is_known_by_its_name_when_its_node_changes(monkeypatch):
+    monkeypatch.setattr("strategies.wire.handshake.POLL_SECONDS", 0.01)
+    result = fedsim.strategy("fedavg", zeros()).start(ComesBack(shift_app()), num_rounds=4)
+    assert weight_of(result.arrays) == pytest.approx(4 * 17 / 6)
+    nameless = shift_app(names=lambda number: "")
+    strategy = fedsim.strategy("fedavg", zeros(), wait_for_sites=0.05, patience=0.0)
+    with pytest.raises(fedsim.ClientFailedError, match="no node for node-4"):
+        strategy.start(ComesBack(nameless), num_rounds=4)
+
+
+def test_a_failure_ends_the_run_or_is_that_of_the_client_alone(tmp_path):
+    """Client 2 sends NaN in round 2: with "continue" the round is the mean of the others, (10 + 40) / 30 = 5/3."""
+
+    def metrics(number, round):
+        return {"train_loss": float("nan") if (number, round) == (2, 2) else 1.0}
+
+    with pytest.raises(
+        fedsim.ClientFailedError, match=r"'site-2' failed in round 2.*'train_loss' is not a finite number"
+    ):
+        play(shift_app(metrics), rounds=2)
+    strategy = fedsim.strategy("fedavg", zeros(), on_client_failure="continue", output=str(tmp_path))
+    result = strategy.start(grid_of(shift_app(metrics)), num_rounds=2)
+    assert weight_of(result.arrays) == pytest.approx(17 / 6 + 5 / 3)
+    clients = pd.read_csv(next(tmp_path.rglob("clients.csv")))
+    assert (clients["status"] != "ok").sum() == 1
+
+    def fails(number, round):
+        raise KeyError("no such file")
+
+    with pytest.raises(fedsim.ClientFailedError, match="no such file"):
+        play(shift_app(fails))
+
+
+def test_too_few_clients_end_the_run_in_one_line(monkeypatch):
+    monkeypatch.setattr("strategies.wire.handshake.POLL_SECONDS", 0.01)
+    strategy = fedsim.strategy("fedavg", zeros(), min_available_nodes=4, wait_for_sites=0.05)
+    with pytest.raises(fedsim.ClientFailedError, match=r"3 clients answered in time; at least 4 are awaited"):
+        strategy.start(grid_of(shift_app()))
+
+
+def test_the_strategy_inside_plays_no_empty_rounds():
+    """`FedDG` alone knows no clients, which it says; it does not return the initial model without a word."""
+    strategy = fedsim.strategy("fedavg", zeros())
+    config = {"experiment": "", "state-dir": "", "token": "t", "timeout": 1.0}
+    inside = FedDG(strategy.recipe, strategy.experiment, {"weight": "shared"}, config)
+    with pytest.raises(UserError, match=r"fedsim\.strategy"):
+        inside.start(grid_of(shift_app()), ArrayRecord(zeros().state_dict()), num_rounds=2)
+    with pytest.raises(NotImplementedError):
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid_of(shift_app()))

@@ -1,0 +1,79 @@
+"""A table of numbers is described before training, and the file that is proposed for it runs."""
+
+import tomllib
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedsim.commands.data import show_inspection
+from fedsim.common.errors import UserError
+from fedsim.data.array_rows import EMBEDDED
+from fedsim.data.inspect import columns_in
+from fedsim.data.inspect_tables import inspect_npz, inspect_table, is_table_of_numbers
+from fedsim.runs.plan import resolve
+from fedsim.settings.experiment import from_table
+
+NAMES = ["data.columns.label=disease", "data.columns.domain=hospital"]
+
+
+def test_the_hospitals_are_described():
+    found = inspect_table(EMBEDDED["hospitals"].file, columns_in(NAMES))
+    assert found.counts.to_numpy().tolist() == [[165, 139], [187, 106], [8, 115], [51, 149]]
+    columns = found.columns.set_index("column")
+    assert columns.loc["chol"].tolist() == ["number", "0 to 603, mean 199.1", 0, 23, 0, 7]
+    assert columns.loc["sex", "values"] == "Female, Male"
+    assert found.problems == [
+        "trestbps is 0 in 1 of 144 rows of va_long_beach, and otherwise at least 80: if 0 means that it was not "
+        'measured, set missing = {trestbps = ["0"]}',
+        "chol is 0 in 123 of 123 rows of switzerland, 49 of 193 rows of va_long_beach, and otherwise at least 85: if 0 "
+        'means that it was not measured, set missing = {chol = ["0"]}',
+        "num alone tells the class of every row: is it the label in other words? Then leave it out of the features",
+        "2 rows occur more than once in their domain",
+    ]
+    plan = resolve(from_table(tomllib.loads(found.experiment)))
+    assert (plan.data.domains, plan.data.classes) == (tuple(found.counts.index), ("no", "yes"))
+    assert '# [data.columns.missing]\n# trestbps = ["0"]\n# chol = ["0"]\n' in found.experiment
+
+
+def test_constants_copies_and_names_are_found(tmp_path):
+    lines = [f"p{n},{n},{1.5 * n},{5 if n < 12 else n},{'uv'[n % 2]},{'ab'[n >= 12]}" for n in range(24)]
+    lines[20] = "p20,3,4.5,5,v,b"  # the values of row 5, in the other hospital
+    text = "patient,count,x,y,label,domain\n" + "\n".join(lines)
+    (tmp_path / "t.csv").write_text(text + "\np24,99,99,99,v,c\np25,98,98,,v,c\n")
+    found = inspect_table(tmp_path / "t.csv", columns_in([]))
+    assert found.problems == [
+        "patient has another value in every row; it is left out of the features",
+        "y is 5 in all rows of a, where it has a value at all",
+        "all 2 rows of c are of the class v",
+        "row 5 (a) and row 22 (b) have equal features: is it one patient in two domains?",
+    ]
+    assert list(found.columns["column"]) == ["count", "x", "y"]
+
+
+def test_a_folder_of_tables_and_an_npz_file_are_described(tmp_path):
+    (tmp_path / "tables").mkdir()
+    for name, start in (("north", 0), ("south", 10)):
+        (tmp_path / "tables" / f"{name}.csv").write_text(f"x,label\n{start},u\n{start + 1},v\n")
+    found = inspect_table(tmp_path / "tables", columns_in([]))
+    assert found.counts.to_dict() == {"u": {"north": 1, "south": 1}, "v": {"north": 1, "south": 1}}
+    assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (1,)
+    x = np.arange(24.0).reshape(4, 2, 3)
+    np.savez(tmp_path / "s.npz", x=x, label=[0, 1, 0, 1], domain=["p", "p", "q", "q"])
+    found = inspect_npz(tmp_path / "s.npz", columns_in([]))
+    assert found.columns.iloc[1].tolist() == ["q", 2, [2, 3], "12 to 23, mean 17.5"]
+    assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (2, 3)
+
+
+def test_what_the_command_prints_and_refuses(tmp_path, capsys):
+    file = EMBEDDED["hospitals"].file
+    with pytest.raises(
+        UserError, match=r"has no column 'label'; say which one it is with --set data.columns.label=NAME"
+    ):
+        show_inspection(file, None)
+    with pytest.raises(UserError, match="--grid draws pictures"):
+        show_inspection(file, tmp_path / "g.png", NAMES)
+    show_inspection(file, None, NAMES)
+    assert 'backbone = "mlp"' in capsys.readouterr().out
+    pd.DataFrame({"path": ["a.png"], "label": ["x"], "domain": ["d"]}).to_csv(tmp_path / "images.csv", index=False)
+    assert not is_table_of_numbers(tmp_path / "images.csv", columns_in([]))
