@@ -140,6 +140,8 @@ def archive(
     from fedsim.records.archive import write_archive
     from fedsim.records.reading import finished_runs
 
+    if output and not is_archive(output):
+        raise UserError(f"--output {output}: an archive is a file NAME.zip")
     runs = finished_runs(folder)
     named = folder.resolve() if folder.name in ("", "..") else folder
     file = output or named.with_name(f"{named.name}.zip")

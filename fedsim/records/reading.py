@@ -257,7 +257,9 @@ def find_runs(folder: Path | str) -> list[Path]:
     """Folders of all runs below `folder`, finished or not, in the order of their names."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give outputs/, an experiment's folder in it, or one run's folder")
+        raise UserError(
+            f"{folder}: no such folder; give outputs/, an experiment's or a run's folder in it, or NAME.zip"
+        )
     paths = []
     for place, below, files in os.walk(folder):  # unlike rglob, it does not fail when another run removes a folder
         if "experiment.toml" in files:

@@ -97,6 +97,8 @@ def test_equal_records_give_equal_bytes_without_places_models_and_unfinished_run
 
 
 def test_what_cannot_be_archived_is_said(own_grid, tmp_path):
+    assert "a file NAME.zip" in str(called("archive", own_grid, "--output", tmp_path / "study").exception)
+    assert not (tmp_path / "study").exists()
     (tmp_path / "empty").mkdir()
     for folder, said in ((tmp_path / "empty", "no run in it"), (tmp_path / "nothing", "no such folder")):
         assert said in str(called("archive", folder).exception)

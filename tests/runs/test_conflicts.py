@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from flwr.app import Error, Message
 from image_trees import write_tree
-from support import interrupt, run_small, small_experiment, tiny_experiment
+from support import interrupt, numbers, run_small, small_experiment, tiny_experiment
 
 from fedsim.commands.runs import run_one
 from fedsim.common.errors import ClientFailedError, UserError
@@ -171,3 +171,17 @@ def test_a_private_round_that_began_is_kept(tmp_path):
         raise UserError("no")
     assert (tmp_path / "checkpoint" / "begun").is_file()
     assert (tmp_path / "experiment.toml").is_file()
+
+
+def test_a_run_that_was_killed_between_its_first_two_files_begins_anew(tmp_path):
+    """environment.json, which has the format, is written first: a folder with settings always says its format."""
+    experiment = tiny_experiment(tmp_path, rounds=1)
+    folder, _ = run_small(experiment)
+    before = numbers(folder / "rounds.csv")
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "environment.json":
+            path.unlink()
+    run_small(experiment)
+    assert numbers(folder / "rounds.csv").equals(before)
