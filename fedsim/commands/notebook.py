@@ -142,8 +142,8 @@ def sweep(
     folder = results_folder(plans[0].experiment)
     chosen = _chosen(folder, done)
     table = chosen.summary.reset_index(drop=True)
-    remarks = [text for texts in chosen.remarks.values() for text in texts.values()]
-    table.attrs.update({"notes": [*failed, *dict.fromkeys(remarks)], FOLDER: str(folder), "runs": list(map(str, done))})
+    notes = [text for texts in chosen.notes.values() for text in texts.values()]
+    table.attrs.update({"notes": [*failed, *dict.fromkeys(notes)], FOLDER: str(folder), "runs": list(map(str, done))})
     return table
 
 
