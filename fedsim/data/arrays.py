@@ -64,6 +64,7 @@ class Opened:
 
     features: names of the columns of a table; () for other tensors
     numeric: the number of leading features, or of channels, that are numbers and can be standardized
+    source: the mapping or function of a user's module, which is kept so that no later one has its identity
     """
 
     domains: Mapping[str, Examples]
@@ -71,6 +72,7 @@ class Opened:
     shape: tuple[int, ...]
     features: tuple[str, ...]
     numeric: int
+    source: object = None
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -182,10 +184,12 @@ def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
 
     Raises UserError for files that are missing or cannot be read, and for values, labels and domains that do not fit.
     """
+    source = load(data.dataset, "data.dataset") if row.name == PARTITIONED else None
     files = [] if row.name == PARTITIONED else array_files(data, row)
     settings = data.model_dump(include={"dataset", "domains", "classes", "columns", "missing"})
     key = (
         row.name,
+        id(source),
         tuple(_version(file) for file in files),
         json.dumps(settings),
         data.unseen_domain,
@@ -194,7 +198,7 @@ def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
     if key not in _opened:
         while len(_opened) >= KEPT:
             del _opened[next(iter(_opened))]
-        _opened[key] = _open(data, row, files)
+        _opened[key] = replace(_open(data, row, files, source), source=source)
     return _opened[key]
 
 
@@ -224,20 +228,18 @@ def array_files(data: DataSettings, row: Benchmark) -> list[Path]:
     return files
 
 
-def _open(data: DataSettings, row: Benchmark, files: Sequence[Path]) -> Opened:
+def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: object) -> Opened:
     if row.name == PARTITIONED:
-        return _open_datasets(data)
+        return _open_datasets(data, source)
     if files[0].suffix.lower() == ".npz":
         return _open_npz(data, files)
     embedded = EMBEDDED.get(row.name)
     return _open_tables(data, files, embedded.columns if embedded else {})
 
 
-def _open_datasets(data: DataSettings) -> Opened:
-    """The Datasets that `module:name` maps domains to."""
-    mapping = load(data.dataset, "data.dataset")
-    if not isinstance(mapping, Mapping):
-        mapping = called(mapping, f"data.dataset {data.dataset!r}")
+def _open_datasets(data: DataSettings, source: object) -> Opened:
+    """The Datasets to which `module:name`, a mapping or a function that returns one, maps domains."""
+    mapping = source if isinstance(source, Mapping) else called(source, f"data.dataset {data.dataset!r}")
     if not isinstance(mapping, Mapping) or not mapping:
         raise UserError(f"data.dataset {data.dataset!r} is {type(mapping).__name__}; give a mapping from domains to "
                         "torch Datasets of (tensor, target)")  # fmt: skip

@@ -108,10 +108,17 @@ def read_table(file: Path) -> pd.DataFrame:
     for name in header:
         if header.count(name) > 1:
             raise UserError(f"{file} has {header.count(name)} columns {name!r}; remove or rename all but one")
-    parts = [piece.map(_text_of_cell) for piece in read_pieces(file, header)]
+    parts = [piece.apply(_texts) for piece in read_pieces(file, header)]
     if not parts or not sum(len(part) for part in parts):
         raise UserError(f"{file} has no rows")
     return pd.concat(parts, ignore_index=True)
+
+
+def _texts(cells: pd.Series) -> pd.Series:
+    """The cells of a column as text without blanks at both ends."""
+    if pd.api.types.is_string_dtype(cells.dtype) and not cells.isna().any():
+        return cells.astype(str).str.strip()
+    return cells.map(_text_of_cell)
 
 
 def _text_of_cell(cell: object) -> str:

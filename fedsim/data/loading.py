@@ -72,9 +72,18 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
     images, labels = read_images(read, domain)
     train, validation = _own_split(read, client, domain, index, labels)
     images = _own_scale(read, domain, images, train)
-    place = np.broadcast_to(np.int64(0), len(labels))  # without memory for all images of the domain in each client
-    sizes, masks = unless_square(read.sizes(domain)), read.masks(domain)
-    return ClientData(client, images, labels, train, validation, bench.classes, (domain,), place, sizes, masks)
+    return ClientData(
+        client,
+        images,
+        labels,
+        train,
+        validation,
+        bench.classes,
+        domains=(domain,),
+        domain_index=np.broadcast_to(np.int64(0), len(labels)),  # without memory for all images in each client
+        sizes=unless_square(read.sizes(domain)),
+        masks=read.masks(domain),
+    )
 
 
 def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
@@ -89,7 +98,8 @@ def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.nd
         stream = data.seed_of_splits, read.found.environment(domain)
         drawn = data.partition, data.clients_per_domain, data.alpha
         pool = _pools(_SameArray(labels), data.fraction, drawn, stream)[index]
-        train, validation = (pool[part] for part in split_pool(data, labels[pool], seed_hash(*stream, index)))
+        split = split_pool(data, labels[pool], seed_hash(*stream, index))
+        train, validation = (pool[part] for part in split)
     change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
     refuse_few(client, len(train), len(validation), change)
     return train, validation
@@ -119,11 +129,13 @@ def load_target(
     environment, split_seed = bench.environment(domain), data.seed_of_splits
     indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
-        indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
+        inside, _ = random_split(len(indices), data.holdout, seed_hash(split_seed, environment))
+        indices = indices[inside]
     if data.test_split == "list":
         indices = read.required(domain, "test")
     if domain != held_out(data, bench):
-        indices = indices[~np.isin(indices, adaptation_indices(data, bench, domain, len(images)))]
+        adapted = adaptation_indices(data, bench, domain, len(images))
+        indices = indices[~np.isin(indices, adapted)]
     if not len(indices):
         hint = " or name images in its test list" if data.test_split == "list" else ""
         raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share{hint}")
@@ -171,12 +183,21 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     images, _ = read_whole(read, domain)
     sizes = None if bench.test_apart else unless_square(read.sizes(domain))
     chosen = adaptation_indices(data, bench, domain, len(images))
-    chosen = chosen[: max(1, round(data.fraction * len(chosen)))]
+    count = max(1, round(data.fraction * len(chosen)))
+    chosen = chosen[:count]
     if len(chosen) < 2:
         raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
-    hidden, nothing = np.full(len(images), -1, np.int64), np.zeros(0, np.int64)
-    place = np.zeros(len(images), np.int64)
-    return ClientData(target, images, hidden, chosen, nothing, bench.classes, (domain,), place, sizes)
+    return ClientData(
+        target,
+        images,
+        labels=np.full(len(images), -1, np.int64),
+        train=chosen,
+        validation=np.zeros(0, np.int64),
+        classes=bench.classes,
+        domains=(domain,),
+        domain_index=np.zeros(len(images), np.int64),
+        sizes=sizes,
+    )
 
 
 def load_target_masks(data: DataSettings, domain: str, bench: Benchmark | None = None) -> np.ndarray | None:
@@ -200,8 +221,9 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
     """The classes, and the number of images of each, in the client's whole domain; image trees are only listed."""
     bench = benchmark(data)
     domain = resolve_domain(bench, domain_of(client))
-    counts = np.bincount(reader(data, bench).labels(domain), minlength=len(bench.classes))
-    return bench.classes, tuple(int(count) for count in counts)
+    labels = reader(data, bench).labels(domain)
+    counts = np.bincount(labels, minlength=len(bench.classes))
+    return bench.classes, tuple(counts.tolist())
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
@@ -217,7 +239,8 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     names = client_names(given, target, bench) if given.mix else ()
     whose = [load_client(given, name, target, bench) for name in names] or clients
     parts = {client.domains[0]: client for client in clients}  # all clients of a domain have its images
-    return joined("pooled", list(parts.values()), clients, held=tuple(client.examples for client in whose))
+    held = tuple(client.examples for client in whose)
+    return joined("pooled", list(parts.values()), clients, held)
 
 
 def _client_index(data: DataSettings, client: str) -> int:

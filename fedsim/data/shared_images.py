@@ -133,24 +133,31 @@ def _some(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
 
 def _copies_of(tested: Sequence[bytes], files: Mapping[str, set[bytes]]) -> tuple[dict[str, int], int]:
     """(how many tested images each domain has too, how many any of them has)."""
-    copies = {domain: seen for domain, present in files.items() if (seen := present.intersection(tested))}
-    anywhere = set().union(*copies.values())
-    where = {domain: sum(one in seen for one in tested) for domain, seen in copies.items()}
+    where: dict[str, int] = {}
+    anywhere: set[bytes] = set()
+    for domain, present in files.items():
+        shared = present.intersection(tested)
+        if shared:
+            where[domain] = sum(one in shared for one in tested)
+            anywhere |= shared
     return where, sum(one in anywhere for one in tested)
 
 
 def _in_two_classes(files: Sequence[bytes], labels: np.ndarray) -> tuple[int, int]:
     """(images whose file is there with another label too, all images)."""
-    kinds = Counter(file for file, _ in set(zip(files, labels.tolist())))
+    pairs = set(zip(files, labels.tolist()))
+    kinds = Counter(file for file, _ in pairs)
     return sum(kinds[file] > 1 for file in files), len(files)
 
 
 def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:
-    pairs = {
-        f"{one} and {other}": (len(files[one] & files[other]), min(len(files[one]), len(files[other])))
-        for one, other in itertools.combinations(files, 2)
-    }
-    return {names: pair for names, pair in pairs.items() if pair[0] > MOST_SHARED * pair[1]}
+    pairs = {}
+    for one, other in itertools.combinations(files, 2):
+        shared = len(files[one] & files[other])
+        smaller = min(len(files[one]), len(files[other]))
+        if shared > MOST_SHARED * smaller:
+            pairs[f"{one} and {other}"] = shared, smaller
+    return pairs
 
 
 def _alike(read: Reader, domain: str) -> tuple[int, int]:
@@ -160,16 +167,24 @@ def _alike(read: Reader, domain: str) -> tuple[int, int]:
         return 0, 0
     labels = read.labels(domain)
     train, validation = split_of_domain(read, domain, labels)
-    classes = np.unique(labels)
-    by_class = ((looks[validation[labels[validation] == k]], looks[train[labels[train] == k]]) for k in classes)
-    return sum(near_copies(*pair) for pair in by_class), len(validation)
+    copies = 0
+    for label in np.unique(labels):
+        of_class = labels == label
+        held = looks[validation[of_class[validation]]]
+        trained = looks[train[of_class[train]]]
+        copies += near_copies(held, trained)
+    return copies, len(validation)
 
 
 def near_copies(own: np.ndarray, others: np.ndarray) -> int:
     """How many rows uint8 [N,D] have a row of the others [M,D] that differs nowhere by more than NEAR."""
-    others = others[np.argsort(others.mean(axis=1))].astype(np.int16)
+    order = np.argsort(others.mean(axis=1))
+    others = others[order].astype(np.int16)
     means = others.mean(axis=1)
-    places = np.searchsorted(means, own.mean(axis=1)[:, None] + [-NEAR - 1e-6, NEAR + 1e-6])  # no other may be near
-    return sum(
-        bool((np.abs(others[low:high] - one) <= NEAR).all(axis=1).any()) for one, (low, high) in zip(own, places)
-    )
+    margins = [-NEAR - 1e-6, NEAR + 1e-6]
+    places = np.searchsorted(means, own.mean(axis=1)[:, None] + margins)  # no other may be near
+    copies = 0
+    for one, (low, high) in zip(own, places):
+        is_near = np.abs(others[low:high] - one) <= NEAR
+        copies += bool(is_near.all(axis=1).any())
+    return copies

@@ -46,7 +46,8 @@ class Experiment(Settings):
     def _data_knows_the_seed(self) -> "Experiment":
         data = self.data.model_copy()
         data._run_seed = self.run.seed
-        data._validation_domain, data._target = self.run.validation_domain, self.run.target
+        data._validation_domain = self.run.validation_domain
+        data._target = self.run.target if data.columns else ""  # the categories of a table are those of the sources
         object.__setattr__(self, "data", data)  # a copy, because other experiments may share the original
         return self
 

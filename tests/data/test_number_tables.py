@@ -1,6 +1,7 @@
 """Tensors from .npz files, tables of numbers and torch Datasets; every fault of them is one clear line."""
 
 import re
+import sys
 
 import numpy as np
 import pandas as pd
@@ -243,6 +244,14 @@ def test_a_mapping_from_domains_to_datasets_is_a_data_set(name):
     values, labels = reader(data, bench).images("a")
     assert values.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert labels.tolist() == [0, 1, 0]
+
+
+def test_a_mapping_that_is_replaced_is_read_anew(monkeypatch):
+    """As in a notebook, where a cell is run again."""
+    data = from_table({"data": {"dataset": "test_arrays:MAPPED"}}).data
+    assert benchmark(data).shape == (2,)
+    monkeypatch.setattr(sys.modules["test_arrays"], "MAPPED", {"a": MAPPED["a"], "c": MAPPED["b"]})
+    assert benchmark(data).domains == ("a", "c")
 
 
 def test_datasets_of_two_shapes_are_refused():

@@ -1,15 +1,18 @@
 """Rows of numbers on separate machines: every site has a file of its own, the server none."""
 
 import pandas as pd
+import pytest
 from sites import run_on_sites
 from support import numbers, run_small
 
 from fedsim.apps.client import app
+from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
+from fedsim.deploy.check_app import site_data
 from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
 from fedsim.runtime.forked import ForkedGrid
-from fedsim.settings.experiment import read_experiment
+from fedsim.settings.experiment import from_table, read_experiment
 
 HOSPITALS = ["cleveland", "hungary", "switzerland", "va_long_beach"]
 USED = ["hospital", "disease", "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
@@ -58,3 +61,13 @@ def test_processes_and_sites_give_the_numbers_of_one_process(tmp_path):
     pd.testing.assert_frame_equal(numbers(folder / "rounds.csv")[columns], expected)
     messages = [message for message, _ in grid.seen if message.metadata.message_type == "train"]
     assert len(messages[0].content.config_records["config"]["scale-mean"]) == 7
+
+
+def test_a_site_says_what_its_own_table_holds_before_a_run(tmp_path):
+    """`deploy check` asks it; its file has its own rows alone, and the experiment names domains and classes."""
+    (tmp_path / "north.csv").write_text("x,label\n1,u\n2,u\n3,v\n")
+    data = {"dataset": "arrays", "root": "/nowhere", "domains": ["north", "south"], "classes": ["u", "v"], "shape": [1]}
+    experiment = from_table({"data": data})
+    assert site_data(experiment.toml(), "north", str(tmp_path)) == (("u", "v"), (2, 1))
+    with pytest.raises(UserError, match="no example of domain 'south' is here; did you mean 'north'"):
+        site_data(experiment.toml(), "south", str(tmp_path))
