@@ -5,7 +5,8 @@
                                    is declared to return one
     data.dataset = "hospitals"     the table that comes with fedsim
 
-An .npz file has x [N, ...], label [N], domain [N] and perhaps split [N]. Values become float32 and are not divided.
+An .npz file has x [N, ...], label [N], domain [N] and perhaps split [N], and an array of groups [N] where
+`data.columns.group` names one. Values become float32 and are not divided.
 """
 
 import json
@@ -25,6 +26,7 @@ from fedsim.data.feature_tables import (
     columns_of,
     complete_rows,
     encode,
+    is_empty,
     names_of_labels,
     read_table,
     text_of_names,
@@ -33,7 +35,7 @@ from fedsim.data.feature_tables import (
 )
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
-from fedsim.data.reader import Images, Reader, content_hash, nameless_hash
+from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
 from fedsim.data.row import Benchmark
 from fedsim.data.tables import SUFFIXES as TABLES
 from fedsim.data.tensor_sets import check_labels, name_classes, read_tensors
@@ -46,16 +48,21 @@ KEPT = 4  # opened data sets that a process keeps in memory
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The examples of one domain: values float32 [N, ...], names of classes [N], and perhaps parts of a split [N]."""
+    """The examples of one domain: values float32 [N, ...] and names of classes [N].
+
+    There may also be parts of a split [N] and names of groups [N].
+    """
 
     values: np.ndarray
     labels: np.ndarray
     parts: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
     def chosen(self, indices: np.ndarray) -> "Examples":
         """Some of the examples."""
         parts = None if self.parts is None else self.parts[indices]
-        return Examples(self.values[indices], self.labels[indices], parts)
+        groups = None if self.groups is None else self.groups[indices]
+        return Examples(self.values[indices], self.labels[indices], parts, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +153,15 @@ class ArrayReader(Reader):
         """No example of the domain has the part."""
         return f"{self.found.title}: no example of domain {domain!r} has {part!r} as its split; name some"
 
+    def groups(self, domain: str) -> np.ndarray | None:
+        """The numbers int64 [N] of the values that `data.columns.group` names; None where it names none."""
+        if "group" not in self.data.columns:
+            return super().groups(domain)
+        groups = self._examples(domain).groups
+        if groups is None:
+            raise UserError(f"{self.found.title} have no columns that data.columns.group could name; leave it out")
+        return numbers_of_groups(groups)
+
     def fingerprint(self, domain: str) -> str:
         """Hash of the values and labels of a domain."""
         examples = self._examples(domain)
@@ -154,6 +170,9 @@ class ArrayReader(Reader):
         content = [str(values.shape).encode(), values.tobytes(), names.encode()]
         if examples.parts is not None and reads_lists(self.data):
             content.append("\0".join(examples.parts).encode())
+        groups = self.groups(domain)
+        if groups is not None:
+            content.append(groups.tobytes())
         return content_hash(*content)
 
     def digests(self, domain: str) -> np.ndarray:
@@ -276,11 +295,16 @@ def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
 def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
     """The examples of a file's domains; without `domain` there is one, called like the file.
 
-    `data.columns` may give label, domain and split other names.
+    `data.columns` may give label, domain and split other names, and name an array of groups.
     """
     stored = _load_npz(file)
+    group = data.column("group", "")
+    if group and group not in stored:
+        raise UserError(f"{file} has no array {group!r} (data.columns.group); it has: {', '.join(stored)}")
     names = {data.column(name, name): name for name in ("label", "domain", "split")}
     arrays = {names.get(name, name): array for name, array in stored.items()}
+    if group:
+        arrays["group"] = stored[group]
     _check_npz(arrays, file)
     values = _finite_values(arrays["x"], file)
     texts = {name: pd.Series(arrays[name].astype(str)) for name in names.values() if name in arrays}
@@ -288,6 +312,9 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
     whole = Examples(values, labels.to_numpy(dtype=object))
     if "split" in texts:
         whole = replace(whole, parts=_parts(texts["split"], str(file)))
+    if group:
+        names_of_groups = pd.Series(arrays["group"].astype(str))
+        whole = replace(whole, groups=_groups(names_of_groups, f"{file}, {group}", first_row=0))
     if "domain" not in texts:
         return {composed(file.stem): whole}
     domains = text_of_names(texts["domain"])
@@ -307,7 +334,7 @@ def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
     x = arrays["x"]
     if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
         raise UserError(f"{file}: x is {x.dtype} of the shape {list(x.shape)}; it must be numbers [N, ...]")
-    for name in ("label", "domain", "split"):
+    for name in ("label", "domain", "split", "group"):
         if name in arrays and arrays[name].shape != (len(x),):
             shape = list(arrays[name].shape)
             raise UserError(f"{file}: {name} has the shape {shape}, but x has {len(x)} examples")
@@ -398,17 +425,31 @@ def _rows_of_sources(
 
 def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, missing: str) -> Examples:
     """The examples of one domain."""
-    values, labels, splits = [], [], []
+    values, labels, splits, groups = [], [], [], []
     for file, rows in parts:
         values.append(encode(rows, columns, missing, str(file)))
         labels.append(names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}"))
         if columns.split in rows:
             splits.append(_parts(rows[columns.split], str(file)))
+        if columns.group:
+            groups.append(_groups(rows[columns.group], f"{file}, column {columns.group!r}"))
     return Examples(
         np.concatenate(values),
         pd.concat(labels).to_numpy(dtype=object),
         np.concatenate(splits) if len(splits) == len(parts) else None,
+        np.concatenate(groups) if groups else None,
     )
+
+
+def _groups(cells: pd.Series, where: str, first_row: int = 2) -> np.ndarray:
+    """The group of every example, as text [N]. `first_row`: the number of the first row.
+
+    Raises UserError with the row for an empty cell, because nobody knows which other rows belong to it.
+    """
+    for position in np.flatnonzero(is_empty(cells))[:1]:
+        row = int(cells.index[position]) + first_row
+        raise UserError(f"{where}, row {row}: the group is empty; fill it in, or leave the row out")
+    return text_of_names(cells).to_numpy(dtype=object)
 
 
 def _parts(cells: pd.Series, where: str) -> np.ndarray:

@@ -39,6 +39,7 @@ class Columns:
     features: the names of the used columns, in order; () for all that are nothing else
     categories: {column: its values}; () for the values that the sources have
     missing: {column: texts that mean an empty cell}
+    group: the column of patients, sequences and so on, whose rows are never split; empty for none
     """
 
     label: str
@@ -47,6 +48,7 @@ class Columns:
     features: tuple[str, ...]
     categories: Mapping[str, tuple[str, ...]]
     missing: Mapping[str, tuple[str, ...]]
+    group: str = ""
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
 
     Raises UserError for an unknown key, or a value of a wrong form.
     """
-    known = (*NAMES, *LISTS)
+    known = (*NAMES, "group", *LISTS)
     for key in data.columns:
         if key not in known:
             hint = f"{nearest(key, known)}known: {', '.join(known)}"
@@ -89,7 +91,7 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     for name in categories:
         if features and name not in features:
             raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; add it there")
-    return Columns(label, domain, split, tuple(features), categories, missing)
+    return Columns(label, domain, split, tuple(features), categories, missing, data.column("group", ""))
 
 
 def _texts_by_column(table: object, key: str) -> dict[str, tuple[str, ...]]:
@@ -175,7 +177,10 @@ def numbers_of(cells: pd.Series, empty: np.ndarray, where: str) -> np.ndarray:
 def with_features(columns: Columns, header: Iterable[str], where: object) -> Columns:
     """The columns with the features filled in, and checked against a table's header."""
     present = list(header)
-    special = (columns.label, columns.domain, columns.split)
+    special = (columns.label, columns.domain, columns.split, columns.group)
+    if columns.group and columns.group not in present:
+        raise UserError(f"{where} has no column {columns.group!r} (data.columns.group); "
+                        f"{nearest(columns.group, present)}it has: {', '.join(present)}")  # fmt: skip
     others = tuple(name for name in present if name not in special)
     features = columns.features or others
     for name in (*features, *columns.categories, *columns.missing):
@@ -183,7 +188,9 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
             hint = f"{nearest(name, present)}it has: {', '.join(present)}"
             raise UserError(f"{where} has no column {name!r} (data.columns); {hint}")
         if name in special:
-            raise UserError(f"data.columns: {name!r} is a feature, and also the label, the domain or the split")
+            raise UserError(
+                f"data.columns: {name!r} is a feature, and also the label, the domain, the split or the group"
+            )
     if not features:
         raise UserError(f"{where} has no column beside label and domain; a row needs at least one feature")
     return replace(columns, features=features)
@@ -277,6 +284,6 @@ def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
         categories[name] = tuple(values[:-1])  # without (other)
     features = (*bench.features[: bench.numeric], *categories)
     table = read_table(file)
-    columns = replace(columns, features=features, categories=categories)
+    columns = replace(columns, features=features, categories=categories, group="")
     columns = with_features(columns, table.columns, file)
     return encode(table, columns, data.missing, str(file))

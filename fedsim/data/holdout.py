@@ -4,30 +4,55 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.client_data import Split
-from fedsim.data.reader import Reader
+from fedsim.data.groups import groups_of, split_groups, subset_of_groups
+from fedsim.data.reader import Reader, read_groups
 from fedsim.data.splits import fraction_subset, random_split, seed_hash, stratified_split
 from fedsim.settings import DataSettings
 
 
-def split_pool(data: DataSettings, labels: np.ndarray, seed: int) -> Split:
-    """(train, validation) positions of images with these labels, by `data.split`."""
-    if data.split == "stratified":
+def use_fraction(labels: np.ndarray, groups: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
+    """Sorted positions of a fraction of the images of every class; with groups int64 [N] of whole groups."""
+    if groups is None:
+        return fraction_subset(labels, fraction, seed)
+    return subset_of_groups(groups_of(groups, labels), fraction, seed)
+
+
+def hold_out(labels: np.ndarray, groups: np.ndarray | None, holdout: float, seed: int, where: str) -> Split:
+    """DomainBed's (train, validation) positions of images; with groups int64 [N] of whole groups, see `split_pool`."""
+    if groups is None:
+        return random_split(len(labels), holdout, seed)
+    return split_groups(groups_of(groups, labels), holdout, seed, False, where)
+
+
+def split_pool(data: DataSettings, labels: np.ndarray, groups: np.ndarray | None, seed: int, where: str) -> Split:
+    """(train, validation) positions of images with these labels, by `data.split`; with groups int64 [N] whole groups.
+
+    Raises UserError, which begins with `where`, when all images are one group.
+    """
+    if data.split != "stratified":
+        return hold_out(labels, groups, data.holdout, seed, where)
+    if groups is None:
         return stratified_split(labels, data.holdout, seed)
-    return random_split(len(labels), data.holdout, seed)
+    return split_groups(groups_of(groups, labels), data.holdout, seed, True, where)
 
 
 def whole_split(read: Reader, domain: str, labels: np.ndarray) -> Split:
     """(train, validation) of a domain whose images have these labels, before they are shared between clients."""
-    data = read.data
+    data, groups = read.data, read_groups(read, domain, len(labels))
     stream = data.seed_of_splits, read.found.environment(domain)
     if data.split == "lists":
-        return _listed_split(read, domain, seed_hash(*stream))
-    pool = fraction_subset(labels, data.fraction, seed_hash(*stream, "fraction"))
-    train, validation = split_pool(data, labels[pool], seed_hash(*stream))
+        return _listed_split(read, domain, labels, groups, seed_hash(*stream))
+    pool = use_fraction(labels, groups, data.fraction, seed_hash(*stream, "fraction"))
+    train, validation = split_pool(data, labels[pool], chosen_groups(groups, pool), seed_hash(*stream), domain)
     return pool[train], pool[validation]
 
 
-def _listed_split(read: Reader, domain: str, seed: int) -> Split:
+def chosen_groups(groups: np.ndarray | None, indices: np.ndarray) -> np.ndarray | None:
+    """The groups of some images, int64 [n]; None where each image is by itself."""
+    return None if groups is None else groups[indices]
+
+
+def _listed_split(read: Reader, domain: str, labels: np.ndarray, groups: np.ndarray | None, seed: int) -> Split:
     """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
     data = read.data
     if data.clients_per_domain > 1 or data.fraction < 1:
@@ -37,11 +62,14 @@ def _listed_split(read: Reader, domain: str, seed: int) -> Split:
         )
     train, validation = read.required(domain, "train"), read.listed(domain, "validation")
     if validation is None:
-        trained, held = random_split(len(train), data.holdout, seed)
+        trained, held = split_pool(data, labels[train], chosen_groups(groups, train), seed, domain)
         return train[trained], train[held]
     both = np.intersect1d(train, validation)
     if len(both):
         raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")
+    if groups is not None and (torn := np.intersect1d(groups[train], groups[validation])).size:
+        raise UserError(f"{domain}: {len(torn)} groups have images in the training list and in the validation list; "
+                        "correct the lists, or leave out data.group and data.columns.group")  # fmt: skip
     return train, validation
 
 

@@ -18,7 +18,7 @@ from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.made_once import content, decoded
 from fedsim.data.names import composed
 from fedsim.data.pixels import read_bytes, unreadable
-from fedsim.data.reader import Images, Reader, content_hash, nameless_hash
+from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
 from fedsim.data.row import Benchmark
 from fedsim.data.tables import named
 from fedsim.settings import DataSettings, cache_root, data_root
@@ -68,7 +68,21 @@ class HuggingFaceReader(Reader):
         named = self._digests(self._named_files(domain))
         parts = [_rows(self.data)._fingerprint.encode(), self.labels(domain).tobytes()]
         splits = ["\0".join(self._parts(domain)).encode()] if reads_lists(self.data) else []
-        return content_hash(*parts, *([named] if named else []), *splits)
+        groups = self.groups(domain)
+        more = [] if groups is None else [groups.tobytes()]
+        return content_hash(*parts, *([named] if named else []), *splits, *more)
+
+    def groups(self, domain: str) -> np.ndarray | None:
+        """The numbers int64 [N] of the values of the column `data.columns.group`; None where it names none."""
+        column = self.data.column("group", "")
+        if not column:
+            return super().groups(domain)
+        columns = _rows(self.data).column_names
+        if column not in columns:
+            raise UserError(f"{_where(self.data)} has no column {column!r} (data.columns.group); "
+                            f"{nearest(column, columns)}it has: {', '.join(columns)}")  # fmt: skip
+        texts = _text_column(*_source(self.data), column)
+        return numbers_of_groups(texts[row] for row in self._of(domain))
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images of a domain that are in the data set's own split `part`; None when there is none."""

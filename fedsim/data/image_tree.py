@@ -1,12 +1,16 @@
 """The reader of an image tree domain/class/image, and of what has a listing like one."""
 
+from collections.abc import Sequence
+from pathlib import PurePath
+
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.beside import file_digests, image_looks
 from fedsim.data.cache import Arrays, Entry
 from fedsim.data.folders import Listing, dataset_folder, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
-from fedsim.data.reader import Images, Reader, content_hash
+from fedsim.data.reader import Images, Reader, content_hash, numbers_of_groups, with_repeats
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root
 
@@ -54,8 +58,40 @@ class ImageTree(Reader):
     def fingerprint(self, domain: str) -> str:
         """Hash of the files' names, labels and bytes: from the cache, else by reading the files."""
         content = self._hashes(domain)["content"]
-        lists = self._lists(domain) if reads_lists(self.data) else []
-        return content_hash(content.encode(), *lists) if lists else content
+        beside = self._lists(domain) if reads_lists(self.data) else []
+        groups = self.groups(domain)
+        if groups is not None:
+            beside.append(groups.tobytes())
+        return content_hash(content.encode(), *beside) if beside else content
+
+    def groups(self, domain: str) -> np.ndarray | None:
+        """With data.group = "folder" the numbers int64 [N] of the first folders below the class.
+
+        Folders of one name in several classes of a domain are one group. UserError for an image without such a folder.
+        """
+        if self.data.group != "folder":
+            return super().groups(domain)
+        listing = self.listing(domain)
+        folders = [folder_below_class(file) for file in listing.files]
+        if "" in folders:
+            file = listing.folder / listing.files[folders.index("")]
+            raise UserError(f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
+                            "of its group, or leave out data.group")  # fmt: skip
+        return numbers_of_groups(folders)
+
+    def ungrouped(self, domains: Sequence[str]) -> str:
+        """A remark where images lie in folders below their class, any of these has two images, and none is a group."""
+        folders = {}
+        for domain in domains if not self.data.group else ():
+            names = with_repeats(map(folder_below_class, self.listing(domain).files))
+            if names:
+                folders[domain] = names
+        if not folders:
+            return ""
+        count, first = sum(map(len, folders.values())), min(set().union(*folders.values()))
+        return (f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and "
+                "are drawn one by one; if such a folder is a patient or a sequence, data.group = 'folder' keeps its "
+                "images together")  # fmt: skip
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the files' bytes, from the cache or by reading the files."""
@@ -84,3 +120,9 @@ class ImageTree(Reader):
         """Indices of the images that a list in `data.lists` names."""
         domains = self.found.all_domains or self.found.domains
         return listed(self.data, domain, part, self.listing(domain), domains)
+
+
+def folder_below_class(file: str) -> str:
+    """The first folder below the class in the path CLASS/FOLDER/.../IMAGE; empty for CLASS/IMAGE."""
+    parts = PurePath(file).parts
+    return parts[1] if len(parts) > 2 else ""

@@ -88,6 +88,7 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         files += fine
     problems += _listed(_loose(path), "beside class folders")
     problems += _doubles(files, bench.classes)
+    problems += filter(None, [read.ungrouped(bench.domains)])
     return Inspection(_by_domain(counts, bench), pd.DataFrame(rows), problems, examples)
 
 

@@ -53,7 +53,7 @@ def is_table_of_numbers(path: Path, data: DataSettings) -> bool:
     if not files or data.column("path", "path") in header_of(files[0]) or (path.is_dir() and subfolders(path)):
         return False
     first = next(read_pieces(files[0], header_of(files[0])), pd.DataFrame())
-    named = {data.column(name, name) for name in ("label", "domain", "split")}
+    named = {data.column(name, name) for name in ("label", "domain", "split", "group")}
     features = [name for name in first.columns if name not in named]
     return any(pd.to_numeric(first[name], errors="coerce").notna().any() for name in features)
 
@@ -253,6 +253,8 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
     named: dict[str, object] = {"label": columns.label, "features": list(columns.features)}
     if not is_folder:
         named["domain"] = columns.domain
+    if columns.group:
+        named["group"] = columns.group
     if columns.categories:
         named["categories"] = {name: list(values) for name, values in columns.categories.items()}
     if missing := {name: list(values) for name, values in columns.missing.items()}:

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -14,16 +14,18 @@ from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing, is_image, places, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import matching, names_in, plain, read_from, subfolders
+from fedsim.data.reader import Reader, numbers_of_groups, with_repeats
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
 
 class ImageRow(NamedTuple):
-    """One image: its path below the data set's folder, class index, and published part ("" where there is none)."""
+    """One image: its path below the data set's folder, class index, published part and patient ("" for none)."""
 
     path: str
     label: int
     part: str = ""
+    patient: str = ""
 
 
 def classes_on_disk(data: DataSettings, bench: Benchmark) -> Benchmark:
@@ -78,6 +80,21 @@ class PublishedRows(ImageTree):
         """Indices of the images of a published part."""
         chosen = np.array([index for index, row in enumerate(self._sorted(domain)) if row.part == part], np.int64)
         return chosen if len(chosen) else None
+
+    def groups(self, domain: str) -> np.ndarray | None:
+        """With data.group = "patient" the numbers int64 [N] of the patients, where the data set names them."""
+        patients = [row.patient for row in self._sorted(domain)] if self.data.group == "patient" else [""]
+        return numbers_of_groups(patients) if all(patients) else Reader.groups(self, domain)
+
+    def ungrouped(self, domains: Sequence[str]) -> str:
+        """A remark where images have patients, any of these has two images, and they are split by image."""
+        patients: set[str] = set()
+        for domain in domains if not self.data.group else ():
+            patients |= with_repeats(row.patient for row in self.rows(domain))
+        if not patients:
+            return ""
+        return (f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
+                "validates; data.group = 'patient' keeps a patient's images together")  # fmt: skip
 
     def _lists(self, domain: str) -> list[bytes]:
         return []  # the rows contain the parts
@@ -172,7 +189,7 @@ def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
     for row in table.itertuples(index=False):
         slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
         path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
-        rows.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor))
+        rows.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor, patient=row.patient))
     return rows
 
 

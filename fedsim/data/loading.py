@@ -7,12 +7,13 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
-from fedsim.data.holdout import refuse_few, split_pool, whole_split
+from fedsim.data.groups import adapting_groups, groups_of, partition_groups
+from fedsim.data.holdout import chosen_groups, hold_out, refuse_few, split_pool, use_fraction, whole_split
 from fedsim.data.mixing import check_mix, load_mixed
-from fedsim.data.reader import Images, Reader, read_images, reader
+from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark
 from fedsim.data.scaling import scale_rule, scaled_by_site
-from fedsim.data.splits import dirichlet_partition, fraction_subset, iid_partition, random_split, seed_hash, shuffled
+from fedsim.data.splits import dirichlet_partition, iid_partition, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
 
@@ -96,9 +97,11 @@ def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.nd
         train, validation = whole_split(read, domain, labels)
     else:
         stream = data.seed_of_splits, read.found.environment(domain)
+        groups = read_groups(read, domain, len(labels))
         drawn = data.partition, data.clients_per_domain, data.alpha
-        pool = _pools(_SameArray(labels), data.fraction, drawn, stream)[index]
-        split = split_pool(data, labels[pool], seed_hash(*stream, index))
+        keys = _SameArray(labels), None if groups is None else _SameArray(groups)
+        pool = _pools(*keys, data.fraction, drawn, stream)[index]
+        split = split_pool(data, labels[pool], chosen_groups(groups, pool), seed_hash(*stream, index), client)
         train, validation = (pool[part] for part in split)
     change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
     refuse_few(client, len(train), len(validation), change)
@@ -126,15 +129,17 @@ def load_target(
     domain = resolve_domain(bench, domain)
     read = reader(data, bench)
     images, labels = read_whole(read, domain)
+    groups = _groups_of_target(read, domain, len(labels))
     environment, split_seed = bench.environment(domain), data.seed_of_splits
-    indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
+    indices = use_fraction(labels, groups, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
-        inside, _ = random_split(len(indices), data.holdout, seed_hash(split_seed, environment))
+        pool = chosen_groups(groups, indices)
+        inside, _ = hold_out(labels[indices], pool, data.holdout, seed_hash(split_seed, environment), domain)
         indices = indices[inside]
     if data.test_split == "list":
         indices = read.required(domain, "test")
     if domain != held_out(data, bench):
-        adapted = adaptation_indices(data, bench, domain, len(images))
+        adapted = adaptation_indices(read, domain, len(images))
         indices = indices[~np.isin(indices, adapted)]
     if not len(indices):
         hint = " or name images in its test list" if data.test_split == "list" else ""
@@ -162,14 +167,26 @@ def _own_scale(read: Reader, domain: str, values: np.ndarray, rows: np.ndarray) 
     return values
 
 
-def adaptation_indices(data: DataSettings, bench: Benchmark, domain: str, count: int) -> np.ndarray:
+def _groups_of_target(read: Reader, domain: str, count: int) -> np.ndarray | None:
+    """The groups int64 [N] of the unseen domain's images; None without, and where no client holds these images."""
+    return None if read.found.test_apart else read_groups(read, domain, count)
+
+
+def adaptation_indices(read: Reader, domain: str, count: int, fraction: float = 1.0) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
-    They are drawn by the seed of splits from all positions, without a look at labels. A folder and a table list their
-    images by class, so that other labels give an image another position.
+    They are drawn by the seed of splits from all positions or groups, without a look at labels. A folder and a table
+    list their images by class, so that other labels give an image another position.
+
+    fraction: the share of these images that is given, of whole groups where there are groups
     """
-    order = shuffled(count, seed_hash(data.seed_of_splits, bench.environment(domain), "adaptation"))
-    return order[: round(data.adapt_share * count)]
+    data, groups = read.data, _groups_of_target(read, domain, count)
+    images = round(data.adapt_share * count)
+    seed = seed_hash(data.seed_of_splits, read.found.environment(domain), "adaptation")
+    if groups is not None:
+        return adapting_groups(groups_of(groups, np.zeros(count, np.int64)), images, fraction, seed, domain)
+    chosen = shuffled(count, seed)[:images]
+    return chosen[: max(1, round(fraction * len(chosen)))]
 
 
 def load_unlabelled(data: DataSettings, target: str) -> ClientData:
@@ -182,9 +199,7 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     read = reader(data, bench)
     images, _ = read_whole(read, domain)
     sizes = None if bench.test_apart else unless_square(read.sizes(domain))
-    chosen = adaptation_indices(data, bench, domain, len(images))
-    count = max(1, round(data.fraction * len(chosen)))
-    chosen = chosen[:count]
+    chosen = adaptation_indices(read, domain, len(images), data.fraction)
     if len(chosen) < 2:
         raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
     return ClientData(
@@ -268,21 +283,30 @@ class _SameArray:
 
 @lru_cache(maxsize=8)
 def _pools(
-    labels: _SameArray, fraction: float, drawn: tuple[str, int, float], stream: tuple[int, int]
+    labels: _SameArray,
+    groups: _SameArray | None,
+    fraction: float,
+    drawn: tuple[str, int, float],
+    stream: tuple[int, int],
 ) -> list[np.ndarray]:
-    """The images of each client of a domain, for readers that give the same array of labels to each of them.
+    """The images of each client of a domain, for readers that give the same arrays of labels and groups to each.
 
     drawn: kind of the partition, number of clients, alpha; stream: seed of splits and number of the domain
     """
-    pool = fraction_subset(labels.array, fraction, seed_hash(*stream, "fraction"))
-    parts = _drawn(labels.array[pool].tobytes(), *drawn, seed_hash(*stream, "partition"))
+    numbers = groups.array if groups else None
+    pool = use_fraction(labels.array, numbers, fraction, seed_hash(*stream, "fraction"))
+    of_pool = b"" if numbers is None else numbers[pool].astype(np.int64).tobytes()
+    parts = _drawn(labels.array[pool].tobytes(), of_pool, *drawn, seed_hash(*stream, "partition"))
     return [pool[part] for part in parts]
 
 
 @lru_cache(maxsize=32)
-def _drawn(labels: bytes, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """A partition, kept for the other clients of the domain in this process."""
+def _drawn(labels: bytes, groups: bytes, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+    """A partition, kept for the other clients of the domain in this process. groups: empty for none"""
     decoded = np.frombuffer(labels, dtype=np.int64)
+    if groups:
+        numbers = np.frombuffer(groups, dtype=np.int64)
+        return partition_groups(groups_of(numbers, decoded), kind, clients, alpha, seed)
     if kind == "iid":
         return iid_partition(len(decoded), clients, seed)
     return dirichlet_partition(decoded, clients, alpha, seed)

@@ -1,7 +1,8 @@
 """The interface of every data set's reader: the images of a domain, only their labels, and a fingerprint of both."""
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -64,6 +65,22 @@ class Reader:
             raise UserError(self.unlisted(domain, part))
         return indices
 
+    def groups(self, domain: str) -> np.ndarray | None:
+        """Numbers int64 [N] of the groups of a domain's images, whose images are never split; None without groups.
+
+        The numbers do not depend on labels. UserError for settings that name groups which the data set does not have.
+        """
+        if self.data.group:
+            raise UserError(
+                f"{self.found.title} has no groups that data.group = {self.data.group!r} could name; 'folder' is for "
+                "image trees, 'patient' for camelyon17; tables have data.columns.group"
+            )
+        return None
+
+    def ungrouped(self, domains: Sequence[str]) -> str:
+        """A remark on images of these domains that seem to be in groups which no setting names; empty for none."""
+        return ""
+
     def digests(self, domain: str) -> np.ndarray | None:
         """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""
         return None
@@ -109,6 +126,31 @@ def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
     if fault:
         raise UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: {fault}")
     return images, labels
+
+
+def read_groups(read: Reader, domain: str, count: int) -> np.ndarray | None:
+    """The groups int64 [N] that a reader gives for the `count` images of a domain, or None; see `Reader.groups`.
+
+    Raises UserError for groups that are not as many integers as there are images.
+    """
+    groups = read.groups(domain)
+    if groups is not None and (groups.shape != (count,) or groups.dtype.kind not in "iu"):
+        raise UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: there are {count} examples, "
+                        f"and groups {groups.dtype} of the shape {list(groups.shape)}, not int64 [N]")  # fmt: skip
+    return groups
+
+
+def with_repeats(names: Iterable[str]) -> set[str]:
+    """The names of the groups of some images, without the empty name; empty where no group has two images."""
+    sizes = Counter(names)
+    sizes.pop("", None)
+    return set(sizes) if max(sizes.values(), default=0) > 1 else set()
+
+
+def numbers_of_groups(names: Iterable[object]) -> np.ndarray:
+    """Numbers int64 [N] of the groups that these names give to N images, in the order of the sorted names."""
+    _, numbers = np.unique(np.array([str(name) for name in names], dtype=object), return_inverse=True)
+    return numbers.astype(np.int64)
 
 
 def _fault_of_examples(images: np.ndarray, bench: Benchmark) -> str:

@@ -84,17 +84,37 @@ def deal(order: np.ndarray, clients: int) -> list[np.ndarray]:
     return [order[client::clients] for client in range(clients)]
 
 
+def cut_by_shares(members: np.ndarray, shares: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """Cuts groups in order into K consecutive parts; a group is in the part in whose share its middle image lies.
+
+    members [n] are groups, sizes [n] the numbers of their images, shares [K] the parts' shares of all these images
+    """
+    middles = np.cumsum(sizes) - sizes / 2
+    places = np.searchsorted(middles, np.cumsum(shares)[:-1] * sizes.sum())
+    return np.split(members, places)
+
+
 def dirichlet_deal(
-    order: np.ndarray, labels: np.ndarray, classes: int, clients: int, alpha: float, seed: int
+    order: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    clients: int,
+    alpha: float,
+    seed: int,
+    sizes: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Shuffled indices dealt to `clients` parts by shares q_c ~ Dir(alpha * 1_K) of every class; parts may be empty.
 
     order [n] are indices, labels [n] their classes 0..classes-1. The same seed gives the same shares for all images.
+    With sizes [n] the indices are those of groups of so many images.
     """
     shares = np.random.RandomState(seed).dirichlet(np.full(clients, alpha), size=classes)
     parts = []
     for label in range(classes):
         members = order[labels == label]
+        if sizes is not None:
+            parts.append(cut_by_shares(members, shares[label], sizes[labels == label]))
+            continue
         parts.append(np.split(members, np.round(np.cumsum(shares[label])[:-1] * len(members)).astype(np.int64)))
     return [np.concatenate(pieces) for pieces in zip(*parts)]
 

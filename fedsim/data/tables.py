@@ -6,7 +6,7 @@ A table is read in pieces, so that opening one of a million rows takes seconds a
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +21,11 @@ from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
+from fedsim.data.reader import Reader, numbers_of_groups
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
-COLUMNS = ("path", "label", "domain", "split")
+COLUMNS = ("path", "label", "domain", "split", "group")
 PIECE = 20_000  # rows read at a time
 SUFFIXES = (".csv", ".tsv", ".parquet")
 ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
@@ -96,6 +97,16 @@ class TableReader(ImageTree):
         """Indices of the images whose split is `part`; None when no row of the domain has it."""
         chosen = np.flatnonzero(self._parts(domain) == part)
         return chosen if len(chosen) else None
+
+    def groups(self, domain: str) -> np.ndarray | None:
+        """The numbers int64 [N] of the values of the column `data.columns.group`; None where it names none."""
+        if "group" not in self.data.columns:
+            return Reader.groups(self, domain)
+        return numbers_of_groups(self._rows(domain)["group"])
+
+    def ungrouped(self, domains: Sequence[str]) -> str:
+        """Nothing, because the folders of a table's files say nothing about its rows."""
+        return ""
 
     def unlisted(self, domain: str, part: str) -> str:
         """No row of the domain has the part."""
@@ -215,7 +226,10 @@ def _files(file: Path, columns: tuple[tuple[str, str], ...]) -> Iterator[np.ndar
 
 
 def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> Iterator[pd.DataFrame]:
-    """The wanted columns of a table under our names, as text, some rows at a time; a missing `split` is left out."""
+    """The wanted columns of a table under our names, as text, some rows at a time.
+
+    A missing `split`, and a `group` that the settings do not name, are left out.
+    """
     names = _names_in_file(file, columns, wanted)
     row = 2  # as an editor counts: the header is line 1
     for raw in read_pieces(file, list(dict.fromkeys(names.values()))):
@@ -237,7 +251,7 @@ def _names_in_file(file: Path, columns: Mapping[str, str], wanted: tuple[str, ..
         raise UserError(f"data.columns: no column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}known: "
                         f"{', '.join(COLUMNS)}")  # fmt: skip
     present = header_of(file)
-    names = {name: columns.get(name, name) for name in wanted}
+    names = {name: columns.get(name, name) for name in wanted if name != "group" or name in columns}
     for name, theirs in names.items():
         if theirs not in present and (name != "split" or name in columns):
             hint = "; a table of numbers is data.dataset = 'arrays'" if name == "path" else ""

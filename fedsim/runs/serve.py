@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
 from fedsim.data.of_apps import NO_TARGET
+from fedsim.data.reader import reader
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
@@ -207,8 +208,9 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     images = {name: int(fingerprint["images"]) for name, fingerprint in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
     notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
-    if session.shared and session.shared.record():
-        notes += session.shared.notes()
+    if session.shared:  # the images are here
+        notes += session.shared.notes() if session.shared.record() else []
+        notes += filter(None, [reader(experiment.data, plan.data).ungrouped(plan.data.domains)])
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
     facts |= data_facts(experiment, plan.data)

@@ -47,8 +47,14 @@ class DataSettings(Settings):
         Columns, Only(dataset=("table", "hugging-face", *TENSORS), refused=True), Only(Scene.OUTSIDE)
     ] = Field(
         {},
-        description="names of a table's columns, if they are not path, label, domain and split; of a table of numbers "
-        "also features, categories = {COLUMN = [values]} and missing = {COLUMN = [values]}",
+        description="names of a table's columns, if they are not path, label, domain and split; group: the column of "
+        "patients or sequences, whose images are never split; of a table of numbers also features, categories = "
+        "{COLUMN = [values]} and missing = {COLUMN = [values]}",
+    )
+    group: Literal["", "folder", "patient"] = Field(
+        "",
+        description="images that are never split between training, validation and clients: those of one folder below "
+        "the class (of image trees), or of one patient (camelyon17); empty: each image is drawn by itself",
     )
     shape: Annotated[list[int], Only(dataset="arrays", refused=True), Only(Scene.OUTSIDE)] = Field(
         [], description="shape of an example of `arrays`, where all files are on other machines (for a server)"
