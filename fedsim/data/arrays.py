@@ -43,6 +43,7 @@ from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import called, load
 
 SUFFIXES = (*TABLES, ".npz")
+ARRAYS = ("label", "domain", "split", "group")  # of an .npz file, beside x
 KEPT = 4  # opened data sets that a process keeps in memory
 
 
@@ -293,28 +294,16 @@ def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
 
 
 def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
-    """The examples of a file's domains; without `domain` there is one, called like the file.
-
-    `data.columns` may give label, domain and split other names, and name an array of groups.
-    """
-    stored = _load_npz(file)
-    group = data.column("group", "")
-    if group and group not in stored:
-        raise UserError(f"{file} has no array {group!r} (data.columns.group); it has: {', '.join(stored)}")
-    names = {data.column(name, name): name for name in ("label", "domain", "split")}
-    arrays = {names.get(name, name): array for name, array in stored.items()}
-    if group:
-        arrays["group"] = stored[group]
-    _check_npz(arrays, file)
+    """The examples of a file's domains; without `domain` there is one, called like the file."""
+    arrays = _named_arrays(file, data)
     values = _finite_values(arrays["x"], file)
-    texts = {name: pd.Series(arrays[name].astype(str)) for name in names.values() if name in arrays}
+    texts = {name: pd.Series(arrays[name].astype(str)) for name in ARRAYS if name in arrays}
     labels = names_of_labels(texts["label"], f"{file}, label", first_row=0)
     whole = Examples(values, labels.to_numpy(dtype=object))
     if "split" in texts:
         whole = replace(whole, parts=_parts(texts["split"], str(file)))
-    if group:
-        names_of_groups = pd.Series(arrays["group"].astype(str))
-        whole = replace(whole, groups=_groups(names_of_groups, f"{file}, {group}", first_row=0))
+    if "group" in texts:
+        whole = replace(whole, groups=_groups(texts["group"], f"{file}, group", first_row=0))
     if "domain" not in texts:
         return {composed(file.stem): whole}
     domains = text_of_names(texts["domain"])
@@ -323,6 +312,23 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
         chosen = np.flatnonzero(domains == domain)
         examples[domain] = whole.chosen(chosen)
     return examples
+
+
+def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
+    """The arrays of a file under our names; UserError where they do not fit.
+
+    `data.columns` may give label, domain and split other names, and alone says which array has groups.
+    """
+    stored = _load_npz(file)
+    names = {data.column(name, name): name for name in ("label", "domain", "split")}
+    arrays = {names.get(name, name): array for name, array in stored.items() if name != "group" or name in names}
+    group = data.column("group", "")
+    if group and group not in stored:
+        raise UserError(f"{file} has no array {group!r} (data.columns.group); it has: {', '.join(stored)}")
+    if group:
+        arrays["group"] = stored[group]
+    _check_npz(arrays, file)
+    return arrays
 
 
 def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
@@ -334,7 +340,7 @@ def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
     x = arrays["x"]
     if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
         raise UserError(f"{file}: x is {x.dtype} of the shape {list(x.shape)}; it must be numbers [N, ...]")
-    for name in ("label", "domain", "split", "group"):
+    for name in ARRAYS:
         if name in arrays and arrays[name].shape != (len(x),):
             shape = list(arrays[name].shape)
             raise UserError(f"{file}: {name} has the shape {shape}, but x has {len(x)} examples")

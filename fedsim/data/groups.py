@@ -1,8 +1,8 @@
 """Draws whole groups of images: the images of one patient, slide or sequence are never in two parts.
 
 A group counts as an image of the class that most of its images have; of equally frequent ones the first. The groups
-stand in a seeded order. A share of n images is met by the first groups whose images together come nearest to n, by
-fewer where two numbers of groups are equally near, and by at least one group. Pure NumPy.
+stand in a seeded order. A share of n images is met by the first groups whose images together come nearest to n. It is
+at least one group, and the fewer ones where two numbers of groups are equally near. Pure NumPy.
 """
 
 from dataclasses import dataclass
@@ -20,27 +20,36 @@ MIN_GROUPS = 2  # of a client: one to train, one to validate
 class Groups:
     """The groups of N images.
 
-    numbers: the group of every image, int64 [N] from 0 to G-1
+    numbers: the group of every image, int64 [N] from 0 to G-1; None where every image is a group of its own
     sizes: the number of images of every group, int64 [G]
     labels: the most frequent class of every group, int64 [G]
     """
 
-    numbers: np.ndarray
+    numbers: np.ndarray | None
     sizes: np.ndarray
     labels: np.ndarray
 
     def images(self, groups: np.ndarray) -> np.ndarray:
         """Sorted positions of the images of some groups, int64 [n]."""
+        if self.numbers is None:
+            return np.sort(groups)
         return np.flatnonzero(np.isin(self.numbers, groups))
 
     def first(self, order: np.ndarray, images: float) -> np.ndarray:
-        """The first groups of an order whose images come nearest to a number of images; see the module's text."""
+        """The first groups of an order whose images come nearest to a number of images; none for 0 images."""
+        if not images:
+            return order[:0]
         distances = np.abs(np.cumsum(self.sizes[order]) - images)
         return order[: int(np.argmin(distances)) + 1]
 
 
-def groups_of(numbers: np.ndarray, labels: np.ndarray) -> Groups:
-    """The groups of images with these numbers of groups int64 [N], which may have gaps, and these labels int64 [N]."""
+def groups_of(numbers: np.ndarray | None, labels: np.ndarray) -> Groups:
+    """The groups of images with these numbers of groups int64 [N], which may have gaps, and these labels int64 [N].
+
+    Without numbers every image is a group of its own.
+    """
+    if numbers is None:
+        return Groups(None, np.ones(len(labels), np.int64), labels)
     _, numbers, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     classes = int(labels.max(initial=0)) + 1
     counts = np.bincount(numbers * classes + labels, minlength=len(sizes) * classes)
@@ -61,14 +70,14 @@ def split_groups(groups: Groups, holdout: float, seed: int, stratified: bool, wh
     held = [_held_out(groups, family, holdout, 0 if stratified else 1) for family in families]
     if not sum(map(len, held)):
         held = [max(families, key=len)[:1]]
-    is_held = np.isin(groups.numbers, np.concatenate(held))
-    return np.flatnonzero(~is_held), np.flatnonzero(is_held)
+    validation = groups.images(np.concatenate(held))
+    return np.delete(np.arange(groups.sizes.sum()), validation), validation
 
 
 def _refuse_one(groups: Groups, where: str) -> None:
     """UserError, which begins with `where`, when all images are one group."""
     if len(groups.sizes) < MIN_GROUPS:
-        raise UserError(f"{where}: its {len(groups.numbers)} images are one group, which is never split, and two "
+        raise UserError(f"{where}: its {groups.sizes.sum()} images are one group, which is never split, and two "
                         "groups are needed; lower data.clients_per_domain, raise data.fraction, or leave out "
                         "data.group and data.columns.group")  # fmt: skip
 
@@ -76,7 +85,7 @@ def _refuse_one(groups: Groups, where: str) -> None:
 def _held_out(groups: Groups, order: np.ndarray, holdout: float, least: int) -> np.ndarray:
     """The groups of an order that validate, of `least` images or more; the last one of the order never does."""
     images = max(least, int(holdout * groups.sizes[order].sum()))
-    return groups.first(order, images)[: len(order) - 1] if images else order[:0]
+    return groups.first(order, images)[: len(order) - 1]
 
 
 def _by_class(groups: Groups, order: np.ndarray) -> list[np.ndarray]:
@@ -87,7 +96,7 @@ def _by_class(groups: Groups, order: np.ndarray) -> list[np.ndarray]:
 def subset_of_groups(groups: Groups, fraction: float, seed: int) -> np.ndarray:
     """Sorted positions of `fraction` of the images of every class of groups. A larger fraction contains a smaller."""
     if fraction >= 1:
-        return np.arange(len(groups.numbers), dtype=np.int64)
+        return np.arange(groups.sizes.sum(), dtype=np.int64)
     chosen = []
     for family in _by_class(groups, shuffled(len(groups.sizes), seed)):
         chosen.append(groups.first(family, fraction * groups.sizes[family].sum()))

@@ -1,6 +1,5 @@
 """The reader of an image tree domain/class/image, and of what has a listing like one."""
 
-from collections.abc import Sequence
 from pathlib import PurePath
 
 import numpy as np
@@ -79,19 +78,19 @@ class ImageTree(Reader):
                             "of its group, or leave out data.group")  # fmt: skip
         return numbers_of_groups(folders)
 
-    def ungrouped(self, domains: Sequence[str]) -> str:
+    def ungrouped(self) -> list[str]:
         """A remark where images lie in folders below their class, any of these has two images, and none is a group."""
         folders = {}
-        for domain in domains if not self.data.group else ():
+        for domain in self.found.domains if not self.data.group else ():
             names = with_repeats(map(folder_below_class, self.listing(domain).files))
             if names:
                 folders[domain] = names
         if not folders:
-            return ""
+            return []
         count, first = sum(map(len, folders.values())), min(set().union(*folders.values()))
-        return (f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and "
+        return [f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and "
                 "are drawn one by one; if such a folder is a patient or a sequence, data.group = 'folder' keeps its "
-                "images together")  # fmt: skip
+                "images together"]  # fmt: skip
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the files' bytes, from the cache or by reading the files."""

@@ -86,9 +86,8 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         for each in fine:
             examples.setdefault((domain, bench.classes[each.label]), each.file)
         files += fine
-    problems += _listed(_loose(path), "beside class folders")
-    problems += _doubles(files, bench.classes)
-    problems += filter(None, [read.ungrouped(bench.domains)])
+    problems += _loose(path)
+    problems += _doubles(files, bench.classes) + read.ungrouped()
     return Inspection(_by_domain(counts, bench), pd.DataFrame(rows), problems, examples)
 
 
@@ -206,10 +205,11 @@ def _listed(problems: list[str], where: str) -> list[str]:
 
 
 def _loose(path: Path) -> list[str]:
-    """The images of a folder that are not in a class folder."""
+    """A line for each image of a folder that is not in a class folder."""
     places = [path, *(path / name for name in subfolders(path))] if path.is_dir() else []
     files = [file for place in places for file in sorted(place.iterdir()) if file.is_file()]
-    return [f"{file} is in no class folder and is not read" for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    return _listed([f"{file} is in no class folder and is not read" for file in images], "beside class folders")
 
 
 def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -86,15 +86,15 @@ class PublishedRows(ImageTree):
         patients = [row.patient for row in self._sorted(domain)] if self.data.group == "patient" else [""]
         return numbers_of_groups(patients) if all(patients) else Reader.groups(self, domain)
 
-    def ungrouped(self, domains: Sequence[str]) -> str:
+    def ungrouped(self) -> list[str]:
         """A remark where images have patients, any of these has two images, and they are split by image."""
         patients: set[str] = set()
-        for domain in domains if not self.data.group else ():
+        for domain in self.found.domains if not self.data.group else ():
             patients |= with_repeats(row.patient for row in self.rows(domain))
         if not patients:
-            return ""
-        return (f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
-                "validates; data.group = 'patient' keeps a patient's images together")  # fmt: skip
+            return []
+        return [f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
+                "validates; data.group = 'patient' keeps a patient's images together"]  # fmt: skip
 
     def _lists(self, domain: str) -> list[bytes]:
         return []  # the rows contain the parts

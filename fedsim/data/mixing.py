@@ -19,7 +19,7 @@ import numpy as np
 
 from fedsim.data.client_data import ClientData, Split, clients_of, joined, unless_square
 from fedsim.data.groups import Groups, groups_of
-from fedsim.data.holdout import refuse_few, whole_split
+from fedsim.data.holdout import chosen_groups, refuse_few, whole_split
 from fedsim.data.reader import Reader, read_groups, read_images
 from fedsim.data.splits import deal, dirichlet_deal, seed_hash, shuffled
 from fedsim.settings import DataSettings
@@ -73,38 +73,21 @@ def _shares(read: Reader, domains: Sequence[str], domain: str, labels: np.ndarra
     numbers = read_groups(read, domain, len(labels))
     dealt = []
     for name, indices in zip(("train", "validation"), whole_split(read, domain, labels)):
-        groups = None if numbers is None else groups_of(numbers[indices], labels[indices])
-        count = len(indices) if groups is None else len(groups.sizes)
-        order = shuffled(count, seed_hash(split_seed, environment, "mix", name))
-        common = _common(groups, order, data.mix)
-        given = data, labels[indices] if groups is None else groups.labels, None if groups is None else groups.sizes
-        shares = _dealt(*given, order[:common], classes, per_domain * len(domains), seed_hash(split_seed, "mix"))
-        rest = _dealt(*given, order[common:], classes, per_domain, seed_hash(split_seed, environment, "own"))
+        groups = groups_of(chosen_groups(numbers, indices), labels[indices])
+        order = shuffled(len(groups.sizes), seed_hash(split_seed, environment, "mix", name))
+        common = len(groups.first(order, round(data.mix * len(indices))))
+        shares = _dealt(data, groups, order[:common], classes, per_domain * len(domains), seed_hash(split_seed, "mix"))
+        rest = _dealt(data, groups, order[common:], classes, per_domain, seed_hash(split_seed, environment, "own"))
         for index, more in enumerate(rest, start=per_domain * domains.index(domain)):
             shares[index] = np.concatenate([shares[index], more])
-        images = shares if groups is None else [groups.images(share) for share in shares]
-        dealt.append([np.sort(indices[share]) for share in images])
+        dealt.append([np.sort(indices[groups.images(share)]) for share in shares])
     return list(zip(*dealt))
 
 
-def _common(groups: Groups | None, order: np.ndarray, mix: float) -> int:
-    """How many of shuffled images, or of the first groups, are given to all clients."""
-    if groups is None:
-        return round(mix * len(order))
-    return len(groups.first(order, mix * groups.sizes.sum()))
-
-
 def _dealt(
-    data: DataSettings,
-    labels: np.ndarray,
-    sizes: np.ndarray | None,
-    order: np.ndarray,
-    classes: int,
-    clients: int,
-    seed: int,
+    data: DataSettings, groups: Groups, order: np.ndarray, classes: int, clients: int, seed: int
 ) -> list[np.ndarray]:
-    """Shuffled images, or groups with their sizes, dealt to clients as `data.partition` says."""
+    """Shuffled groups dealt to clients as `data.partition` says."""
     if data.partition == "iid":
         return deal(order, clients)
-    sizes = None if sizes is None else sizes[order]
-    return dirichlet_deal(order, labels[order], classes, clients, data.alpha, seed, sizes)
+    return dirichlet_deal(order, groups.labels[order], classes, clients, data.alpha, seed, groups.sizes[order])

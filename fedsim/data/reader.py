@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
@@ -77,9 +77,9 @@ class Reader:
             )
         return None
 
-    def ungrouped(self, domains: Sequence[str]) -> str:
-        """A remark on images of these domains that seem to be in groups which no setting names; empty for none."""
-        return ""
+    def ungrouped(self) -> list[str]:
+        """Remarks on images of the used domains that seem to be in groups which no setting names."""
+        return []
 
     def digests(self, domain: str) -> np.ndarray | None:
         """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""

@@ -106,16 +106,14 @@ def dirichlet_deal(
     """Shuffled indices dealt to `clients` parts by shares q_c ~ Dir(alpha * 1_K) of every class; parts may be empty.
 
     order [n] are indices, labels [n] their classes 0..classes-1. The same seed gives the same shares for all images.
-    With sizes [n] the indices are those of groups of so many images.
+    With sizes [n] the indices are those of groups of so many images; see `cut_by_shares`.
     """
     shares = np.random.RandomState(seed).dirichlet(np.full(clients, alpha), size=classes)
+    sizes = np.ones(len(order), np.int64) if sizes is None else sizes
     parts = []
     for label in range(classes):
-        members = order[labels == label]
-        if sizes is not None:
-            parts.append(cut_by_shares(members, shares[label], sizes[labels == label]))
-            continue
-        parts.append(np.split(members, np.round(np.cumsum(shares[label])[:-1] * len(members)).astype(np.int64)))
+        is_member = labels == label
+        parts.append(cut_by_shares(order[is_member], shares[label], sizes[is_member]))
     return [np.concatenate(pieces) for pieces in zip(*parts)]
 
 

@@ -6,7 +6,7 @@ A table is read in pieces, so that opening one of a million rows takes seconds a
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,9 +104,9 @@ class TableReader(ImageTree):
             return Reader.groups(self, domain)
         return numbers_of_groups(self._rows(domain)["group"])
 
-    def ungrouped(self, domains: Sequence[str]) -> str:
+    def ungrouped(self) -> list[str]:
         """Nothing, because the folders of a table's files say nothing about its rows."""
-        return ""
+        return []
 
     def unlisted(self, domain: str, part: str) -> str:
         """No row of the domain has the part."""

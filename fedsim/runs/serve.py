@@ -210,7 +210,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
     if session.shared:  # the images are here
         notes += session.shared.notes() if session.shared.record() else []
-        notes += filter(None, [reader(experiment.data, plan.data).ungrouped(plan.data.domains)])
+        notes += reader(experiment.data, plan.data).ungrouped()
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
     facts |= data_facts(experiment, plan.data)
