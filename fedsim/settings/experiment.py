@@ -82,7 +82,8 @@ class Experiment(Settings):
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
         for key in ("root", "cache"):
             del table["data"][key]
-        for key, usual in (("shape", []), ("scale", "auto"), ("missing", "mean")):  # of tensors alone
+        # Settings that came later; runs from before them have the same hash.
+        for key, usual in (("shape", []), ("scale", "auto"), ("missing", "mean"), ("group", "")):
             if table["data"][key] == usual:
                 del table["data"][key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]

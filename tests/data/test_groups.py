@@ -1,10 +1,13 @@
 """Groups of images (patients, slides, sequences): which images validate, and that no group is in two parts."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import run_small, small_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, check_partitions, client_names, load_client, load_target, load_unlabelled
@@ -22,6 +25,7 @@ from fedsim.data.inspect import inspect
 from fedsim.data.reader import reader
 from fedsim.data.splits import cut_by_shares, shuffled
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import read_experiment
 
 quick = settings(max_examples=40, deadline=None)
 labelled = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, max_size=150)
@@ -276,6 +280,19 @@ def test_folders_below_the_class_without_the_setting_are_remarked(patients, tmp_
     assert any(text in problem for problem in inspect(tmp_path / "images").problems)
     data = patients(group="folder")
     assert reader(data, benchmark(data)).ungrouped() == []
+
+
+def test_a_run_says_and_records_that_images_seem_to_be_in_groups(patients, tmp_path):
+    """Whoever names the groups hears nothing; the setting stands in experiment.toml."""
+    for group, count in (("", 1), ("folder", 0)):
+        data = patients(group=group, holdout=0.3).model_dump()
+        sections = {"data": {**data, "image_size": 16}, "train": {"rounds": 1}, "run": {"target": "sketch"}}
+        folder, _ = run_small(small_experiment(tmp_path / f"out{group}", **sections))
+        remarks = json.loads((folder / "environment.json").read_text()).get("data_remarks", [])
+        assert sum("lie in 9 folders below their classes" in remark for remark in remarks) == count
+        assert f'group = "{group}"' in (folder / "experiment.toml").read_text()
+    hashes = {read_experiment("digits", [f"data.group={group!r}"]).settings_hash() for group in ("", "folder")}
+    assert len(hashes) == 2
 
 
 def test_lists_that_tear_a_group_are_refused(patients, tmp_path):
