@@ -232,13 +232,13 @@ def settings() -> dict[str, str]:
 
 
 def test_another_function_is_not_called():
-    with pytest.raises(UserError, match="test_arrays:settings"):
-        benchmark(from_table({"data": {"dataset": "test_arrays:settings"}}).data)
+    with pytest.raises(UserError, match="test_number_tables:settings"):
+        benchmark(from_table({"data": {"dataset": "test_number_tables:settings"}}).data)
 
 
 @pytest.mark.parametrize("name", ["MAPPED", "mapped"])
 def test_a_mapping_from_domains_to_datasets_is_a_data_set(name):
-    data = from_table({"data": {"dataset": f"test_arrays:{name}"}}).data
+    data = from_table({"data": {"dataset": f"test_number_tables:{name}"}}).data
     bench = benchmark(data)
     assert (bench.domains, bench.classes, bench.shape) == (("a", "b"), ("1", "2", "3"), (2,))
     values, labels = reader(data, bench).images("a")
@@ -248,16 +248,16 @@ def test_a_mapping_from_domains_to_datasets_is_a_data_set(name):
 
 def test_a_mapping_that_is_replaced_is_read_anew(monkeypatch):
     """As in a notebook, where a cell is run again."""
-    data = from_table({"data": {"dataset": "test_arrays:MAPPED"}}).data
+    data = from_table({"data": {"dataset": "test_number_tables:MAPPED"}}).data
     assert benchmark(data).shape == (2,)
-    monkeypatch.setattr(sys.modules["test_arrays"], "MAPPED", {"a": MAPPED["a"], "c": MAPPED["b"]})
+    monkeypatch.setattr(sys.modules["test_number_tables"], "MAPPED", {"a": MAPPED["a"], "c": MAPPED["b"]})
     assert benchmark(data).domains == ("a", "c")
 
 
 def test_datasets_of_two_shapes_are_refused():
     message = re.escape("examples of 'b' have the shape [3], but those of 'a' have [2]")
     with pytest.raises(UserError, match=message):
-        benchmark(from_table({"data": {"dataset": "test_arrays:ODD"}}).data)
+        benchmark(from_table({"data": {"dataset": "test_number_tables:ODD"}}).data)
 
 
 def test_a_server_without_data_needs_names_and_a_shape(tmp_path):
