@@ -1,0 +1,79 @@
+"""Draws docs/figures/drawings.png: the five styles, of which four train and one is unseen, and the accuracy on each.
+
+    python docs/drawings_picture.py outputs/drawings/fedavg/openmoji_black
+
+The folder has the runs of one method on one unseen style, one for each seed. The accuracies are those of the round
+with the best source validation: on the images that validate, which no client trains on, and on the unseen style.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from fedsim.data.drawings import EMBEDDED, STYLES, listed, sheet_images
+from fedsim.records import read_runs
+
+FILE = Path(__file__).with_name("figures") / "drawings.png"
+TITLES = {
+    "fluent_3d": "Fluent 3D",
+    "noto": "Noto",
+    "openmoji": "OpenMoji",
+    "openmoji_black": "OpenMoji, black",
+    "twemoji": "Twemoji",
+}
+THINGS = (
+    "dog_face",
+    "grinning_face",
+    "red_apple",
+    "waving_hand",
+    "person_running",
+    "bicycle",
+    "three_o_clock",
+    "octopus",
+)
+
+
+def accuracies(folder: Path) -> dict[str, float]:
+    """The mean over the seeds of the accuracy on each style, in the selected round."""
+    runs = read_runs(folder)
+    sums: dict[str, list[float]] = {}
+    for row in runs.summary.itertuples():
+        clients = pd.read_csv(folder / row.run / "clients.csv")
+        chosen = clients[clients["round"] == row.best_validation_round]
+        for client in chosen.itertuples():
+            sums.setdefault(client.domain, []).append(client.validation_accuracy)
+        sums.setdefault(row.target, []).append(row.best_validation_target_accuracy)
+    return {style: sum(values) / len(values) for style, values in sums.items()}
+
+
+def draw(scores: dict[str, float], target: str) -> None:
+    """Write the picture: a row for each style, the unseen one last."""
+    names = [row["name"] for row in listed(EMBEDDED)[0]]
+    order = [*(style for style in STYLES if style != target), target]
+    figure, axes = plt.subplots(
+        len(order), len(THINGS) + 2, figsize=(9, 4.6), width_ratios=[3.2, *[1] * len(THINGS), 2.6]
+    )
+    for line, style in zip(axes, order):
+        is_unseen = style == target
+        color = "#d55e00" if is_unseen else "#0072b2"
+        role = "unseen: no client has it" if is_unseen else "a client trains on it"
+        for axis in line:
+            axis.set_axis_off()
+        line[0].text(0, 0.62, TITLES[style], fontsize=12, weight="bold", va="center", transform=line[0].transAxes)
+        line[0].text(0, 0.22, role, fontsize=9, color=color, va="center", transform=line[0].transAxes)
+        images = sheet_images(style)
+        for axis, thing in zip(line[1:-1], THINGS):
+            axis.imshow(images[names.index(thing)].transpose(1, 2, 0))
+        text = f"{100 * scores[style]:.0f} %"
+        line[-1].text(0.95, 0.5, text, fontsize=16, weight="bold", color=color, ha="right", va="center",
+                      transform=line[-1].transAxes)  # fmt: skip
+    figure.subplots_adjust(0.02, 0.02, 0.98, 0.98, 0.05, 0.08)
+    FILE.parent.mkdir(exist_ok=True)
+    figure.savefig(FILE, dpi=130, facecolor="white")
+
+
+if __name__ == "__main__":
+    runs_folder = Path(sys.argv[1])
+    draw(accuracies(runs_folder), runs_folder.name)
