@@ -1,7 +1,7 @@
 """Runs every command of a page as the page has it, and draws the pictures of what they print.
 
     python docs/walk.py docs/hospitals.md [FOLDER]   # in a new folder; an old one keeps its finished runs
-    python docs/walk.py images FOLDER                # only writes the stand-ins for images of hospitals
+    python docs/walk.py patients FOLDER              # only writes the embedded patients, one CSV file for each hospital
 
 It ends with the first command that fails. The page is the script: a ```toml block whose first line is a comment with a
 name becomes that file, a ```bash block is run, and a picture below a bash block shows that block with what it printed.
@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
+import pandas as pd
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
@@ -28,35 +27,15 @@ WIDTH = 116
 MOST_LINES = 48
 PLAIN = {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "1"}
 
-# How the machine of a clinic changes an image: angle in degrees, gain, offset, noise, and the colour of its light.
-LOOKS = {
-    "lyon": (0, 1.0, 0.0, 0.25, (1.0, 1.0, 1.0)),
-    "madrid": (15, 0.8, 0.15, 0.30, (1.0, 0.9, 0.7)),
-    "oslo": (-15, 0.7, 0.0, 0.35, (0.7, 0.9, 1.0)),
-    "bern": (10, 0.9, 0.05, 0.25, (1.0, 1.0, 0.9)),
-    "geneva": (-10, 0.8, 0.2, 0.30, (0.9, 1.0, 0.9)),
-    "zurich": (25, 0.6, 0.3, 0.30, (1.0, 0.8, 0.9)),
-}
-CLASSES = {"benign": 3, "malignant": 8}  # the digits that stand for them
+PATIENTS = HERE.parent / "fedsim" / "data" / "embedded" / "heart_disease.csv"
 
 
-def write_images(folder: Path, clinics: tuple[str, ...]) -> None:
-    """DOMAIN/CLASS/IMAGE with other digits in each clinic, in the colours of its machine."""
-    from sklearn.datasets import load_digits
-
-    digits, random = load_digits(), np.random.default_rng(0)
-    for name, digit in CLASSES.items():
-        found = digits.images[digits.target == digit] / 16
-        for clinic, part in zip(clinics, np.array_split(found, len(clinics)), strict=True):
-            angle, gain, offset, noise, light = LOOKS[clinic]
-            (folder / clinic / name).mkdir(parents=True, exist_ok=True)
-            for number, pixels in enumerate(part):
-                grey = Image.fromarray((pixels * 255).astype(np.uint8)).resize((32, 32), Image.Resampling.BILINEAR)
-                values = np.asarray(grey.rotate(angle))[..., None] / 255 * gain + offset
-                shown = (values + random.normal(0, noise, (32, 32, 1))) * light
-                Image.fromarray((shown.clip(0, 1) * 255).astype(np.uint8)).save(
-                    folder / clinic / name / f"{number:04}.png"
-                )
+def write_patients(folder: Path) -> None:
+    """Write HOSPITAL.csv for each of the four hospitals into the folder; it has no column of the hospital."""
+    rows = pd.read_csv(PATIENTS, dtype=str, keep_default_na=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    for hospital, patients in rows.groupby("hospital"):
+        patients.drop(columns="hospital").to_csv(folder / f"{hospital}.csv", index=False)
 
 
 def steps(page: str) -> Iterator[tuple[str, str]]:
@@ -121,8 +100,7 @@ def main(page: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     first, *rest = sys.argv[1:]
-    if first == "images":
-        write_images(Path(rest[0]) / "trial", ("lyon", "madrid", "oslo"))
-        write_images(Path(rest[0]) / "sites", ("bern", "geneva", "zurich"))
+    if first == "patients":
+        write_patients(Path(rest[0]))
     else:
         main(Path(first), Path(rest[0]).resolve() if rest else Path(tempfile.mkdtemp(prefix="walk-")))
