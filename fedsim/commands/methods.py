@@ -105,6 +105,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.methods.papers import papers_of
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe
+    from fedsim.parts.facts import Fact
     from fedsim.parts.part import part_name
     from fedsim.settings import TrainSettings
     from fedsim.settings.effect import marks
@@ -116,6 +117,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         _say_wrapped(f"{paper.title}, {paper.link}")
     _say_wrapped(f"{in_words(recipe)}.")
     plain = [(slot, repr(part)) for slot, part in Recipe().pairs]
+    unweighted = [part_name(part) for _, part in recipe.pairs if Fact.CLIENT_WEIGHTS in part.breaks]
     standard = []
     for slot, part in recipe.pairs:
         if (slot, repr(part)) in plain and not dataclasses.fields(part):
@@ -123,6 +125,9 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         else:
             _show_part(slot, part, method_facts(recipe))
     say("")
+    if unweighted:
+        standard = [text for text in standard if not text.startswith("weights ")]
+        _say_wrapped(f"weights of clients: not used by {', '.join(unweighted)}")
     _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
     _say_wrapped(f"discloses: {recipe.disclosure()}")
     spaces = [f"train.{key} from {one.words()}" for key, each in marks(TrainSettings, Tuned).items() for one in each]

@@ -208,3 +208,12 @@ def test_empty_names_and_wrong_seeds_are_refused(tmp_path, verb):
     for seeds in ("²", "1,,2", "-1"):
         with pytest.raises(UserError, match=f"--seeds '{seeds}'.*: give whole numbers separated by commas"):
             raise CliRunner().invoke(app, [*words, f"--seeds={seeds}"]).exception
+
+
+def test_weights_that_a_fusion_does_not_use_are_not_named(called):
+    for name, is_weighted in (("csac", False), ("qfedavg", False), ("fedavg", True)):
+        out = " ".join(called("methods", name)[1].split())
+        assert ("weights by_examples" in out, "weights of clients: not used by" in out) == (
+            is_weighted,
+            not is_weighted,
+        )
