@@ -125,6 +125,9 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         else:
             _show_part(slot, part, method_facts(recipe))
     say("")
+    for _, part in recipe.pairs:
+        if part.remark:
+            _say_wrapped(f"by default: {part.remark}")
     if unweighted:
         standard = [text for text in standard if not text.startswith("weights ")]
         _say_wrapped(f"weights of clients: not used by {', '.join(unweighted)}")
