@@ -215,3 +215,12 @@ def test_weights_that_a_fusion_does_not_use_are_not_named(called):
         out = " ".join(called("methods", name)[1].split())
         assert ("weights by_examples" in out) == is_weighted
         assert ("weights of clients: not used by" in out) == (not is_weighted)
+
+
+def test_an_experiment_of_brackets_is_one_line(called, tmp_path):
+    file = tmp_path / "deep.toml"
+    file.write_text("name = " + "[" * 100_000)
+    code, _, errors = called("run", str(file))
+    assert code == 2
+    assert f"{file}: not valid TOML" in errors
+    assert errors.count("\n") == 1

@@ -7,6 +7,7 @@ from invented import pacs_experiment, write_run
 from typer.testing import CliRunner
 
 from fedsim.analysis import compare
+from fedsim.analysis.combinations import searches
 from fedsim.analysis.report import report_page
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
@@ -124,3 +125,15 @@ def one_line_of(folder):
     except UserError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "method\n", "method,search,rung,score,target,candidate,folds\na,b,x,0.1,photo,c,d\n", "\0"]
+)
+def test_a_damaged_search_is_named_in_figures(text, own_grid):
+    (own_grid / "combinations.csv").write_text(text)
+    if text == "method\n":
+        (own_grid / "combinations.csv").write_text(f"{text}fedavg\n")
+    with pytest.raises(UserError, match=r"combinations\.csv: the rows cannot be read") as error:
+        searches(own_grid)
+    assert "\n" not in str(error.value)
