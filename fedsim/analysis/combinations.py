@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "combinations.csv"
+READ = ["rung", "score", "target", "candidate", "folds"]  # its columns that figures need
 OTHERS = "#bbbbbb"
 Searches = list[tuple[str, pd.DataFrame]]  # what was searched, and its rows
 Style = dict[str, Any]  # arguments of matplotlib
@@ -28,8 +29,9 @@ def searches(folder: Path) -> Searches:
     with named(file, "the rows"):
         frame = pd.read_csv(file)
         if len(frame):
-            frame[["rung", "score"]].astype(float)  # a KeyError without them, a ValueError for text
-            frame[["target", "candidate", "folds"]]
+            columns = frame[READ]  # a KeyError without them
+            numbers = columns[["rung", "score"]]
+            numbers.astype(float)  # a ValueError for text
         groups = frame.groupby(["method", "search"], sort=False)
     by_search = []
     for (method, search), rows in groups:

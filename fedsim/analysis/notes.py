@@ -103,7 +103,10 @@ def without_notes(reasons: list[str]) -> list[str]:
 
 def damaged_notes(damaged: Mapping[str, str]) -> list[str]:
     """A note on each run that cannot be read; damaged: {run: what is wrong with which of its files}."""
-    return [f"Left out, because a file of the run cannot be read: {reason}." for reason in damaged.values()]
+    notes = []
+    for reason in damaged.values():
+        notes.append(f"Left out, because a file of the run cannot be read: {reason}.")
+    return notes
 
 
 def unfinished_notes(unfinished: list[str]) -> list[str]:

@@ -105,7 +105,6 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.methods.papers import papers_of
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe
-    from fedsim.parts.facts import Fact
     from fedsim.parts.part import part_name
     from fedsim.settings import TrainSettings
     from fedsim.settings.effect import marks
@@ -117,20 +116,15 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         _say_wrapped(f"{paper.title}, {paper.link}")
     _say_wrapped(f"{in_words(recipe)}.")
     plain = [(slot, repr(part)) for slot, part in Recipe().pairs]
-    unweighted = [part_name(part) for _, part in recipe.pairs if Fact.CLIENT_WEIGHTS in part.breaks]
     standard = []
     for slot, part in recipe.pairs:
         if (slot, repr(part)) in plain and not dataclasses.fields(part):
-            standard.append(f"{slot} {part_name(part)}")
+            if slot != "weights" or not _unweighted(recipe):
+                standard.append(f"{slot} {part_name(part)}")
         else:
             _show_part(slot, part, method_facts(recipe))
     say("")
-    for _, part in recipe.pairs:
-        if part.remark:
-            _say_wrapped(f"by default: {part.remark}")
-    if unweighted:
-        standard = [text for text in standard if not text.startswith("weights ")]
-        _say_wrapped(f"weights of clients: not used by {', '.join(unweighted)}")
+    _show_unused(recipe)
     _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
     _say_wrapped(f"discloses: {recipe.disclosure()}")
     spaces = [f"train.{key} from {one.words()}" for key, each in marks(TrainSettings, Tuned).items() for one in each]
@@ -139,6 +133,23 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:
         _show_traffic(name, data, preset, overrides)
+
+
+def _unweighted(recipe: "Recipe") -> list[str]:
+    """Return the names of the parts beside which no client counts with its weight."""
+    from fedsim.parts.facts import Fact
+    from fedsim.parts.part import part_name
+
+    return [part_name(part) for _, part in recipe.pairs if Fact.CLIENT_WEIGHTS in part.breaks]
+
+
+def _show_unused(recipe: "Recipe") -> None:
+    """Print what a recipe has and does not use: parts without what they need, and weights of clients."""
+    for _, part in recipe.pairs:
+        if part.remark:
+            _say_wrapped(f"by default: {part.remark}")
+    if names := _unweighted(recipe):
+        _say_wrapped(f"weights of clients: not used by {', '.join(names)}")
 
 
 def _show_traffic(name: str, config: str, preset: str, overrides: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -112,13 +112,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     chosen = paths if unfinished else finished
     if not chosen:
         raise UserError(f"{source}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
-    records: dict[str, Record] = {}
-    damaged: dict[str, str] = {}
-    for run, path in chosen.items():
-        try:
-            records[run] = _read_run(path, only)
-        except UserError as error:
-            damaged[run] = str(error)
+    records, damaged = _read_all(chosen, only)
     if not records:
         raise UserError(_none_readable(source, list(damaged.values())))
     frames = {name: _joined(records, chosen, name) for name in TABLES}
@@ -140,6 +134,18 @@ class Record(NamedTuple):
     experiment: Experiment
     tables: dict[str, pd.DataFrame]
     notes: dict[str, str]
+
+
+def _read_all(paths: Mapping[str, Path], only: Sequence[str]) -> tuple[dict[str, Record], dict[str, str]]:
+    """Return ({run: what is read of it}, {run: why it cannot be read})."""
+    records = {}
+    damaged = {}
+    for run, path in paths.items():
+        try:
+            records[run] = _read_run(path, only)
+        except UserError as error:
+            damaged[run] = str(error)
+    return records, damaged
 
 
 def _read_run(path: Path, only: Sequence[str]) -> Record:
@@ -190,8 +196,13 @@ def of_experiment(runs: Runs, name: str) -> Runs:
     names = {run: experiment.name for run, experiment in runs.experiments.items()}
     part = part_of(runs, [run for run in names if names[run] == name])
     part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
-    part.damaged = {run: text for run, text in runs.damaged.items() if _experiment_name(runs, run) in ("", name)}
+    part.damaged = _selected(runs.damaged, lambda run: _experiment_name(runs, run) in ("", name))
     return part
+
+
+def _selected(texts: Mapping[str, str], is_wanted: Callable[[str], bool]) -> dict[str, str]:
+    """Return the texts of the runs for which the function is true."""
+    return {run: text for run, text in texts.items() if is_wanted(run)}
 
 
 def _experiment_name(runs: Runs, run: str) -> str:
@@ -234,8 +245,8 @@ def choose_runs(
     part = part_of(runs, chosen)
     texts = [runs.only, _choice_text(methods, targets, seeds)]
     part.only = "; ".join(filter(None, texts))
-    part.unfinished = [run for run in runs.unfinished if choice.has_unread(run)]
-    part.damaged = {run: text for run, text in runs.damaged.items() if choice.has_unread(run)}
+    part.unfinished = list(filter(choice.has_unread, runs.unfinished))
+    part.damaged = _selected(runs.damaged, choice.has_unread)
     return part
 
 
