@@ -13,6 +13,7 @@ in one line.
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +22,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.common.errors import UserError
-from fedsim.common.files import atomic_write
+from fedsim.common.files import atomic_write, writing
 from fedsim.models.weights import StateDict
 from fedsim.tensors.arrays import moved
 
 OWNER = "owner.json"
+TEMPORARY = re.compile(r"\.(\d{1,9})\.tmp")  # a folder, with the number of the process that writes in it
 VERSIONED = re.compile(r"(.+)-(\d{6})\.safetensors")
 
 
@@ -47,6 +49,7 @@ class ClientStore:
         # Times of the last change of the files that memory holds, by entry and version.
         self._stamps: dict[tuple[str, int], int] = {}
         self._catch_up()
+        self._remove_leftovers()
 
     @property
     def run(self) -> str:
@@ -178,10 +181,24 @@ class ClientStore:
 
     def _write(self, name: str, tensors: StateDict) -> None:
         self._claim()
-        temporary = self._at() / f".{name}.{os.getpid()}.tmp"
-        save_file(tensors, temporary, metadata={"entry": json.dumps(name)})
-        path = temporary.replace(self._path(name, self._round))
+        path, aside = self._path(name, self._round), self._at() / f".{os.getpid()}.tmp"
+        aside.mkdir(exist_ok=True)  # safetensors writes under a random name beside the file, which a kill would leave
+        try:
+            with writing(path):
+                save_file(tensors, aside / path.name, metadata={"entry": json.dumps(name)})
+            (aside / path.name).replace(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         self._stamps[name, self._round] = path.stat().st_mtime_ns
+
+    def _remove_leftovers(self) -> None:
+        """Remove what processes that are gone were writing when they were killed."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        for path in list(self._folder.glob(".*.tmp")):
+            process = TEMPORARY.fullmatch(path.name)
+            if process and not is_alive(int(process[1])):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, name: str, version: int) -> None:
         self._stamps.pop((name, version), None)
@@ -198,7 +215,9 @@ class ClientStore:
             owner = json.loads((self._at() / OWNER).read_text())
         except FileNotFoundError:
             owner = {"client": "an unknown client", "run": "unknown"} if self._files() else self._owner
-        except ValueError:
+        except (ValueError, RecursionError):
+            owner = None
+        if not isinstance(owner, dict):
             owner = {"client": "an unreadable owner", "run": "unknown"}
         if owner != self._owner:
             raise UserError(
@@ -209,6 +228,17 @@ class ClientStore:
 
     def _where(self) -> str:
         return f" in {self._folder}" if self._folder else ""
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process of this number is there."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's process; a number that no process can have
+        return True
+    return True
 
 
 def read_state(path: Path) -> StateDict:

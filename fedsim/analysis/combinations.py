@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedsim.common.tables import Cell, Column, Row, Table
+from fedsim.records.readers import named
 from fedsim.records.reading import Runs, run_folder
 
 if TYPE_CHECKING:
@@ -14,21 +15,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "combinations.csv"
+READ = ["rung", "score", "target", "candidate", "folds"]  # its columns that figures need
 OTHERS = "#bbbbbb"
 Searches = list[tuple[str, pd.DataFrame]]  # what was searched, and its rows
 Style = dict[str, Any]  # arguments of matplotlib
 
 
 def searches(folder: Path) -> Searches:
-    """(what was searched, its rows) of every search in an experiment's folder."""
+    """(what was searched, its rows) of every search in an experiment's folder; UserError for a damaged file."""
     file = folder / NAME
     if not file.is_file():
         return []
-    groups = pd.read_csv(file).groupby(["method", "search"], sort=False)
-    named = []
+    with named(file, "the rows"):
+        frame = pd.read_csv(file)
+        if len(frame):
+            columns = frame[READ]  # a KeyError without them
+            numbers = columns[["rung", "score"]]
+            numbers.astype(float)  # a ValueError for text
+        groups = frame.groupby(["method", "search"], sort=False)
+    by_search = []
     for (method, search), rows in groups:
-        named.append((f"{method}: {search}", rows))
-    return named
+        by_search.append((f"{method}: {search}", rows))
+    return by_search
 
 
 def searches_of(runs: Runs) -> Searches:

@@ -304,7 +304,7 @@ def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
     """The label of every run, with the values of the settings in `by`, and the method where several have one label."""
     labels = runs.labels()
     for run, values in variants(runs.comparable, by, runs.unused_parts).items():
-        if text := variant_text(by, values):
+        if text := variant_text(by, values, labels[run]):
             labels[run] += f" ({text})"
     methods: dict[str, set[str]] = {}  # {label: the methods of its runs}
     for run, experiment in runs.experiments.items():

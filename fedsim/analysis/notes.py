@@ -1,6 +1,6 @@
 """The notes below a comparison: what is missing, how numbers are computed, and what must not be compared."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -101,12 +101,12 @@ def without_notes(reasons: list[str]) -> list[str]:
     return [f"Not computed: {first}{more}."]
 
 
-def damaged_notes(damaged: list[str]) -> list[str]:
-    """A note on the runs whose summary cannot be read."""
-    return [
-        f"Left out, because its summary.csv is empty, cut off or changed: {run}; copy it again, or repeat the run."
-        for run in damaged
-    ]
+def damaged_notes(damaged: Mapping[str, str]) -> list[str]:
+    """A note on each run that cannot be read; damaged: {run: what is wrong with which of its files}."""
+    notes = []
+    for reason in damaged.values():
+        notes.append(f"Left out, because a file of the run cannot be read: {reason}.")
+    return notes
 
 
 def unfinished_notes(unfinished: list[str]) -> list[str]:

@@ -1,10 +1,11 @@
 """Flower's ServerApp. It is the same in simulation and deployment."""
 
-from fedsim.common.edge import refuse_hidden_packages
+from fedsim.common.edge import MENDABLE, explain, refuse_hidden_packages
 
 refuse_hidden_packages()  # before the first import of `clients` or `strategies`
 
 import shlex
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,11 +34,19 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Mark a UserError by a prefix of its text, because Flower keeps only the text of an error."""
+    """Mark errors that a user can correct by a prefix of their text, because Flower keeps only the text of an error.
+
+    An error of a disk or a file also names the machine, which may be another one than the user's.
+    """
     try:
         yield
     except UserError as error:
         raise UserError(f"{USER_ERROR}{error}") from None
+    except OSError as error:
+        if error.errno not in MENDABLE:
+            raise
+        text, _ = explain(error)
+        raise UserError(f"{USER_ERROR}the server {socket.gethostname()}: {text}") from None
 
 
 def experiment_of(run_config: dict) -> Experiment:

@@ -119,10 +119,12 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     standard = []
     for slot, part in recipe.pairs:
         if (slot, repr(part)) in plain and not dataclasses.fields(part):
-            standard.append(f"{slot} {part_name(part)}")
+            if slot != "weights" or not _unweighted(recipe):
+                standard.append(f"{slot} {part_name(part)}")
         else:
             _show_part(slot, part, method_facts(recipe))
     say("")
+    _show_unused(recipe)
     _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
     _say_wrapped(f"discloses: {recipe.disclosure()}")
     spaces = [f"train.{key} from {one.words()}" for key, each in marks(TrainSettings, Tuned).items() for one in each]
@@ -131,6 +133,23 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:
         _show_traffic(name, data, preset, overrides)
+
+
+def _unweighted(recipe: "Recipe") -> list[str]:
+    """Return the names of the parts beside which no client counts with its weight."""
+    from fedsim.parts.facts import Fact
+    from fedsim.parts.part import part_name
+
+    return [part_name(part) for _, part in recipe.pairs if Fact.CLIENT_WEIGHTS in part.breaks]
+
+
+def _show_unused(recipe: "Recipe") -> None:
+    """Print what a recipe has and does not use: parts without what they need, and weights of clients."""
+    for _, part in recipe.pairs:
+        if part.remark:
+            _say_wrapped(f"by default: {part.remark}")
+    if names := _unweighted(recipe):
+        _say_wrapped(f"weights of clients: not used by {', '.join(names)}")
 
 
 def _show_traffic(name: str, config: str, preset: str, overrides: Sequence[str]) -> None:

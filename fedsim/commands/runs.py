@@ -42,8 +42,9 @@ def headline(folder: Path) -> str:
     With differential privacy, a third line has its guarantee.
     """
     from fedsim.records.environment import read_environment
+    from fedsim.records.readers import AGAIN
     from fedsim.records.reading import read_settings
-    from fedsim.records.record_files import AGAIN, read_record
+    from fedsim.records.record_files import read_record
     from fedsim.records.selection import DEFAULT_RULE, rule_title
 
     file = folder / "summary.csv"

@@ -17,8 +17,9 @@ from fedsim.common.errors import UserError, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The temporary names below and of claims, of records alone: `.notes.markdown` is a file of the user.
-UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors|lock)\.[a-z0-9_]{8}")
+OF_SYSTEM = re.compile(r"\(os error (\d+)\)")  # in a text of a library that is written in Rust
+# The temporary names below, of claims and of safetensors, of records alone: `.notes.markdown` is a file of the user.
+UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors|lock)\.[a-z0-9_]{8}|\.tmp[A-Za-z0-9]{6}")
 
 
 def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = False) -> None:
@@ -34,7 +35,7 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
     # Every writer has its own temporary name, because parallel runs of a sweep rebuild the same results.csv.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with writing(path), os.fdopen(handle, "wb") as file:
             file.write(data)
             if durable:
                 file.flush()
@@ -44,6 +45,25 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Give an error of the disk in the block the name of the file, which the error of a full disk does not have.
+
+    safetensors raises errors of its own class, whose texts have the system's number of the error: they become OSErrors.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        number = OF_SYSTEM.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_figure(figure: "Figure", file: Path, **settings: Any) -> None:

@@ -231,7 +231,7 @@ def is_federation(path: str) -> bool:
     """Whether this is a TOML file with sites, which no experiment has."""
     try:
         return "sites" in tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError):  # what is wrong with it is said where it is read
+    except (OSError, ValueError, RecursionError):  # what is wrong with it is said where it is read
         return False
 
 
@@ -242,7 +242,7 @@ def read_federation(path: str | Path) -> Federation:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read the federation file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML: {error}") from None
     kits = table.get("kits") or f"{table.get('name', 'federation')}-kits"
     try:

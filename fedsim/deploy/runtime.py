@@ -26,6 +26,7 @@ from fedsim.settings.experiment import Experiment
 
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 15.0  # between two questions to the SuperLink while no server app holds the folder
+NO_SIGN = "No heartbeat received"  # Flower's detail of a run whose server app did not answer
 PATIENCE_SECONDS = 150.0  # at most, from Flower's status "running" until the server app holds the folder
 DEAD_SECONDS = 10.0  # at most, from the release of the folder until the run ends; Flower says "running" for a minute
 START_SECONDS = 300.0  # at most, from the submission of a run until its server app holds the folder
@@ -156,6 +157,11 @@ def failure(state: str, details: str) -> Exception:
     if USER_ERROR in details:
         return UserError(details.split(USER_ERROR, 1)[1].strip())
     reason = details.removeprefix("ServerApp failed with exception: ")
+    if NO_SIGN in reason:
+        reason += (
+            ": the server app gave no sign for a minute, because it was stopped or its machine was too busy; the same "
+            "command continues the run"
+        )
     return ClientFailedError(reason or f"the run ended as {state}; see the SuperLink's log")
 
 

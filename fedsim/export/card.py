@@ -12,7 +12,8 @@ from fedsim.models.backbones import find_backbone
 from fedsim.models.infer.base import EvalMode
 from fedsim.parts.part import part_name
 from fedsim.records.environment import all_environments, read_environment
-from fedsim.records.record_files import AGAIN, read_record
+from fedsim.records.readers import AGAIN
+from fedsim.records.record_files import read_record
 from fedsim.records.selection import validation_column
 from fedsim.settings import RunSettings
 

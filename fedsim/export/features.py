@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
 from fedsim.analysis.figure_style import COLORS, MARKERS, SETTINGS
-from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import Benchmark, benchmark
@@ -19,7 +18,7 @@ from fedsim.data.loading import read_whole
 from fedsim.data.reader import reader
 from fedsim.data.scaling import Scale
 from fedsim.data.tensor_records import recorded_scale
-from fedsim.export.trained import trained_net
+from fedsim.export.trained import model_file, trained_net
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
 from fedsim.records.environment import read_environment
@@ -74,11 +73,7 @@ def plot_features(run: Path, out: Path, per_domain: int = 200, trust: bool = Fal
     Masks have structures, not classes, so that their images are shown by domain alone.
     UserError for a folder without such a model, and for one that names modules outside fedsim, without trust.
     """
-    weights = run / "best.safetensors"
-    if not weights.is_file():
-        raise UserError(
-            f"{run} holds no best.safetensors; name the folder of one run, e.g. outputs/digits/fedavg/rot75/seed0"
-        )
+    weights = model_file(run, "best")
     experiment = read_settings(run)
     features, classes, domains = domain_features(experiment, weights, per_domain, trust)
     perplexity = min(30.0, (len(features) - 1) / 3)

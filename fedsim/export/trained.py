@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError, nearest
@@ -23,6 +22,7 @@ from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
 from fedsim.records.environment import read_environment
+from fedsim.records.readers import AGAIN, link_text, read_arrays
 from fedsim.records.reading import read_settings, unfinished
 from fedsim.runs.frozen import frozen_record, refuse_other_frozen
 from fedsim.runs.inference_bank import kept_entries
@@ -32,6 +32,7 @@ from fedsim.tensors.arrays import load_arrays
 
 MODELS = "*.safetensors"
 SELECTED = ("best", "last")
+RUN_FOLDER = "name the folder of one run, e.g. outputs/digits/fedavg/rot75/seed0"
 
 
 class TrainedModel(nn.Module):
@@ -169,17 +170,25 @@ def load_trained(run: str | Path, which: str = "best", trust: bool = False) -> T
     UserError for a folder without such a model, and when the code or the frozen weights are not those of the run.
     """
     folder = Path(run)
-    file = folder / f"{which}.safetensors"
-    if not file.is_file():
-        found = sorted(path.stem for path in folder.glob(MODELS))
-        hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else "name the folder of one run"
-        raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
+    file = model_file(folder, which)
     plan, net = trained_net(file, trust)
     own = kept_entries(folder, which)
     if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
         raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
                         "needs; copy the whole folder of the run again")  # fmt: skip
     return TrainedModel(plan, net, file, own, recorded_scale(read_environment(folder)))
+
+
+def model_file(folder: Path, which: str) -> Path:
+    """Return the file of a run's model; UserError for a folder without it, and for a link that leads to no file."""
+    file = folder / f"{which}.safetensors"
+    if not file.is_file():
+        if text := link_text(file):
+            raise UserError(f"{file} cannot be read{text}; copy the model itself into the run's folder (cp -L)")
+        found = sorted(path.stem for path in folder.glob(MODELS))
+        hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else RUN_FOLDER
+        raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
+    return file
 
 
 def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
@@ -190,12 +199,14 @@ def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
     """
     experiment = read_settings(file.parent)
     refuse_outside(experiment, file.parent, trust)
-    plan = resolve(experiment, recorded=True, bench=_facts(experiment, read_environment(file.parent)))
+    facts = _facts(experiment, read_environment(file.parent), file.parent / "environment.json")
+    plan = resolve(experiment, recorded=True, bench=facts)
     net = plan.build_net()
     refuse_other_frozen(file.parent, frozen_record(net), plan.experiment.model.weights)
+    arrays = read_arrays(file)
     try:
-        load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
-    except ValueError as error:
+        load_arrays(net, arrays, net.state_dict().keys() - net.frozen)
+    except (ValueError, TypeError) as error:
         raise UserError(f"{file} does not fit the run's settings: {error}") from None
     return plan, net
 
@@ -217,7 +228,7 @@ def other_images(model: TrainedModel) -> str:
     return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
 
 
-def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
+def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> Benchmark | None:
     """The facts of the run's data set; None where nothing of them is on disk.
 
     The images may have been changed, moved or removed since the run, and domains may have come or gone.
@@ -228,6 +239,8 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | N
         return None
     structures = tuple(data.structures) or row.structures
     row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
+    if lacking := [key for key in ("domains", "classes") if key not in recorded]:
+        raise UserError(f"{place}: it does not name the {lacking[0]} of the run; {AGAIN}")
     row = replace(row, domains=tuple(sorted(recorded["domains"])), classes=tuple(recorded["classes"]))
     return with_recorded_shape(row, recorded)
 

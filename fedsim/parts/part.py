@@ -38,6 +38,7 @@ class Part:
     in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
     replaces: facts (fedsim.parts.facts) that it breaks, each of which one part alone may break
     belongs_to: the settings name of the part without which this one has no effect
+    remark: what a run says of this part before its first round; empty: nothing
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
@@ -75,6 +76,11 @@ class Part:
     @property
     def tag(self) -> str:
         """A short text that distinguishes variants of this part in results; empty: none."""
+        return ""
+
+    @property
+    def remark(self) -> str:
+        """What a run says of this part before its first round, where nothing is refused; empty: nothing."""
         return ""
 
     @property

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.records.predictions import chosen_file, predictions_file
+from fedsim.records.readers import named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,12 +106,9 @@ def worst_middle_best(score: np.ndarray) -> np.ndarray:
 def read_cases(run: Path | str, select: str = "best_validation") -> Cases:
     """The kept cases of a finished run's round under a selection rule; UserError where there are none."""
     file = chosen_file(Path(run), select)
-    try:
-        with safe_open(file, framework="numpy") as content:
-            metadata = content.metadata() or {}
-            if "structures" not in metadata:
-                raise UserError(f"{file}: predictions of classes, not of masks")
-            arrays = {name: content.get_tensor(name) for name in ARRAYS}
-            return Cases(**arrays, structures=tuple(json.loads(metadata["structures"])))
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file}: not readable cases ({error})") from None
+    with named(file, "the cases"), safe_open(file, framework="numpy") as content:
+        metadata = content.metadata() or {}
+        if "structures" not in metadata:
+            raise UserError(f"{file}: predictions of classes, not of masks")
+        arrays = {name: content.get_tensor(name) for name in ARRAYS}
+        return Cases(**arrays, structures=tuple(json.loads(metadata["structures"])))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import UserError
-from fedsim.common.files import atomic_write
+from fedsim.common.files import atomic_write, writing
 from fedsim.common.lists import keys_of
 from fedsim.common.tables import csv_text
 
@@ -32,7 +32,7 @@ class CsvFile:
         if new and not is_first:
             self._extend(new)
         self.header = columns + new
-        with self.path.open("a", encoding="utf-8", newline="") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(csv_text(self.header, rows, with_header=is_first))
 
     def truncate(self, after_round: int) -> None:

@@ -1,6 +1,7 @@
 """Finds the settings in which runs differ, as dotted keys, and refuses to mix runs that differ unexpectedly."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -265,11 +266,13 @@ def variants(experiments: Experiments, by: Sequence[str], unused: Unused = ()) -
     return values
 
 
-def variant_text(by: Sequence[str], values: Sequence[str]) -> str:
-    """`weight=0.25, lr=0.01`"""
+def variant_text(by: Sequence[str], values: Sequence[str], label: str = "") -> str:
+    """Return `weight=0.25, lr=0.01`, without the settings that a label such as `fedig@terms.weight=0.25` has itself."""
+    items = re.split("[@,]", label)
     texts = []
-    for name, value in zip(short_names(by), values):
-        if value:
+    for key, name, value in zip(by, short_names(by), values):
+        is_in_label = any(f".{key}={value}".endswith(f".{item}") for item in items)
+        if value and not is_in_label:
             texts.append(f"{name}={value}")
     return ", ".join(texts)
 

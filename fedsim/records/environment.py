@@ -1,17 +1,19 @@
 """The environment of a run: Python, platform, package versions and the commit. It imports none of the packages."""
 
-import json
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, StrictInt, ValidationError
 
 from fedsim.common.about import FORMAT, VERSION, installed_version
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
+from fedsim.records.readers import AGAIN, read_json
 
 PACKAGES = (
     "torch",
@@ -30,8 +32,79 @@ PACKAGES = (
 )
 
 
-# Of tables in environment.json: the keys that each of its own tables has at least.
-TABLES = {"data": {"images", "content"}, "server_data": {"images", "content"}, "recipe": set()}
+Scalar = str | int | float | bool | None
+Count = Annotated[StrictInt, Field(gt=0)]
+Share = Annotated[tuple[StrictInt, Count], Strict(False)]  # so many images, of so many; JSON has a list
+
+
+class _Recorded(BaseModel):
+    """A table of environment.json. Other keys may have any value: nothing reads them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class DomainRecord(_Recorded):
+    """The images of a domain."""
+
+    images: int
+    content: str
+
+
+class SharedRecord(_Recorded):
+    """The images that are there twice, by domain."""
+
+    classes: dict[str, Share] = {}
+    between: dict[str, Share] = {}
+    validation: dict[str, Share] = {}
+
+
+class MachineRecord(_Recorded):
+    """What computed some rounds."""
+
+    python: Scalar = None
+    machine: Scalar = None
+    device: Scalar = None
+    threads: Scalar = None
+    git_commit: str = ""
+    packages: dict[str, str] = {}
+
+
+class EarlierRecord(MachineRecord):
+    """What computed the rounds from one on, until the run was resumed elsewhere."""
+
+    from_round: int
+
+
+class TensorsRecord(_Recorded):
+    """The form of examples that are no images."""
+
+    shape: list[Count]
+    features: list[str]
+    numeric: int
+
+
+class ScaleRecord(_Recorded):
+    """Mean and standard deviation of every feature."""
+
+    mean: list[float]
+    std: list[float]
+
+
+class EnvironmentRecord(MachineRecord):
+    """The tables of environment.json that are read again, and their types."""
+
+    from_round: int = 0
+    earlier: list[EarlierRecord] = []
+    data: dict[str, DomainRecord] = {}
+    server_data: dict[str, DomainRecord] = {}
+    recipe: dict[str, dict[str, Any]] = {}
+    shared_images: SharedRecord | str | None = None
+    domains: list[str] = []
+    classes: list[str] = []
+    tensors: TensorsRecord | None = None
+    scale: ScaleRecord | None = None
+
+
 # What may change when a run is resumed: the keys of `environment()`, and what a session adds to them.
 MAY_CHANGE = (
     "python",
@@ -68,13 +141,11 @@ def read_environment(run: Path) -> dict[str, Any]:
     file = run / "environment.json"
     if not file.is_file() and not (run / "experiment.toml").is_file():
         return {}
-    try:
-        record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:  # also what is not UTF-8
-        raise UserError(f"{file}: {error}") from None
+    record = read_json(file) if file.is_file() else {}
     if odd := _odd_table(record):
-        raise UserError(f"{file}: {odd} is not what a run writes there, so that another program has changed it; copy "
-                        "the file again, or remove the run's folder and repeat the run")  # fmt: skip
+        raise UserError(
+            f"{file}: {odd} is not what a run writes there, so that another program has changed it; {AGAIN}"
+        )
     if record.get("format") != FORMAT:
         raise UserError(
             f"{file}: the run has {_format_text(record)}, and this version of fedsim reads format {FORMAT}; read it "
@@ -88,21 +159,12 @@ def _format_text(record: Mapping[str, Any]) -> str:
 
 
 def _odd_table(record: Any) -> str:
-    """The table of a record that is no table, or lacks something; empty when there is none."""
-    if not isinstance(record, dict):
-        return "the whole"
-    for name, keys in TABLES.items():
-        table = record.get(name, {})
-        entries = table.values() if isinstance(table, dict) else [None]
-        if not all(isinstance(entry, dict) and keys <= entry.keys() for entry in entries):
-            return repr(name)
-    earlier = record.get("earlier", [])
-    if not isinstance(earlier, list):
-        return "'earlier'"
-    if not all(isinstance(entry, dict) and "from_round" in entry for entry in earlier):
-        return "'earlier'"
-    if not all(isinstance(entry.get("packages", {}), dict) for entry in (record, *earlier)):
-        return "'packages'"
+    """The table of a record that has another type than a run writes; empty when there is none."""
+    try:
+        EnvironmentRecord.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]["loc"]
+        return repr(first[0]) if first else "the whole"
     return ""
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
-from fedsim.records.record_files import AGAIN, is_finished, summary_rows
+from fedsim.records.readers import AGAIN, named
+from fedsim.records.record_files import is_finished, summary_rows
 from fedsim.records.selection import RULES, select
 
 if TYPE_CHECKING:
@@ -128,16 +129,13 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
     `run.keep_predictions = false`.
     """
     file = chosen_file(Path(run), select)
-    try:
-        with safe_open(file, framework="numpy") as content:
-            predictions = Predictions(
-                index=content.get_tensor("index"),
-                label=content.get_tensor("label"),
-                probabilities=content.get_tensor("probabilities"),
-                classes=tuple(json.loads(content.metadata()["classes"])),
-            )
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file}: not readable predictions ({error})") from None
+    with named(file, "the predictions"), safe_open(file, framework="numpy") as content:
+        predictions = Predictions(
+            index=content.get_tensor("index"),
+            label=content.get_tensor("label"),
+            probabilities=content.get_tensor("probabilities"),
+            classes=tuple(json.loads(content.metadata()["classes"])),
+        )
     return checked(predictions, file)
 
 
@@ -152,7 +150,7 @@ def chosen_file(run: Path, select: str) -> Path:
         raise UserError(f"{run / 'summary.csv'} is empty or cut off; {AGAIN}")
     try:
         chosen = int(float(summary[0].get(f"{select}_round") or "nan"))
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: inf
         chosen = -1
     file = predictions_file(run, chosen)
     if not file.is_file():

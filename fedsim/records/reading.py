@@ -2,12 +2,11 @@
 
 import math
 import os
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,11 +19,13 @@ from fedsim.parts.part import named_part
 from fedsim.records.archive import folder_of
 from fedsim.records.differences import Recipe, by_part, with_recorded_values
 from fedsim.records.environment import read_environment
+from fedsim.records.readers import AGAIN, named, read_text
 from fedsim.records.record_files import is_finished, read_record, summary_rows, trained_rounds
 from fedsim.records.selection import notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
+RUN_SECTION = "\n[run]\n"  # the last one of the resolved settings, which a file that was cut off lacks
 KEYS = ["run", "experiment", "method", "target", "seed"]
 
 
@@ -34,7 +35,7 @@ class Runs:
 
     folder: where the records are; source: what was read, which is that folder or the archive that it was taken from
     notes: {run: {kind: text}} on its rounds (`notes_on`).
-    damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
+    damaged: {run: what is wrong with one of its files}, for the runs that cannot be read, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
 
@@ -46,7 +47,7 @@ class Runs:
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
     notes: dict[str, dict[str, str]] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
     only: str = ""
     source: Path = Path()
 
@@ -96,7 +97,8 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
 
     `unfinished=True` also reads the rounds, clients and details of runs that have no summary yet.
     only: the tables that are read; the others are empty, which saves most of the time with hundreds of runs.
-    Raises UserError if there is no such folder or no run in it.
+    A run with a file that is cut off, changed or of another format is left out, and `damaged` names the file. Raises
+    UserError if there is no such folder, no run in it, or none that can be read.
     """
     source = Path(folder)
     folder = folder_of(source)
@@ -110,43 +112,101 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     chosen = paths if unfinished else finished
     if not chosen:
         raise UserError(f"{source}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
-    experiments = {run: read_settings(path) for run, path in chosen.items()}
-    frames = {}
-    for name in TABLES:
-        read = chosen if name in only else {}
-        frames[name] = _joined(read, name, experiments)
-    runs = Runs(**frames, experiments=experiments, folder=folder, source=source)
+    records, damaged = _read_all(chosen, only)
+    if not records:
+        raise UserError(_none_readable(source, list(damaged.values())))
+    frames = {name: _joined(records, chosen, name) for name in TABLES}
+    runs = Runs(
+        **frames,
+        experiments={run: record.experiment for run, record in records.items()},
+        folder=folder,
+        source=source,
+        notes={run: record.notes for run, record in records.items() if run in finished and "summary" in only},
+        damaged={run: text.removeprefix(f"{folder}{os.sep}") for run, text in damaged.items()},
+    )
     runs.unfinished = [run for run in paths if run not in finished]
-    if "summary" in only:
-        _note_rounds(runs, finished)
     return runs
 
 
-def _note_rounds(runs: Runs, finished: Mapping[str, Path]) -> None:
-    """Add what is to be said of the rounds of finished runs, and the names of those whose summary is damaged."""
-    summary = runs.summary
-    selected = {}  # {run: the round of best_validation}
-    if len(summary):
-        selected = dict(zip(summary["run"], summary["best_validation_round"]))
-    for run, path in finished.items():
-        if run not in selected:
-            runs.damaged.append(run)
-        runs.notes[run] = notes_on(trained_rounds(path), selected.get(run, math.nan))
+class Record(NamedTuple):
+    """What is read of one run: its settings, its tables by name, and what is to be said of its rounds."""
+
+    experiment: Experiment
+    tables: dict[str, pd.DataFrame]
+    notes: dict[str, str]
+
+
+def _read_all(paths: Mapping[str, Path], only: Sequence[str]) -> tuple[dict[str, Record], dict[str, str]]:
+    """Return ({run: what is read of it}, {run: why it cannot be read})."""
+    records = {}
+    damaged = {}
+    for run, path in paths.items():
+        try:
+            records[run] = _read_run(path, only)
+        except UserError as error:
+            damaged[run] = str(error)
+    return records, damaged
+
+
+def _read_run(path: Path, only: Sequence[str]) -> Record:
+    """Return what is read of one run's folder; UserError, which names the file, for one that cannot be read."""
+    experiment = read_settings(path)
+    tables = {name: read_record(path / f"{name}.csv") for name in TABLES if name in only}
+    selected = math.nan
+    if "summary" in only and is_finished(path):
+        if tables["summary"].empty:
+            raise UserError(f"{path / 'summary.csv'}: it is empty or cut off; {AGAIN}")
+        selected = tables["summary"]["best_validation_round"].iloc[0]
+        _require_keys(path / "summary.csv", experiment, tables["summary"])
+        _require_rounds(path / "rounds.csv", tables)
+    with named(path / "rounds.csv"):
+        notes = notes_on(trained_rounds(path), selected)
+    return Record(experiment, tables, notes)
+
+
+def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> None:
+    """UserError for a summary of another method, target or seed than the settings beside it."""
+    run = experiment.run
+    keys = {"method": experiment.method_name, "target": run.target, "seed": run.seed}
+    for key, value in keys.items():
+        recorded = summary[key].fillna("").iloc[0]
+        if recorded != value:
+            raise UserError(f"{file}: its {key} is {recorded!r}, and that of experiment.toml {value!r}; {AGAIN}")
+
+
+def _require_rounds(file: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """UserError for a finished run whose rounds were read and end before the last one that its summary names."""
+    if "rounds" not in tables or not file.is_file():
+        return
+    last = tables["summary"]["last_round"].iloc[0]
+    rounds = tables["rounds"]
+    if rounds.empty or rounds["round"].max() < last:
+        raise UserError(f"{file}: it ends before round {last}, which summary.csv names; {AGAIN}")
+
+
+def _none_readable(source: Path, reasons: list[str]) -> str:
+    """Return why no run of a folder can be read: the first reason, which names its file, and the number of runs."""
+    if len(reasons) == 1:
+        return reasons[0]
+    return f"{source}: none of its {len(reasons)} runs can be read; the first is {reasons[0]}"
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
     """The part of `runs` that belongs to the experiment of that name."""
     names = {run: experiment.name for run, experiment in runs.experiments.items()}
     part = part_of(runs, [run for run in names if names[run] == name])
-    part.unfinished = []
-    for run in runs.unfinished:
-        if _experiment_name(runs, run) in ("", name):
-            part.unfinished.append(run)
+    part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
+    part.damaged = _selected(runs.damaged, lambda run: _experiment_name(runs, run) in ("", name))
     return part
 
 
+def _selected(texts: Mapping[str, str], is_wanted: Callable[[str], bool]) -> dict[str, str]:
+    """Return the texts of the runs for which the function is true."""
+    return {run: text for run, text in texts.items() if is_wanted(run)}
+
+
 def _experiment_name(runs: Runs, run: str) -> str:
-    """The experiment of an unfinished run; empty when its settings cannot be read (yet)."""
+    """The experiment of an unfinished or damaged run; empty when its settings cannot be read (yet)."""
     try:
         return read_settings(run_folder(runs, run)).name
     except (UserError, OSError):
@@ -185,7 +245,8 @@ def choose_runs(
     part = part_of(runs, chosen)
     texts = [runs.only, _choice_text(methods, targets, seeds)]
     part.only = "; ".join(filter(None, texts))
-    part.unfinished = [run for run in runs.unfinished if choice.has_unfinished(run)]
+    part.unfinished = list(filter(choice.has_unread, runs.unfinished))
+    part.damaged = _selected(runs.damaged, choice.has_unread)
     return part
 
 
@@ -217,8 +278,8 @@ class Choice:
         has_target = not self.targets or target in self.targets
         return has_method and has_target and (not self.seeds or seed in self.seeds)
 
-    def has_unfinished(self, run: str) -> bool:
-        """Whether an unfinished run is chosen, of which nothing is read but its path."""
+    def has_unread(self, run: str) -> bool:
+        """Whether an unfinished or damaged run is chosen, of which nothing is read but its path."""
         folder, target, seed = _path_names(run)
         return self.has({folder, folder.partition("@")[0]}, target, seed)
 
@@ -249,7 +310,6 @@ def part_of(runs: Runs, chosen: Sequence[str]) -> Runs:
         **frames,
         experiments={run: runs.experiments[run] for run in chosen},
         notes={run: texts for run, texts in runs.notes.items() if run in names},
-        damaged=[run for run in runs.damaged if run in names],
     )
 
 
@@ -285,10 +345,16 @@ def run_environment(runs: Runs, run: str) -> dict[str, Any]:
 def read_settings(run: Path) -> Experiment:
     """Return the resolved settings of one run's folder; UserError when they cannot be read, or for another format."""
     read_environment(run)
+    file = run / "experiment.toml"
+    text = read_text(file)
+    if not text.endswith("\n") or RUN_SECTION not in text:
+        raise UserError(f"{file}: it is cut off: a run's settings end with the section [run]; {AGAIN}")
     try:
-        return parse_experiment((run / "experiment.toml").read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, UserError) as error:
-        raise UserError(f"{run / 'experiment.toml'}: {error}") from None
+        with named(file, "the settings"):
+            return parse_experiment(text)
+    except UserError as error:
+        reason = str(error).removeprefix(f"{file}: ")
+        raise UserError(f"{file}: {reason}") from None
 
 
 def unfinished(run: Path) -> str:
@@ -331,20 +397,15 @@ def _key(path: Path, folder: Path) -> str:
     return path.name if relative == "." else relative
 
 
-def _joined(paths: Mapping[str, Path], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
+def _joined(records: Mapping[str, Record], paths: Mapping[str, Path], name: str) -> pd.DataFrame:
     """The rows of one record file of all runs, with the run's keys as first columns."""
     frames, keys = [], []
-    for key, path in paths.items():
-        try:
-            frame = read_record(path / f"{name}.csv")
-        except UserError:
-            if name != "summary":
-                raise
-            continue  # the run is listed as damaged, and the others are read
+    for key, record in records.items():
+        frame = record.tables.get(name, pd.DataFrame())
         if len(frame):
-            experiment = experiments[key]
+            experiment = record.experiment
             run = experiment.run
-            target = run.target or path.parent.name
+            target = run.target or paths[key].parent.name
             frames.append(frame.drop(columns=KEYS, errors="ignore"))
             keys.append((key, experiment.name, experiment.method_name, target, run.seed))
     if not frames:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.common.errors import UserError
+from fedsim.records.readers import AGAIN, named, read_text
 from fedsim.records.selection import RULES
 
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
@@ -18,7 +19,6 @@ SUMMARY_KEYS = ("method", "target", "seed")
 # From 3.1 on pandas reads numbers to the last digit by default; the argument that older versions need is deprecated.
 MAJOR, MINOR, *_ = pd.__version__.split(".")
 EXACT = {} if (int(MAJOR), int(MINOR)) >= (3, 1) else {"float_precision": "round_trip"}
-AGAIN = "copy the file again, or remove the run's folder and repeat the run"
 CHANGED = f"so that another program has changed it; {AGAIN}"
 
 
@@ -47,7 +47,8 @@ def read_record(file: Path) -> pd.DataFrame:
     """
     if not file.is_file():
         return pd.DataFrame()
-    frame = parse_csv(_text(file), str(file))
+    with named(file, "the rows"):
+        frame = parse_csv(read_text(file), str(file))
     if frame.empty:
         return frame
     is_summary = file.name == "summary.csv"
@@ -70,13 +71,14 @@ def is_finished(run: Path) -> bool:
 
 
 def text_rows(file: Path) -> list[dict[str, str]]:
-    """The complete rows of a record file as text; none without the file, and none where it is not text in UTF-8."""
+    """The complete rows of a record file as text; none without the file, and none where it cannot be read."""
     try:
-        text = _text(file) if file.is_file() else ""
+        text = read_text(file) if file.is_file() else ""
+        lines = io.StringIO(complete_lines(text))
+        with named(file):
+            return list(csv.DictReader(lines))
     except UserError:
         return []
-    lines = io.StringIO(complete_lines(text))
-    return list(csv.DictReader(lines))
 
 
 def complete_lines(text: str) -> str:
@@ -103,13 +105,6 @@ def summary_rows(run: Path) -> list[dict[str, str]]:
         if is_complete and row["seed"].isdecimal():
             rows.append(row)
     return rows
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")  # spreadsheets write a mark at the start
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: it is not text in UTF-8; {AGAIN}") from None
 
 
 def _has_numbers(values: pd.Series) -> bool:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedsim.common.errors import UserError
-from fedsim.common.files import atomic_write, file_mode
+from fedsim.common.files import atomic_write, file_mode, writing
 from fedsim.data.fingerprint import Fingerprints
 from strategies.state import ServerState
 
@@ -45,7 +45,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
     """Write a safetensors file atomically: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished(path)
-    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
+    with writing(path):
+        save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
     temporary.chmod(file_mode())  # safetensors makes files that only their owner can read
     temporary.replace(path)
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.common.errors import UserError
+from fedsim.records.readers import named
 from fedsim.runs.checkpoint import write_arrays
 from strategies.parts import Entries
 
@@ -39,9 +40,10 @@ def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
             f"{file} is of round {round_of(file)}, and {model.name} of round {round_of(model)}; finish the run"
         )
     by_client: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in load_file(file).items():
-        client, name = json.loads(key)
-        by_client.setdefault(client, {})[name] = tensor
+    with named(file, "the clients' tensors"):
+        for key, tensor in load_file(file).items():
+            client, name = json.loads(key)
+            by_client.setdefault(client, {})[name] = tensor
     return [by_client[client] for client in sorted(by_client)]
 
 
@@ -65,5 +67,5 @@ def take_over_best(folder: Path, waiting: Path, saved: int) -> None:
 
 def round_of(file: Path) -> str:
     """The round that a file of tensors says."""
-    with safe_open(file, framework="numpy") as opened:
+    with named(file, "the tensors"), safe_open(file, framework="numpy") as opened:
         return (opened.metadata() or {}).get("round", "")

@@ -218,6 +218,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += share_notes(space.net, plan.recipe.share)
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
+    notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
     versions = {name: site.versions for name, site in sites.items()}
     if roster.target:
         versions[roster.target.client] = roster.target.versions

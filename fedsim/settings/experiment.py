@@ -146,7 +146,7 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
     path = find_config(config)
     try:
         table = copy.deepcopy(_parsed(path.read_text()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = '; write text in quotes: dataset = "folder"' if "Invalid value" in str(error) else ""
         raise UserError(f"{path}: not valid TOML: {error}{hint}") from None
     if "blocks" in table:

@@ -140,6 +140,7 @@ class Estimate:
 
     seconds: float | None
     source: str  # where the seconds come from, or why there are none
+    cells: int = 0  # that remain
 
 
 def step_key(experiment: Experiment) -> tuple[str, ...]:
@@ -236,7 +237,7 @@ def row_estimate(cells: Sequence[Cell]) -> Estimate:
         return Estimate(0.0, "")
     rate = measured_rates(cells).get(left[0].experiment.method_name)
     if rate is not None:
-        return Estimate(rate * sum(cell.rounds_left for cell in left), "finished rounds")
+        return Estimate(rate * sum(cell.rounds_left for cell in left), "finished rounds", len(left))
     measured = step_time(left[0].experiment)
     if measured is None:
         return Estimate(None, "not measured")
@@ -247,7 +248,7 @@ def row_estimate(cells: Sequence[Cell]) -> Estimate:
         if of_cell is None:
             return Estimate(None, "steps not counted")
         steps += of_cell
-    return Estimate(seconds * steps, f"local steps alone on {machine}")
+    return Estimate(seconds * steps, f"local steps alone on {machine}", len(left))
 
 
 def steps_left(cell: Cell) -> float | None:

@@ -121,7 +121,7 @@ def find_table(config: str) -> Path | None:
 def _read(path: Path) -> dict:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -326,8 +326,8 @@ class TableStudy(Study):
         console.print(escape(read_table(self._file).title), highlight=False, soft_wrap=True)
 
     def table(self, cells: Sequence[Cell], width: int) -> Table:
-        """Return the rows with their cells and hours; one for which nothing is measured says so instead of hours."""
-        table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
+        """Return the rows with their cells and the hours of one; where nothing is measured, a row says so instead."""
+        table = Table("block", "row", "method", "targets", "seeds", "finished", "hours a cell")
         estimates = []
         for row in self._rows:
             for cell in row.cells:
@@ -351,27 +351,34 @@ def row_texts(row: PlannedRow, estimate: Estimate) -> list[str]:
         str(len(targets)),
         str(len(seeds)),
         f"{len(finished)}/{len(row.cells)}",
-        estimate.source if estimate.seconds is None else f"{estimate.seconds / 3600:.1f}",
+        estimate.source if estimate.seconds is None else _hours(estimate.seconds / max(estimate.cells, 1)),
     ]
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f}"
 
 
 def caption(estimates: Sequence[Estimate], width: int) -> str:
     """Return the total time of a table as text, with the measurements from which it follows."""
     seconds = 0.0
-    unknown = 0
+    unknown = cells = 0
     sources = []
     for estimate in estimates:
         if estimate.seconds is None:
             unknown += 1
         elif estimate.seconds:
             seconds += estimate.seconds
+            cells += estimate.cells
             sources.append(estimate.source)
     missing = "1 row is not measured" if unknown == 1 else f"{unknown} rows are not measured"
     if not sources:
         return f"time not known: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
-    hours = seconds / 3600
     basis = "; ".join(dict.fromkeys(sources))
-    text = f"{hours:.1f} hours one cell at a time, {hours / width:.1f} with {width} ({basis})"
+    text = (
+        f"{cells} cells to run, {_hours(seconds / cells)} hours each: {_hours(seconds)} hours one cell at a time, "
+        f"{_hours(seconds / width)} with {width}, at the speed of what was measured ({basis})"
+    )
     return f"{text}, and {missing}" if unknown else text
 
 

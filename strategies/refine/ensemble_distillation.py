@@ -80,6 +80,16 @@ class EnsembleDistillation(Refine):
         """Marks the results that have distillation."""
         return "kd" if self.data else ""
 
+    @property
+    def remark(self) -> str:
+        """What a run without images says."""
+        if self.data:
+            return ""
+        return (
+            "ensemble_distillation has no images, so that the server distils nothing (the paper's ablation without "
+            "distillation); method.ensemble_distillation.data names a folder of images on the server"
+        )
+
     def check_server(self, experiment: Experiment, known: Mapping[str, Mapping]) -> None:
         """Raises UserError for a folder without images, and for one that holds images of a client or of the target."""
         if self.data:

@@ -13,6 +13,7 @@ from fedsim.analysis.compare import run_labels
 from fedsim.analysis.statistics import holm, paired
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
+from fedsim.records.differences import variant_text
 
 
 def test_numbers_by_hand():
@@ -170,6 +171,19 @@ def test_which_settings_tell_runs_apart():
     weight = {"method": {"name": "gperxan", "guiding_head": {"weight": 0.25}}}  # stands in its label
     for change in (where | {"name": "other"}, weight):
         assert len(labels(one_each(pacs_experiment(), pacs_experiment("csac", **change)))) == 2
+
+
+def test_a_setting_that_a_label_has_is_not_named_twice():
+    """The label of a run has the changes of its recipe; a key with the same end and another value is another one."""
+    runs = one_each(
+        pacs_experiment("fedprox"),
+        pacs_experiment("fedprox", method={"name": "fedprox", "proximal": {"mu": 0.5}}),
+        labels={"1": "fedprox@proximal.mu=0.5"},
+    )
+    assert labels(runs, "method.proximal.mu") == ["fedprox@proximal.mu=0.5", "fedprox (mu=default)"]
+    assert variant_text(["train.lr", "train.epochs"], ["0.1", "5"], "mine@lr=0.1,train.epochs=50") == "epochs=5"
+    assert variant_text(["train.lr"], ["0.1"], "mine@clr=0.1") == "lr=0.1"
+    assert variant_text(["a.x.mu", "a.y.mu"], ["1", "1"], "mine@x.mu=1") == "a.y.mu=1"
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -208,3 +208,19 @@ def test_empty_names_and_wrong_seeds_are_refused(tmp_path, verb):
     for seeds in ("²", "1,,2", "-1"):
         with pytest.raises(UserError, match=f"--seeds '{seeds}'.*: give whole numbers separated by commas"):
             raise CliRunner().invoke(app, [*words, f"--seeds={seeds}"]).exception
+
+
+def test_weights_that_a_fusion_does_not_use_are_not_named(called):
+    for name, is_weighted in (("csac", False), ("qfedavg", False), ("fedavg", True)):
+        out = " ".join(called("methods", name)[1].split())
+        assert ("weights by_examples" in out) == is_weighted
+        assert ("weights of clients: not used by" in out) == (not is_weighted)
+
+
+def test_an_experiment_of_brackets_is_one_line(called, tmp_path):
+    file = tmp_path / "deep.toml"
+    file.write_text("name = " + "[" * 100_000)
+    code, _, errors = called("run", str(file))
+    assert code == 2
+    assert f"{file}: not valid TOML" in errors
+    assert errors.count("\n") == 1

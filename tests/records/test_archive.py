@@ -183,5 +183,6 @@ def test_an_archive_of_another_program_is_read_and_other_files_are_left_out(own_
 def test_a_damaged_record_of_an_archive_is_named_as_in_a_folder(own_grid, tmp_path):
     file = archived(own_grid, tmp_path / "study.zip")
     changed(file, lambda entry, content: b"round;x\n1;2\n" if entry.filename == f"{RUN}/rounds.csv" else content)
-    with pytest.raises(UserError, match=rf"study.zip/{RUN}/rounds.csv: .*copy the file again"):
-        read_runs(file)
+    (text,) = read_runs(file).damaged.values()
+    assert text.startswith(f"{RUN}/rounds.csv: ")
+    assert "copy the file again" in text

@@ -49,8 +49,9 @@ def test_one_call_reads_everything_and_unfinished_runs_when_asked(folder):
     with pytest.raises(UserError, match="1 unfinished"):
         read_runs(folder / "csac" / "photo" / "seed5")
     (folder / "csac" / "photo" / "seed0" / "experiment.toml").write_text("name = [")
-    with pytest.raises(UserError, match=r"experiment\.toml"):
-        read_runs(folder)
+    assert list(read_runs(folder).damaged) == ["csac/photo/seed0"]
+    with pytest.raises(UserError, match=r"csac/photo/seed0/experiment\.toml"):
+        read_runs(folder / "csac" / "photo" / "seed0")
 
 
 def test_names_that_look_like_numbers_stay_text(tmp_path):
@@ -247,7 +248,7 @@ def test_a_run_of_another_format_is_refused(run, table, said, runs):
 def test_figures_of_a_changed_file(verb, edit, own_grid):
     file = own_grid / "csac" / "photo" / "seed1" / "rounds.csv"
     file.write_text(edit(file.read_text()))
-    assert "copy the file again" in one_line([verb, own_grid], file)
+    assert "copy the file again" in one_line([verb, file.parent], file)
 
 
 def test_a_table_needs_no_rounds_that_are_text(own_grid):
@@ -263,13 +264,14 @@ def test_other_runs_do_not_end_with_a_changed_summary(edit, own_grid):
     run = own_grid / "csac" / "photo" / "seed1"
     (run / "summary.csv").write_text(edit((run / "summary.csv").read_text()))
     runs = read_runs(own_grid, only=["summary"])
-    assert runs.damaged == ["csac/photo/seed1"]
-    assert any("cut off or changed: csac/photo/seed1" in note for note in compare(runs).notes)
-    assert choose_runs(runs, ["fedavg"]).damaged == []
+    assert list(runs.damaged) == ["csac/photo/seed1"]
+    assert any("cannot be read: csac/photo/seed1/summary.csv" in note for note in compare(runs).notes)
+    assert list(choose_runs(runs, ["csac"]).damaged) == ["csac/photo/seed1"]
+    assert choose_runs(runs, ["fedavg"]).damaged == {}
     write_results(own_grid)
     assert len(pd.read_csv(own_grid / "results.csv")) >= 7
-    with pytest.raises(UserError, match="empty, cut off or changed"):
-        compare(read_runs(run))
+    with pytest.raises(UserError, match=r"seed1/summary\.csv: "):
+        read_runs(run)
     if edit("1,2") in ("", "1,2", "1,"):  # cut off
         with pytest.raises(UserError, match="empty or cut off"):
             headline(run)

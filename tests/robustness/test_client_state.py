@@ -1,7 +1,11 @@
 """A client's stored state that is foreign, old or damaged is refused in one line; other clients are not affected."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,46 @@ def test_another_state_stops_the_run_in_one_line_or_loses_one_client_when_asked(
 
 def statuses(folder):
     return numbers(folder / "clients.csv").query("client == @VICTIM").set_index("round")["status"]
+
+
+def test_leftovers_of_processes_that_are_gone_are_removed(folder):
+    """A process that is killed while it writes leaves its own folder; that of a process that is there stays."""
+    store_with(folder, range(1, 3))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for process in (gone.pid, os.getpid()):
+        (folder / f".{process}.tmp").mkdir()
+        (folder / f".{process}.tmp" / ".tmpAb12Cd").write_bytes(b"half of a state")
+    (folder / ".notes.tmp").mkdir()
+    assert ClientStore(folder, "photo", "a" * 16).get_number("risk") == 2.0
+    hidden = {path.name for path in folder.glob(".*")}
+    assert hidden == {f".{os.getpid()}.tmp", ".notes.tmp"}
+
+
+def test_a_kill_while_the_state_is_written_leaves_nothing_once_the_store_is_opened_again(folder):
+    store_with(folder, range(1, 2))
+    code = (
+        "import sys, torch\n"
+        "from clients.store import ClientStore\n"
+        f"store = ClientStore(__import__('pathlib').Path({str(folder)!r}), 'photo', {'a' * 16!r})\n"
+        "store.open_round(2)\n"
+        "store.put('personal', {'a': torch.zeros(50_000_000)})\n"
+        "print('writes', flush=True)\n"
+        "store.commit()\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    writer.stdout.readline()
+    while not list(folder.glob(".*.tmp/*")) and writer.poll() is None:
+        time.sleep(0.001)
+    writer.kill()
+    writer.wait()
+    assert ClientStore(folder, "photo", "a" * 16).get_number("risk") == 1.0
+    assert not list(folder.glob(".*"))
+
+
+def test_an_owner_of_another_type_is_unreadable(folder):
+    store_with(folder, range(1, 3))
+    for text in ("[1]", "5", "[" * 100_000):
+        (folder / "owner.json").write_text(text)
+        with pytest.raises(UserError, match="unreadable owner"):
+            store_with(folder, range(3))

@@ -164,6 +164,8 @@ def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
     draw_images(tmp_path / "aux", 8, start=9)  # other pixels in the same folder, for a finished run
     with pytest.raises(UserError, match=r"other data .auxiliary images: 8 images as before"):
         refuse_other_settings(folder, experiment, build_recipe(experiment))
+    assert "distils nothing" in EnsembleDistillation().remark
+    assert not EnsembleDistillation(data="images").remark
     gone = {"ensemble_distillation": {"data": str(tmp_path / "none")}}
     with pytest.raises(UserError, match="no folder"):
         run_small(experiment.replace(run={"output": str(tmp_path / "other")}, method=gone))

@@ -17,10 +17,11 @@ from fedsim.runs.plan import Plan, resolve
 from fedsim.settings.experiment import read_experiment
 from fedsim.studies import Axes, budget
 from fedsim.studies.axes import check_axes, grid_points, split_values
-from fedsim.studies.estimate import guessed_rates
+from fedsim.studies.estimate import Estimate, guessed_rates
 from fedsim.studies.loop import run_cells
 from fedsim.studies.plan import Cell, plan_cells
 from fedsim.studies.pool import CellProcess
+from fedsim.studies.tables import caption
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
 SET = [part for word in SMALL for part in ("--set", word)]
@@ -196,3 +197,13 @@ def test_missing_data_are_refused_before_anything_starts(start, tmp_path, monkey
     (line,) = [line for line in dry.output.splitlines() if line.startswith("The data are not on this machine: ")]
     assert missing in line
     assert " hours one cell at a time" in dry.output or "waiting" in dry.output
+
+
+def test_a_dry_run_says_the_hours_of_a_cell_and_of_all():
+    """Two rows with 4 cells of 3 h and 1 of 8 h: 20 h for 5 cells, of which two run at a time."""
+    rows = [Estimate(4 * 3 * 3600.0, "steps", 4), Estimate(8 * 3600.0, "steps", 1), Estimate(0.0, "")]
+    assert caption(rows, 2) == (
+        "5 cells to run, 4.0 hours each: 20.0 hours one cell at a time, 10.0 with 2, at the speed of what was measured "
+        "(steps)"
+    )
+    assert caption([*rows, Estimate(None, "not measured")], 2).endswith("(steps), and 1 row is not measured")
