@@ -165,12 +165,12 @@ def _read_run(path: Path, only: Sequence[str]) -> Record:
 
 
 def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> None:
-    """UserError for a summary of another method, target or seed than the settings beside it."""
+    """UserError for a summary whose method, target or seed the settings beside it lack: these are cut off."""
     run = experiment.run
-    keys = {"method": experiment.method_name, "target": run.target, "seed": run.seed}
-    for key, value in keys.items():
+    keys = {"method": (experiment.method_name, "fedavg"), "target": (run.target, ""), "seed": (run.seed, 0)}
+    for key, (value, default) in keys.items():
         recorded = summary[key].fillna("").iloc[0]
-        if recorded != value:
+        if value == default != recorded:
             raise UserError(f"{file}: its {key} is {recorded!r}, and that of experiment.toml {value!r}; {AGAIN}")
 
 

@@ -219,10 +219,15 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
     notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
-    versions = {name: site.versions for name, site in sites.items()}
+    return notes + code_notes(outside_versions(packages_of(experiment)), versions_of(roster))
+
+
+def versions_of(roster: Roster) -> dict[str, dict[str, str]]:
+    """The versions of packages at each site, and at that of the unseen domain."""
+    versions = {name: site.versions for name, site in roster.sites.items()}
     if roster.target:
         versions[roster.target.client] = roster.target.versions
-    return notes + code_notes(outside_versions(packages_of(experiment)), versions)
+    return versions
 
 
 def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:

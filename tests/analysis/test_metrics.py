@@ -70,7 +70,7 @@ def test_predictions_are_kept_as_they_are(tmp_path):
         with pytest.raises(UserError, match="no predictions were kept"):
             read_predictions(tmp_path, rule)
     predictions_file(tmp_path, 7).write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="not readable predictions"):
+    with pytest.raises(UserError, match="the predictions cannot be read"):
         read_predictions(tmp_path, "last")
     assert len(pooled([found, found]).label) == 12
     with pytest.raises(UserError, match="different classes"):

@@ -41,7 +41,7 @@ def test_records_and_kept_cases_have_the_metric(outputs):
     assert cases.dice.mean() == pytest.approx(summary["last_target_dice"][0])
     last = details[(details["round"] == 2) & (details["quantity"] == "surface_distance")].set_index("name")["value"]
     assert last.to_dict() == pytest.approx(dict(zip(cases.structures, cases.surface_distance.mean(axis=0))))
-    with pytest.raises(UserError, match="not readable predictions"):
+    with pytest.raises(UserError, match="the predictions cannot be read"):
         read_predictions(run, "last")
 
 
