@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedsim.methods.table import METHODS
 
 FOLDER = Path(__file__).with_name("tables")
-PAGES = ("digits", "pacs", "segmentation", "rotated-mnist", "combinations", "why", "hospitals")
+PAGES = ("digits", "pacs", "segmentation", "rotated-mnist", "combinations", "why", "hospitals", "drawings")
 
 
 class Results(NamedTuple):
