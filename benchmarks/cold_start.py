@@ -66,7 +66,8 @@ def order(settings: str, state: str) -> tuple:
 
     assume_identity(1)
     name = resolve(parse_experiment(settings)).clients[0]
-    config = {"experiment": settings, "token": "cold", "round": 1, "phase": "train", "client": name, "state-dir": ""}
+    config = {"experiment": settings, "token": "c01dc01dc01dc01d", "round": 1, "phase": "train", "client": name}
+    config |= {"state-dir": "", "timeout": 60.0}
     node = {"site": "cold", "domain": name, "role": "source", "state-dir": state}
     root = parse_experiment(settings).data.root
     context = Context(1, 2, {**node, **({"data-dir": root} if root else {})}, RecordDict(), {})
