@@ -225,7 +225,8 @@ class LocalClient:
         work, plan = local_plan(recipe, round, self.counts, self.source_clients)
         self.spent.append(Amount.of(plan))
         round.steps, round.images = len(plan), self.spent[-1].images
-        round.lr = learning_rate(work, max(round.round, 1), round.rounds)
+        number = round.round or work.warmup_rounds + 1  # a prelude is no round, and is not warmed up
+        round.lr = learning_rate(work, number, round.rounds)
         for parameter in self.view.learned:
             parameter.requires_grad_(True)  # a part may have taken the gradient of some in a round that it did not end
         round.optimizer = make_optimizer(self.net, work, round.lr)

@@ -48,7 +48,8 @@ class TrainSettings(Settings):
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="largest L2 norm of the gradient of a local step, over all trained tensors; 0: no limit",
+        description="largest L2 norm of the gradient in a step of the model that is sent, over all its trained "
+        "tensors; what a part trains beside it is not limited; 0: no limit",
     )
     class_weights: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         [],

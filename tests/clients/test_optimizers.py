@@ -1,7 +1,7 @@
 """The local optimizer and its schedules, what a client reports of its steps, and which of its iterates counts."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from clients.terms.drift_correction import DriftCorrection
 from clients.terms.moon import ModelContrast
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
+from fedsim.methods.table import METHODS
 from fedsim.settings import TrainSettings
 
 
@@ -221,3 +222,21 @@ def test_the_gradient_of_a_step_is_no_longer_than_clip_norm(limit, tmp_path):
         assert torch.allclose(moves[1] / moves[1].norm(), moves[0] / moves[0].norm(), atol=1e-3)
     else:
         assert torch.equal(*moves)
+
+
+def test_what_comes_before_the_first_round_is_not_warmed_up(tmp_path):
+    """CSAC's acquisition is no round: it has the whole rate, and the rounds after it begin with a part of it."""
+    parts = {"semantic_calibration": {"acquire_iterations": 2}}
+    train = {"lr": 0.1, "warmup_rounds": 4, "momentum": 0.0, "iterations": 1}
+    seen = []
+
+    class Noted(Report):
+        def after(self, round):
+            seen.append((round.phase, round.lr))
+            return {}
+
+    recipe = METHODS["csac"]
+    client = client_of(tmp_path, replace(recipe, reports=(Noted(),)), train={**train, "rounds": 8}, parts=parts)
+    fit(client, {**CONFIG, "phase": recipe.client.prelude, "round": 0})
+    fit(client, {**CONFIG, "round": 1})
+    assert seen == [("acquire", 0.1), ("train", pytest.approx(0.025))]
