@@ -61,8 +61,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         counts=dict.fromkeys(_STYLES, 579),
         source="emojis of Noto (Apache-2.0), Twemoji (CC-BY 4.0), OpenMoji (CC-BY-SA 4.0) and Fluent (MIT)",
         note="needs no files (32 pixels, which a larger data.image_size enlarges; data.root names the full set of 64); "
-        "every style shows the SAME emojis, and a quarter of them, drawn by the split seed, is in no client's data: the "
-        "unseen style is tested on these",
+        "every style shows the SAME emojis, and a quarter of them, drawn by the split seed, is in no client's data: "
+        "the unseen style is tested on these",
         same_images=True,
         test_apart=True,
         reader="fedsim.data.drawings:Drawings",

@@ -87,19 +87,18 @@ def over_limit(
     """
     if not limit:
         return {}
-    usual_limit = limit
     refused, ordered = {}, sorted(sizes.values())
     for client, size in sizes.items():
-        limit = min(usual_limit, STANDS_OUT) if client in blamed else usual_limit
+        allowed = min(limit, STANDS_OUT) if client in blamed else limit
         usual = lower_median(history.get(client, ()))
         bound, whose = upper_median_of_others(ordered, size), "the median of the other replies"
         if len(ordered) == 1:
             bound, whose = (usual, "the median of its own earlier rounds") if usual else (previous, "the model's norm")
-        if bound and size > limit * bound:
+        if bound and size > allowed * bound:
             reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
             reason += f" and {size / usual:.3g} times its own earlier ones" if usual and len(ordered) > 1 else ""
             why = "the limit of a client that has ruined a model" if client in blamed else "run.update_limit"
-            refused[client] = f"{reason}; {why} is {limit:g}"
+            refused[client] = f"{reason}; {why} is {allowed:g}"
     return both_of_two(refused, sizes)
 
 
