@@ -7,6 +7,7 @@ import numpy as np
 from clients.local_steps import Fitted, Measured, Order
 from clients.round import LocalClient
 from fedsim.flower.numpy_client import NumPyClient
+from fedsim.models.tasks import defined
 from fedsim.tensors.arrays import fill
 from strategies.parts import ArrayDict, Arrays
 
@@ -34,8 +35,8 @@ class DomainClient(LocalClient, NumPyClient):
         self._restore_personal(only="local")
         self._load(tensors, "evaluate")
         rule = self.recipe.infer
-        score, loss = self.validate(rule.begin(self.net, tuple) if rule.on_sources else None)
-        metrics = {self.metric: score}
+        score, loss, further = self.examine(rule.begin(self.net, tuple) if rule.on_sources else None)
+        metrics = defined({self.metric: score, **further})
         if self.experiment.run.personalised or self.personal:
             metrics |= self._personalised(score, loss)
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}
@@ -52,7 +53,7 @@ class DomainClient(LocalClient, NumPyClient):
             fill(self.state, entry)
         if entries:
             score, loss = self.validate()
-        return {f"personal_{self.metric}": score, "personal_loss": loss}
+        return defined({f"personal_{self.metric}": score, "personal_loss": loss})
 
     def collect(self, order: Order, tensors: Arrays | None = None) -> ArrayDict:
         """This client's contribution to the bank that the message names, made with the received model, if any."""

@@ -22,7 +22,7 @@ class LocalData:
     task: the kind of labels, and how they are learned
     held: the training images of this client, or of each client whose data are pooled
     domains: the domain of every training example, int64 [n]; all are 0 where the data are not pooled
-    labels: the labels of a batch: classes int64 [N], or masks uint8 [N,Q,H,W] where the data set has masks
+    labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LocalData:
     ) -> None:
         self.client = data.client
         self.task = task
-        self.has_masks = data.masks is not None
+        self.has_masks = task.maps and data.masks is not None
         self.classes = len(data.classes)
         self.class_counts = data.class_counts()
         self.transforms = transforms
@@ -56,9 +56,10 @@ class LocalData:
         """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""
         return self.transforms.read(fetched(self.images[on_device(positions, self.images.device)], self.device))
 
-    def moments(self, features: int) -> Moments:
-        """The sums of the first features of the training examples, before they are standardized."""
-        return moments_of(self.images[: self.examples].cpu().numpy(), features)
+    def moments(self, features: int, targets: bool) -> Moments:
+        """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""
+        moments = moments_of(self.images[: self.examples].cpu().numpy(), features)
+        return moments.beside(moments_of(self.labels[: self.examples].cpu().numpy(), 1)) if targets else moments
 
     def batch(self, items: np.ndarray, transfer: Transfer | None = None, late: bool = False) -> Batch:
         """A training batch after transfer (style, frequency), augmentation and normalization, in this order.

@@ -1,5 +1,6 @@
 """One client's steps in one round: what is fixed before the first one, and the best iterate among them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -82,7 +83,7 @@ class LocalSteps:
 
 
 class BestIterate:
-    """Keeps the model of the step with the best local validation by the primary metric.
+    """Keeps the model of the step with the best local validation by the primary metric; an undefined one keeps none.
 
     There are `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one after the last
     step. Only a strict improvement counts, so that the first of equal models is kept. The whole state is restored to
@@ -94,9 +95,9 @@ class BestIterate:
     """
 
     def __init__(self, net: Net, validate: Callable[[], float], steps: int, checks: int) -> None:
-        self.net, self.validate = net, validate  # which gives the metric, and leaves the network in training mode
+        self.net, self.validate = net, validate  # the greatest is best; it leaves the network in training mode
         self.due = {steps * check // checks for check in range(1, checks + 1)}
-        self.score, self.step = -1.0, 0
+        self.score, self.step = -math.inf, 0
         self.state: dict[str, Tensor] = {}
 
     def after_step(self, number: int) -> None:

@@ -25,9 +25,11 @@ from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
+from fedsim.common.tasks import BY_METRIC
 from fedsim.common.values import Foreign
 from fedsim.models.infer.base import Predict
 from fedsim.models.net import Net
+from fedsim.models.tasks import defined, mean_of_defined
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import fill, load_arrays, to_arrays
 from strategies.parts import Arrays, Cut, Place
@@ -126,7 +128,7 @@ class LocalClient:
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
-            metrics[f"local_validation_{self.metric}"] = self.validate()[0]
+            metrics |= defined({f"local_validation_{self.metric}": self.validate()[0]})
         if self.initial:
             self.store.put("personal", {name: self.state[name] for name in self.initial})
         self.stored = self.store.commit()
@@ -256,15 +258,29 @@ class LocalClient:
         return float(steps.total) / max(steps.round.steps, 1)
 
     def _score(self) -> float:
-        """The primary metric of the model between two steps."""
+        """The primary metric of the model between two steps, turned so that more is better; NaN if undefined."""
         score, _ = self.validate()
         self.view.train()
-        return score
+        return float(BY_METRIC[self.metric].upwards(score))
 
     def validate(self, predict: Predict | None = None) -> tuple[float, float]:
-        """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains."""
+        """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains.
+
+        The metric is NaN where no domain defines it.
+        """
+        score, loss, _ = self.examine(predict)
+        return score, loss
+
+    def examine(self, predict: Predict | None = None) -> tuple[float, float, dict[str, float]]:
+        """(primary metric, loss, the task's further numbers) on the validation split; see `validate`.
+
+        A number that is defined in no domain is NaN, and so is the metric.
+        """
         self.view.eval()
         data, groups, size = self.data, self.data.validation_by_domain, self.experiment.run.evaluate_batch_size
-        results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
-        score, loss = (float(np.mean([result[index] for result in results])) for index in (0, 1))
-        return score, loss
+        results = [data.task.examine(predict or self.net, data.evaluation(group, size)) for group in groups]
+        further = {}
+        for name in data.task.further:
+            further[name] = mean_of_defined([result.further[name] for result in results])
+        score = mean_of_defined([result.value for result in results])
+        return score, float(np.mean([result.loss for result in results])), further

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from clients.parts import LocalRound, Report
 from fedsim.common.seeding import numpy_rng
-from fedsim.common.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK, BY_METRIC
 from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.parts.facts import Fact
 from fedsim.settings.effect import Only, Size
@@ -47,12 +47,17 @@ class GeneralizationGap(Report):
         return {}
 
     def _risk(self, round: LocalRound) -> float:
-        """The mean loss on training or validation examples, or 1 - validation accuracy, of the present network."""
+        """The mean loss on training or validation examples, or 1 - validation accuracy, of the present network.
+
+        Where less of the task's metric is better, the metric itself takes the place of 1 - accuracy.
+        """
         data = round.data
         positions = self._training_subset(round) if self.metric == "train_loss" else data.validation
         round.net.eval()
         score, loss, _ = round.task.measure(round.net, data.evaluation(positions, EVALUATION_BATCH))
-        return 1.0 - score if self.metric == "validation_accuracy" else loss
+        if self.metric != "validation_accuracy":
+            return loss
+        return score if BY_METRIC[round.task.metric].less_is_better else 1.0 - score
 
     def _training_subset(self, round: LocalRound) -> np.ndarray:
         positions = round.data.training_positions()

@@ -25,6 +25,7 @@ from torch import nn
 from fedsim.apps.given import Model, made, named_model, named_recipe
 from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, renamed
 from fedsim.common.errors import UserError
+from fedsim.common.tasks import CLASSIFICATION
 from fedsim.common.values import Json, JsonTable
 from fedsim.data.of_apps import DATASET, HERE, NO_TARGET, hold, settings_for
 from fedsim.methods.any_client import banks_of, needs_of, of_our_client
@@ -110,6 +111,9 @@ def app_experiment(method: str, settings: Mapping[str, Json]) -> Experiment:
         section = "train" if name == "rounds" else "run"
         if getattr(getattr(experiment, section), name) != getattr(getattr(Experiment(), section), name):
             raise UserError(f"fedsim.strategy and fedsim.client_app take no {name}: {RESERVED[name]}")
+    if experiment.data.task not in ("", CLASSIFICATION.name):
+        raise UserError(f"data.task = {experiment.data.task!r}: fedsim.strategy and fedsim.client_app take examples of "
+                        "classes, measured by accuracy; use fedsim.run, or a deployment")  # fmt: skip
     return experiment.replace(data={"dataset": DATASET}, run={"runtime": "deployment"})
 
 

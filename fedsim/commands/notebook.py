@@ -22,9 +22,11 @@ from fedsim.commands.runs import ProgressBar, headline
 from fedsim.common.console import errors
 from fedsim.common.errors import UserError
 from fedsim.common.lists import first_few
+from fedsim.common.tasks import OF_TENSORS
 from fedsim.common.values import Json
 from fedsim.data import unseen_domains
 from fedsim.data.of_apps import HERE, hold, settings_for
+from fedsim.data.targets import names_of_targets
 from fedsim.data.tensor_sets import name_classes
 from fedsim.export.trained import TrainedModel, load_trained
 from fedsim.methods.assembly import assemble
@@ -97,7 +99,8 @@ def run(
 
     method: a row of `fedsim methods`, a combination `a+b`, a `Recipe`, or `module:name`
     data: the name or path of an experiment file, or the path of a folder of images DOMAIN/CLASS/IMAGE, a table or .npz;
-    or a mapping from domains to torch Datasets of (tensor, class)
+    or a mapping from domains to torch Datasets of (tensor, class), or with `task="regression"` or `"multi-label"` of
+    (tensor, number) or (tensor, labels of 0 and 1)
     target: the unseen domain; empty: the last one
     model: the name of a backbone, an nn.Module, or a class or function that makes one; None: that of the experiment
     progress: whether a bar is shown
@@ -204,15 +207,20 @@ def _with_datasets(experiment: Experiment, data: Mapping[str, Any]) -> Experimen
     if experiment.run.runtime != "inline":
         raise UserError(f"run.runtime = {experiment.run.runtime!r}: Datasets that are given in Python are in this "
                         "process; leave the runtime out, or name them as data.dataset = 'module:name'")  # fmt: skip
-    held = {str(domain): hold(str(domain), dataset, None) for domain, dataset in data.items()}
+    task = experiment.data.task
+    held = {str(domain): hold(str(domain), dataset, None, task) for domain, dataset in data.items()}
     shapes = {domain: of_domain.shape for domain, of_domain in held.items()}
     if len(set(shapes.values())) > 1:
         texts = [f"{domain} {list(shape)}" for domain, shape in shapes.items()]
         raise UserError(f"the domains have examples of different shapes: {first_few(texts)}")
-    classes = name_classes({domain: of_domain.labels for domain, of_domain in held.items()})
+    labels = {domain: of_domain.labels for domain, of_domain in held.items()}
+    first, classes = 0, names_of_targets(experiment.data, labels, "data") if task in OF_TENSORS else ()
+    if not classes:
+        classes = name_classes(labels)
+        first = int(classes[0])
     are_images = all(of_domain.are_images for of_domain in held.values())
     for domain, of_domain in held.items():
-        HERE[domain] = of_domain.counted_from(int(classes[0])).in_form(are_images)
+        HERE[domain] = of_domain.counted_from(first).in_form(are_images)
     of_data = settings_for(next(iter(shapes.values())), are_images)
     return experiment.replace(data={**of_data, "domains": sorted(held), "classes": list(classes)})
 

@@ -36,6 +36,7 @@ MAPPING = Benchmark(
     images=False,
     reader=READER,
     discover=DISCOVER,
+    takes_targets=True,
 )
 
 

@@ -7,6 +7,9 @@
 
 An .npz file has x [N, ...], label [N], domain [N] and perhaps split [N], and an array of groups [N] where
 `data.columns.group` names one. Values become float32 and are not divided.
+
+With data.task = "regression" a label is a number, and with "multi-label" it is several columns of 0 and 1 (`label =
+["a", "b"]`), or an array [N, L]. Such labels are the targets of the examples, which then have no classes.
 """
 
 import json
@@ -19,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError, first_line, nearest
+from fedsim.common.tasks import OF_TENSORS
 from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.feature_tables import (
     Columns,
@@ -29,6 +33,7 @@ from fedsim.data.feature_tables import (
     is_empty,
     names_of_labels,
     read_table,
+    targets_of,
     text_of_names,
     with_categories,
     with_features,
@@ -38,6 +43,7 @@ from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
 from fedsim.data.row import Benchmark
 from fedsim.data.tables import SUFFIXES as TABLES
+from fedsim.data.targets import checked_targets, declared_outputs, names_of_targets, targets_or_classes
 from fedsim.data.tensor_sets import check_labels, name_classes, read_tensors
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import called, load
@@ -49,7 +55,7 @@ KEPT = 4  # opened data sets that a process keeps in memory
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The examples of one domain: values float32 [N, ...] and names of classes [N].
+    """The examples of one domain: values float32 [N, ...], and names of classes [N] or targets float32 [N, Q].
 
     There may also be parts of a split [N] and names of groups [N].
     """
@@ -58,6 +64,11 @@ class Examples:
     labels: np.ndarray
     parts: np.ndarray | None = None
     groups: np.ndarray | None = None
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the labels are targets, and no names of classes."""
+        return self.labels.ndim == 2
 
     def chosen(self, indices: np.ndarray) -> "Examples":
         """Some of the examples."""
@@ -70,6 +81,7 @@ class Examples:
 class Opened:
     """All domains that are here, their classes, and what the first axis of an example is made of.
 
+    classes: those of the labels, or the names of the targets
     features: names of the columns of a table; () for other tensors
     numeric: the number of leading features, or of channels, that are numbers and can be standardized
     source: the mapping or function of a user's module, which is kept so that no later one has its identity
@@ -90,15 +102,16 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     data.classes, and data.shape or the features with all their categories.
     """
     domains = tuple(sorted(map(composed, data.domains)))
-    if row.name not in (PARTITIONED, *EMBEDDED) and domains and data.classes and not data_root(data).exists():
+    declared = declared_outputs(data) or tuple(sorted(map(composed, data.classes), key=class_order))
+    if row.name not in (PARTITIONED, *EMBEDDED) and domains and declared and not data_root(data).exists():
         shape, features, numeric = _declared_shape(data)
-        classes = tuple(sorted(map(composed, data.classes), key=class_order))
-        return replace(row, domains=domains, classes=classes, shape=shape, features=features, numeric=numeric)
-    opened = open_arrays(data, row)
+        opened = Opened({}, declared, shape, features, numeric)
+    else:
+        opened = open_arrays(data, row)
     return replace(
         row,
         domains=tuple(sorted({*opened.domains, *domains})),
-        classes=opened.classes,
+        **targets_or_classes(data, opened.classes),
         shape=opened.shape,
         features=opened.features,
         numeric=opened.numeric,
@@ -137,9 +150,16 @@ class ArrayReader(Reader):
 
     def labels(self, domain: str) -> np.ndarray:
         """The index of every example's class, int64 [N]."""
+        examples = self._examples(domain)
+        if examples.has_targets:  # all are of one stratum
+            return np.zeros(len(examples.labels), np.int64)
         place = {name: index for index, name in enumerate(self.found.classes)}
-        names = self._examples(domain).labels.tolist()
-        return np.array([place[name] for name in names], np.int64)
+        return np.array([place[name] for name in examples.labels.tolist()], np.int64)
+
+    def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
+        """Targets float32 [N, Q]; None where the examples have classes."""
+        examples = self._examples(domain)
+        return examples.labels if examples.has_targets else None
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the examples whose split is `part`; None when none of the domain has it."""
@@ -167,8 +187,8 @@ class ArrayReader(Reader):
         """Hash of the values and labels of a domain."""
         examples = self._examples(domain)
         values = examples.values
-        names = "\0".join(examples.labels)
-        content = [str(values.shape).encode(), values.tobytes(), names.encode()]
+        labels = examples.labels.tobytes() if examples.has_targets else "\0".join(examples.labels).encode()
+        content = [str(values.shape).encode(), values.tobytes(), labels]
         if examples.parts is not None and reads_lists(self.data):
             content.append("\0".join(examples.parts).encode())
         groups = self.groups(domain)
@@ -186,7 +206,10 @@ class ArrayReader(Reader):
     def nameless(self, domain: str) -> str:
         """Hash of the examples with their labels, in any order."""
         digests = [row.tobytes() for row in self.digests(domain)]
-        return nameless_hash(self.labels(domain), digests)
+        labels = self.labels(domain)
+        if (targets := self.masks(domain)) is not None:
+            digests = [digest + target.tobytes() for digest, target in zip(digests, targets, strict=True)]
+        return nameless_hash(labels, digests)
 
     def _examples(self, domain: str) -> Examples:
         domains = open_arrays(self.data, self.found).domains
@@ -206,7 +229,7 @@ def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
     """
     source = load(data.dataset, "data.dataset") if row.name == PARTITIONED else None
     files = [] if row.name == PARTITIONED else array_files(data, row)
-    settings = data.model_dump(include={"dataset", "domains", "classes", "columns", "missing"})
+    settings = data.model_dump(include={"dataset", "task", "domains", "classes", "columns", "missing"})
     key = (
         row.name,
         id(source),
@@ -266,7 +289,10 @@ def _open_datasets(data: DataSettings, source: object) -> Opened:
     values, labels = {}, {}
     for name, dataset in mapping.items():
         domain = composed(str(name))
-        values[domain], labels[domain] = read_tensors(dataset, domain)
+        values[domain], labels[domain] = read_tensors(dataset, domain, data.task)
+    if data.task in OF_TENSORS:
+        domains = {domain: Examples(values[domain], labels[domain]) for domain in values}
+        return _checked(domains, names_of_targets(data, labels, data.dataset), data.dataset)
     first, classes = 0, tuple(data.classes)
     for domain in labels if classes else ():
         check_labels(labels[domain], len(classes), domain)
@@ -289,6 +315,9 @@ def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
                 raise UserError(f"{file}: the domain {domain!r} is in another file, too; keep one")
             domains[domain] = examples
     where = files[0].parent
+    if data.task in OF_TENSORS:
+        targets = {domain: examples.labels for domain, examples in domains.items()}
+        return _checked(domains, names_of_targets(data, targets, where), where)
     classes = _class_names(data, domains, where)
     return _checked(domains, classes, where)
 
@@ -297,9 +326,14 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
     """The examples of a file's domains; without `domain` there is one, called like the file."""
     arrays = _named_arrays(file, data)
     values = _finite_values(arrays["x"], file)
-    texts = {name: pd.Series(arrays[name].astype(str)) for name in ARRAYS if name in arrays}
-    labels = names_of_labels(texts["label"], f"{file}, label", first_row=0)
-    whole = Examples(values, labels.to_numpy(dtype=object))
+    has_targets = data.task in OF_TENSORS
+    named = [name for name in ARRAYS if name in arrays and not (has_targets and name == "label")]
+    texts = {name: pd.Series(arrays[name].astype(str)) for name in named}
+    if has_targets:
+        labels = checked_targets(arrays["label"], data.task, f"{file}, label")
+    else:
+        labels = names_of_labels(texts["label"], f"{file}, label", first_row=0).to_numpy(dtype=object)
+    whole = Examples(values, labels)
     if "split" in texts:
         whole = replace(whole, parts=_parts(texts["split"], str(file)))
     if "group" in texts:
@@ -327,12 +361,15 @@ def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
         raise UserError(f"{file} has no array {group!r} (data.columns.group); it has: {', '.join(stored)}")
     if group:
         arrays["group"] = stored[group]
-    _check_npz(arrays, file)
+    _check_npz(arrays, file, data.task in OF_TENSORS)
     return arrays
 
 
-def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
-    """Raises UserError for a missing array, arrays of different lengths, and an `x` that is no [N, ...] of numbers."""
+def _check_npz(arrays: Mapping[str, np.ndarray], file: Path, has_targets: bool) -> None:
+    """Raises UserError for a missing array, arrays of different lengths, and an `x` that is no [N, ...] of numbers.
+
+    has_targets: labels are targets, whose shape is checked where they are read
+    """
     for name in ("x", "label"):
         if name not in arrays:
             present = ", ".join(arrays) or "none"
@@ -341,9 +378,13 @@ def _check_npz(arrays: Mapping[str, np.ndarray], file: Path) -> None:
     if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
         raise UserError(f"{file}: x is {x.dtype} of the shape {list(x.shape)}; it must be numbers [N, ...]")
     for name in ARRAYS:
-        if name in arrays and arrays[name].shape != (len(x),):
-            shape = list(arrays[name].shape)
-            raise UserError(f"{file}: {name} has the shape {shape}, but x has {len(x)} examples")
+        if name not in arrays:
+            continue
+        shape = arrays[name].shape
+        fits = shape[:1] == (len(x),) if has_targets and name == "label" else shape == (len(x),)
+        if not fits:
+            hint = "; several labels are data.task = 'multi-label'" if name == "label" and len(shape) == 2 else ""
+            raise UserError(f"{file}: {name} has the shape {list(shape)}, but x has {len(x)} examples{hint}")
 
 
 def _finite_values(x: np.ndarray, file: Path) -> np.ndarray:
@@ -380,8 +421,11 @@ def _open_tables(data: DataSettings, files: Sequence[Path], usual: Mapping[str, 
     if data.missing == "drop":
         groups = _without_incomplete(groups, columns, used)
     columns = with_categories(columns, _rows_of_sources(data, groups, used, columns))
-    domains = {domain: _encoded(parts, columns, data.missing) for domain, parts in groups.items()}
-    classes = _class_names(data, {domain: domains[domain] for domain in used}, files[0])
+    domains = {domain: _encoded(parts, columns, data) for domain, parts in groups.items()}
+    if data.task in OF_TENSORS:
+        classes = columns.labels
+    else:
+        classes = _class_names(data, {domain: domains[domain] for domain in used}, files[0])
     shape, features, numeric = _shape_of_rows(columns, data.missing)
     refuse_alike([[name] for name in domains], "domains", files[0])
     return Opened(domains, classes, shape, features, numeric)
@@ -389,9 +433,10 @@ def _open_tables(data: DataSettings, files: Sequence[Path], usual: Mapping[str, 
 
 def _rows_by_domain(file: Path, table: pd.DataFrame, columns: Columns) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each domain of a table, with their numbers in it; a table without domains is called like its file."""
-    if columns.label not in table:
-        raise UserError(f"{file} has no column {columns.label!r}; {nearest(columns.label, table.columns)}it has: "
-                        f"{', '.join(table.columns)}; name it with data.columns.label")  # fmt: skip
+    for label in columns.labels:
+        if label not in table:
+            raise UserError(f"{file} has no column {label!r}; {nearest(label, table.columns)}it has: "
+                            f"{', '.join(table.columns)}; name it with data.columns.label")  # fmt: skip
     if columns.domain not in table:
         return [(composed(file.stem), table)]
     names = text_of_names(table[columns.domain])
@@ -429,22 +474,31 @@ def _rows_of_sources(
     return pd.concat(tables)
 
 
-def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, missing: str) -> Examples:
+def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, data: DataSettings) -> Examples:
     """The examples of one domain."""
     values, labels, splits, groups = [], [], [], []
     for file, rows in parts:
-        values.append(encode(rows, columns, missing, str(file)))
-        labels.append(names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}"))
+        values.append(encode(rows, columns, data.missing, str(file)))
+        labels.append(_labels_of(rows, columns, data.task, file))
         if columns.split in rows:
             splits.append(_parts(rows[columns.split], str(file)))
         if columns.group:
             groups.append(_groups(rows[columns.group], f"{file}, column {columns.group!r}"))
     return Examples(
         np.concatenate(values),
-        pd.concat(labels).to_numpy(dtype=object),
+        np.concatenate(labels),
         np.concatenate(splits) if len(splits) == len(parts) else None,
         np.concatenate(groups) if groups else None,
     )
+
+
+def _labels_of(rows: pd.DataFrame, columns: Columns, task: str, file: Path) -> np.ndarray:
+    """The names of classes [N] of some rows, or their targets float32 [N, Q]."""
+    if task not in OF_TENSORS:
+        names = names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}")
+        return names.to_numpy(dtype=object)
+    targets = [targets_of(rows[name], task, f"{file}, column {name!r}") for name in columns.labels]
+    return np.stack(targets, axis=1)
 
 
 def _groups(cells: pd.Series, where: str, first_row: int = 2) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import BINARY, OF_TENSORS, TASKS
 from fedsim.data.array_rows import MAPPING, is_mapping
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.hf_rows import ROW, is_federated
@@ -53,7 +54,7 @@ def benchmark(data: DataSettings) -> Benchmark:
     refuse_repeated(data.classes, "data.classes")
     if bench.discover:
         bench = load(bench.discover, "data set")(data, bench)
-    bench = replace(bench, **bench.variants.get(data.variant, {}))
+    bench = with_task(replace(bench, **bench.variants.get(data.variant, {})), data)
     for name in data.domains or bench.domains:
         if reason := unusable(name):
             raise UserError(f"{bench.title}: a domain cannot be called {name!r}, {reason}; rename it")
@@ -62,6 +63,25 @@ def benchmark(data: DataSettings) -> Benchmark:
     chosen = sorted(resolve_domain(bench, name) for name in data.domains)
     refuse_repeated(chosen, "data.domains")
     return replace(bench, domains=tuple(chosen), all_domains=bench.domains)
+
+
+def with_task(bench: Benchmark, data: DataSettings) -> Benchmark:
+    """The data set with the task that `data.task` names; UserError for one that its labels cannot be learned by."""
+    task = data.task or bench.task
+    if task in OF_TENSORS and not bench.takes_targets:
+        raise UserError(f"data.task = {task!r}: {bench.title} has classes; targets that are numbers or several labels "
+                        "come from data.dataset = 'arrays', or from Datasets by domain")  # fmt: skip
+    if task != bench.task and not TASKS[bench.task].has_classes:
+        raise UserError(f"data.task = {task!r}: {bench.title} is a data set for {bench.task}; leave data.task out")
+    if task == BINARY.name and bench.classes and len(bench.classes) != 2:
+        raise UserError(f"data.task = 'binary' needs two classes, and {bench.title} has {len(bench.classes)}: "
+                        f"{', '.join(bench.classes)}; leave data.task out")  # fmt: skip
+    return replace(bench, task=task)
+
+
+def task_of_data(data: DataSettings) -> str:
+    """The name of the task of a data set, before its files are looked at."""
+    return data.task or find_dataset(data.dataset).task
 
 
 def unusable(name: str) -> str:

@@ -195,6 +195,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         images=False,
         reader=READER,
         discover=DISCOVER,
+        takes_targets=True,
     ),
     "hospitals": Benchmark(
         "hospitals", "Heart disease in four hospitals (embedded)", tuple(HOSPITALS), ("no", "yes"), 1,

@@ -17,7 +17,7 @@ class ClientData:
     train, validation: int64 indices into both, disjoint
     domain_index: int64 [N], the position of each image's domain in `domains` (pooled data has several)
     sizes: int32 [N,2], heights and widths of the images before they were resized to squares; None when all were square
-    masks: uint8 [N,Q,H,W], for Q structures, where the data set has masks
+    masks: uint8 [N,Q,H,W], for Q structures, where the data set has masks; other targets than classes are float32 [N,Q]
     held: the training images of each client in the data of all together, where domains are validated one by one
 
     A client of mixed domains (data.mix) has its own images only, domain after domain.

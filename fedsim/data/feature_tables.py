@@ -4,7 +4,7 @@
     features = ["age", "chol", "cp"]                        # default: all columns but label, domain and split
     categories = {cp = ["typical angina", "asymptomatic"]}  # or ["cp"]: the values that the sources have
     missing = {chol = ["0"]}                                # values that mean an empty cell
-    label = "disease"
+    label = "disease"                                       # a list of columns where data.task = "multi-label"
     domain = "hospital"
 
 A row begins with its numbers, NaN where a cell is empty. With data.missing = "indicator" a 1 follows for each that is
@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import MULTI_LABEL, REGRESSION
 from fedsim.data.names import composed
 from fedsim.data.row import Benchmark
 from fedsim.data.tables import header_of, read_pieces
@@ -42,13 +43,18 @@ class Columns:
     group: the column of patients, sequences and so on, whose rows are never split; empty for none
     """
 
-    label: str
+    labels: tuple[str, ...]
     domain: str
     split: str
     features: tuple[str, ...]
     categories: Mapping[str, tuple[str, ...]]
     missing: Mapping[str, tuple[str, ...]]
     group: str = ""
+
+    @property
+    def label(self) -> str:
+        """The column of the label, the first one where there are several."""
+        return self.labels[0]
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -86,12 +92,26 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     if isinstance(named, list):
         named = {name: [] for name in named}
     categories = _texts_by_column(named, "categories")
-    label, domain, split = (data.column(name, usual.get(name, name)) for name in NAMES)
+    domain, split = (data.column(name, usual.get(name, name)) for name in ("domain", "split"))
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
     for name in categories:
         if features and name not in features:
             raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; add it there")
-    return Columns(label, domain, split, tuple(features), categories, missing, data.column("group", ""))
+    return Columns(
+        _labels_of(data, usual), domain, split, tuple(features), categories, missing, data.column("group", "")
+    )
+
+
+def _labels_of(data: DataSettings, usual: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of labels: one, or the list of a task that has several; UserError for a list with another task."""
+    given = data.columns.get("label", usual.get("label", "label"))
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if data.task != MULTI_LABEL.name and (len(names) != 1 or not isinstance(given, str)):
+        raise UserError(f"data.columns.label: {given!r} is not the name of one column; several columns of 0 and 1 are "
+                        "data.task = 'multi-label'")  # fmt: skip
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"data.columns.label: {given!r} names no column, or one twice")
+    return names
 
 
 def _texts_by_column(table: object, key: str) -> dict[str, tuple[str, ...]]:
@@ -177,7 +197,7 @@ def numbers_of(cells: pd.Series, empty: np.ndarray, where: str) -> np.ndarray:
 def with_features(columns: Columns, header: Iterable[str], where: object) -> Columns:
     """The columns with the features filled in, and checked against a table's header."""
     present = list(header)
-    special = (columns.label, columns.domain, columns.split, columns.group)
+    special = (*columns.labels, columns.domain, columns.split, columns.group)
     if columns.group and columns.group not in present:
         raise UserError(f"{where} has no column {columns.group!r} (data.columns.group); "
                         f"{nearest(columns.group, present)}it has: {', '.join(present)}")  # fmt: skip
@@ -256,9 +276,30 @@ def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Seri
             continue
         number = float(text)
         if not number.is_integer():
-            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes")
+            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes; "
+                            "where numbers are to be predicted, set data.task = 'regression'")  # fmt: skip
         names[text] = str(int(number))
     return cells.map(names)
+
+
+def targets_of(cells: pd.Series, task: str, where: str) -> np.ndarray:
+    """The targets float32 [N] of rows: numbers for a regression, 0 and 1 (or false and true) for several labels.
+
+    Raises UserError with the row for an empty cell, for a text that is no number, and for a label that is not 0 or 1.
+    """
+    empty = is_empty(cells)
+    for position in np.flatnonzero(empty)[:1]:
+        row = int(cells.index[position]) + 2
+        raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
+    texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    wrong = ~np.isfinite(values) if task == REGRESSION.name else ~np.isin(values, (0, 1))
+    for position in np.flatnonzero(wrong)[:1]:
+        row = int(cells.index[position]) + 2
+        kind = "no finite number" if task == REGRESSION.name else "neither 0 nor 1"
+        raise UserError(f"{where}, row {row}: the label {cells.iloc[position]!r} is {kind}, which data.task = {task!r} "
+                        "needs")  # fmt: skip
+    return values.astype(np.float32)
 
 
 def class_order(name: str) -> tuple[int, str]:

@@ -216,7 +216,7 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
 
 
 def load_target_masks(data: DataSettings, domain: str, bench: Benchmark | None = None) -> np.ndarray | None:
-    """Masks uint8 [N,Q,H,W] of the images of `load_target`; None where the data set has none."""
+    """Masks uint8 [N,Q,H,W], or targets float32 [N,Q], of the images of `load_target`; None where labels are all."""
     bench = bench or benchmark(data)
     return reader(data, bench).masks(resolve_domain(bench, domain), bench.test_apart)
 

@@ -15,6 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.values import JsonTable
 from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.row import Benchmark
+from fedsim.data.targets import targets_or_classes
 from fedsim.data.tensor_sets import read_tensors
 from fedsim.settings import DataSettings
 from fedsim.settings.data import SMALLEST_SIZE
@@ -28,7 +29,8 @@ DATASET = f"{MODULE}:DATA"  # as data.dataset names it before the shape is known
 class Held:
     """What this process has of one domain.
 
-    values: uint8 [N,C,s,s] for images, otherwise float32 [N,...]. labels: int64 [N]
+    values: uint8 [N,C,s,s] for images, otherwise float32 [N,...]
+    labels: int64 [N], or targets float32 [N,Q] of a task without classes
     train, validation: int64 indices into both, disjoint
     """
 
@@ -53,19 +55,24 @@ class Held:
 
     def counted_from(self, first: int) -> "Held":
         """The same with labels from 0, where they count from `first`."""
-        return replace(self, labels=self.labels - first)
+        return replace(self, labels=self.labels - first) if first else self
 
 
 HERE: dict[str, Held] = {}  # by domain
 
 
-def hold(domain: str, training: Any, validation: Any) -> Held:
+def hold(domain: str, training: Any, validation: Any, task: str = "") -> Held:
     """Reads the Datasets of (tensor, class) of a domain, either of which may be None, and keeps them in this process.
+
+    task: `data.task`; without classes the Datasets are of (tensor, number) or (tensor, labels)
 
     Raises UserError for items that are no such pairs, and for shapes that differ.
     """
     given = {"training": training, "validation": validation}
-    parts = {part: read_tensors(dataset, f"{domain}, {part}") for part, dataset in given.items() if dataset is not None}
+    parts = {}
+    for part, dataset in given.items():
+        if dataset is not None:
+            parts[part] = read_tensors(dataset, f"{domain}, {part}", task)
     if not parts:
         raise UserError(f"{domain}: there is no Dataset; give one for training and one for validation")
     shapes = {part: list(tensors.values.shape[1:]) for part, tensors in parts.items()}
@@ -103,7 +110,13 @@ class AppReader(Reader):
     def images(self, domain: str, apart: bool = False) -> Images:
         """The values and labels of a domain."""
         held = self._held(domain)
-        return held.values, held.labels
+        strata = np.zeros(len(held.labels), np.int64) if held.labels.ndim > 1 else held.labels
+        return held.values, strata
+
+    def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
+        """The targets float32 [N, Q] of a domain; None where its examples have classes."""
+        labels = self._held(domain).labels
+        return labels if labels.ndim > 1 else None
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """The indices of training or validation; None for a domain without."""
@@ -126,8 +139,9 @@ class AppReader(Reader):
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     """The row with the domains, classes and, of tensors, the shape of the settings."""
     numeric = data.shape[0] if data.shape else 0
-    domains, classes, shape = tuple(sorted(data.domains)), tuple(data.classes), tuple(data.shape)
-    return replace(row, domains=domains, classes=classes, shape=shape, numeric=numeric)
+    domains, shape = tuple(sorted(data.domains)), tuple(data.shape)
+    names = targets_or_classes(data, tuple(data.classes))
+    return replace(row, domains=domains, **names, shape=shape, numeric=numeric)
 
 
 DATA = Benchmark(
@@ -136,5 +150,6 @@ DATA = Benchmark(
     note="fedsim.strategy names the domains, once the clients have said who they are",
     reader=f"{MODULE}:AppReader",
     discover=f"{MODULE}:discover",
+    takes_targets=True,
 )  # fmt: skip
 GREY, COLOUR, TENSORS = replace(DATA, channels=1), DATA, replace(DATA, images=False)

@@ -46,7 +46,10 @@ class Reader:
         return None
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
-        """Masks uint8 [N,Q,s,s] of 0 and 1 beside `images`, one plane for each structure; None without structures."""
+        """What is learned of each example, where it is no class; None where labels are all.
+
+        Masks uint8 [N,Q,s,s] of 0 and 1, one plane for each structure, or targets float32 [N,Q] of numbers or labels.
+        """
         return None
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:

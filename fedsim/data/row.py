@@ -26,7 +26,9 @@ class Benchmark:
     reader: str = "fedsim.data.image_tree:ImageTree"  # module:class of its Reader
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
     task: str = "classification"  # a row of fedsim.common.tasks
-    structures: tuple[str, ...] = ()  # that masks mark, where there are masks; classes are then strata of the images
+    # That masks mark, or the names of other targets than a class; classes are then strata of the images.
+    structures: tuple[str, ...] = ()
+    takes_targets: bool = False  # its labels may be numbers, or several labels of 0 and 1, as `data.task` says
     images: bool = True  # its examples are images; other tensors have a `shape`
     shape: tuple[int, ...] = ()  # of an example that is a tensor and no image, such as (10,); () for images
     features: tuple[str, ...] = ()  # names of the columns of such a tensor, where it is a row of a table

@@ -7,7 +7,8 @@ channel j, over all its positions) in the training rows of client c, without mis
 has s_j = 1. A missing value becomes 0 afterwards, which is the mean.
 
 data.scale = "federated" adds up the sums of all clients; they travel in the handshake. "site" standardizes each domain
-by its own training rows, and the unseen domain by its own rows, without labels.
+by its own training rows, and the unseen domain by its own rows, without labels. The targets of a regression are
+standardized by the sums of all clients in both cases: a site's own mean would tell what is to be predicted there.
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.common.tasks import REGRESSION
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
@@ -30,6 +32,10 @@ class Moments:
     counts: tuple[int, ...]
     sums: tuple[float, ...]
     squares: tuple[float, ...]
+
+    def beside(self, others: "Moments") -> "Moments":
+        """These moments, followed by those of other columns of the same examples."""
+        return Moments(self.counts + others.counts, self.sums + others.sums, self.squares + others.squares)
 
     @property
     def is_valid(self) -> bool:
@@ -51,6 +57,10 @@ class Scale:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def part(self, start: int, end: int) -> "Scale":
+        """The scale of the features from `start` on, up to `end`."""
+        return Scale(self.mean[start:end], self.std[start:end])
 
     def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and std float32 for examples of this shape, 0 and 1 for features that are not standardized."""
@@ -75,6 +85,16 @@ def scale_rule(data: DataSettings, bench: Benchmark) -> str:
     if data.scale != "auto":
         return data.scale
     return "federated" if len(bench.shape) == 1 else "none"
+
+
+def summed_features(data: DataSettings, bench: Benchmark) -> int:
+    """The number of features of which clients send sums, the leading ones of an example."""
+    return bench.numeric if scale_rule(data, bench) == "federated" else 0
+
+
+def scales_targets(data: DataSettings, bench: Benchmark) -> bool:
+    """Whether targets are standardized, by sums that all clients send."""
+    return bench.task == REGRESSION.name and data.scale != "none"
 
 
 def moments_of(values: np.ndarray, features: int) -> Moments:

@@ -4,20 +4,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedsim.common.tasks import TASKS
 from fedsim.data.row import Benchmark
 from fedsim.data.scaling import Scale
 
 
 def tensor_record(bench: Benchmark) -> dict[str, Any]:
     """The facts of the data set that environment.json has; empty for images."""
+    targets = {"targets": list(bench.structures)} if bench.structures and not TASKS[bench.task].maps else {}
     if bench.images:
-        return {}
-    return {"tensors": {"shape": list(bench.shape), "features": list(bench.features), "numeric": bench.numeric}}
+        return targets
+    facts = {"shape": list(bench.shape), "features": list(bench.features), "numeric": bench.numeric}
+    return {"tensors": facts} | targets
 
 
 def with_recorded_shape(bench: Benchmark, recorded: Mapping[str, Any]) -> Benchmark:
     """The row with the shape and features that a run recorded."""
     facts = recorded.get("tensors")
+    bench = replace(bench, structures=tuple(recorded.get("targets", bench.structures)))
     if not facts:
         return bench
     features = tuple(facts["features"])

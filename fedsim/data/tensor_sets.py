@@ -13,38 +13,66 @@ import numpy as np
 import torch
 
 from fedsim.common.errors import UserError, first_line
+from fedsim.common.tasks import OF_TENSORS
+from fedsim.data.targets import checked_targets, kind_of_target
 
 READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8)
 
 
 class Tensors(NamedTuple):
-    """The examples of one domain: values float32 [N, ...], and labels int64 [N] as the data set numbers them."""
+    """The examples of one domain: values float32 [N, ...], and labels.
+
+    Labels are int64 [N] as the data set numbers them, or targets float32 [N, Q] of a task without classes.
+    """
 
     values: np.ndarray
     labels: np.ndarray
 
 
-def read_tensors(dataset: Any, name: str) -> Tensors:
+def read_tensors(dataset: Any, name: str, task: str = "") -> Tensors:
     """Reads all items of a map-style Dataset in their order; `name` is what messages call it, such as a domain.
 
-    Raises UserError for an empty data set, and for the first item that is no pair or whose target is no integer. So it
-    does for a tensor that is neither float nor uint8, that has another shape than the first one, or that holds NaN or
-    infinity.
+    task: `data.task`, which says whether targets are the numbers of classes
+
+    Raises UserError for an empty data set, and for the first item that is no pair or whose target is no integer (or not
+    what the task needs). So it does for a tensor that is neither float nor uint8, that has another shape than the first
+    one, or that holds NaN or infinity.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{name}: {type(dataset).__name__} is no map-style Dataset; it needs __len__ and __getitem__")
     if not len(dataset):
         raise UserError(f"{name}: the Dataset is empty; give at least one item (tensor, target)")
-    values, labels = [], []
+    values: list[torch.Tensor] = []
+    numbers: list[int] = []
+    targets: list[np.ndarray] = []
     for index in range(len(dataset)):
         where = f"{name}, item {index}"
         tensor, target = _pair(dataset, index, where)
         values.append(_values(tensor, where))
-        labels.append(_label(target, where))
+        if task in OF_TENSORS:
+            targets.append(_targets(target, task, where))
+        else:
+            numbers.append(_label(target, where))
         if values[-1].shape != values[0].shape:
             shapes = f"{list(values[-1].shape)}, but item 0 has {list(values[0].shape)}"
             raise UserError(f"{where}: its tensor has the shape {shapes}; all items need one shape")
-    return Tensors(torch.stack(values).numpy(), np.array(labels, np.int64))
+    stacked = torch.stack(values).numpy()
+    if task not in OF_TENSORS:
+        return Tensors(stacked, np.array(numbers, np.int64))
+    counts = {len(target) for target in targets}
+    if len(counts) > 1:
+        raise UserError(f"{name}: items have different numbers of labels: {', '.join(map(str, sorted(counts)))}")
+    return Tensors(stacked, checked_targets(np.stack(targets), task, f"{name}, targets"))
+
+
+def _targets(target: Any, task: str, where: str) -> np.ndarray:
+    """The target of an item as float64 [Q]."""
+    try:
+        return np.asarray(target, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError, RuntimeError):
+        given = repr(target)[:40]
+        raise UserError(f"{where}: its target {given} is not {kind_of_target(task)}, which data.task = {task!r} "
+                        "needs") from None  # fmt: skip
 
 
 def _pair(dataset: Any, index: int, where: str) -> tuple[Any, Any]:
@@ -88,7 +116,8 @@ def _label(target: Any, where: str) -> int:
     except (TypeError, ValueError, RuntimeError):
         given = repr(target)[:40]
         raise UserError(
-            f"{where}: its target {given} is no integer; targets are the numbers of classes, from 0"
+            f"{where}: its target {given} is no integer; targets are the numbers of classes, from 0, or with data.task "
+            "= 'regression' or 'multi-label' the numbers or labels that are to be predicted"
         ) from None
 
 

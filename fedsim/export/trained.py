@@ -238,7 +238,7 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> 
     if not row.discover:
         return None
     structures = tuple(data.structures) or row.structures
-    row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
+    row = replace(row, **row.variants.get(data.variant, {}), structures=structures, task=data.task or row.task)
     if lacking := [key for key in ("domains", "classes") if key not in recorded]:
         raise UserError(f"{place}: it does not name the {lacking[0]} of the run; {AGAIN}")
     row = replace(row, domains=tuple(sorted(recorded["domains"])), classes=tuple(recorded["classes"]))

@@ -8,9 +8,10 @@ from torch import nn
 
 from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.common.seeding import stream_seed
+from fedsim.common.tasks import fits
 from fedsim.common.values import Json, JsonTable
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
-from fedsim.data.scaling import scale_rule
+from fedsim.data.scaling import scale_rule, scales_targets
 from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.part_settings import add, complete, exchange, set_fields, validated, values_for
@@ -34,14 +35,16 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
     one. It is built where files that only training needs, such as images, may be missing.
     """
     recipe, row = assemble(experiment.method, experiment.parts), find_dataset(experiment.data.dataset)
+    task = experiment.data.task or row.task
     if not recorded:
         _check_named(experiment, recipe)
         _check_preset(experiment, recipe)
         check_recipe(recipe, experiment.method_name, row.images)
     for _, part in recipe.pairs:
-        if row.task not in part.tasks:
+        if not fits(part.tasks, task):
+            of_task = f"is a data set for {row.task}" if task == row.task else f"is used for {task} (data.task)"
             raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
-                            f"{experiment.data.dataset} is a data set for {row.task}; use a method without "
+                            f"{experiment.data.dataset} {of_task}; use a method without "
                             "it")  # fmt: skip
         validated(part, {}, f"method.{part_name(part)}")  # checks the values that the row sets too
         if not recorded:
@@ -167,8 +170,11 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
             f"{setting} perturbs only the model, and what {part_name(beside[0])} asks for would leave the client "
             "without noise; use a method without banks and visits"
         )
-    row = find_dataset(experiment.data.dataset)
-    if not row.images and scale_rule(experiment.data, benchmark(experiment.data)) == "federated":
+    bench = benchmark(experiment.data)
+    if scales_targets(experiment.data, bench):
+        raise UserError(f"{setting} perturbs only the model, and the sums of the targets by which a regression is "
+                        "standardized would leave the client without noise; use data.scale = 'none'")  # fmt: skip
+    if scale_rule(experiment.data, bench) == "federated":
         raise UserError(f"{setting} perturbs only the model, and the sums of data.scale = 'federated' would leave the "
                         "client without noise; use data.scale = 'site' or 'none'")  # fmt: skip
     _refuse_norms(experiment, net)

@@ -1,10 +1,12 @@
 """What a task requires of a network: its head, its loss, and the metrics of its predictions."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +21,20 @@ EVALUATION_BATCH = 256  # images in one forward pass that trains nothing, where 
 EPSILON = 1e-5  # eps of the soft Dice coefficient
 Predict = Callable[[Tensor], Tensor]
 Labelled = Iterable[tuple[Tensor, Tensor]]
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What labelled batches show of a model: the primary metric, the mean loss, the examples, and further numbers.
+
+    The metric is NaN where it is not defined on these examples, for example an AUROC of one class.
+    """
+
+    value: float = NAN
+    loss: float = NAN
+    count: int = 0
+    further: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,10 +43,12 @@ class TaskRules:
 
     metric: its primary metric, under the name that columns use
     maps: the backbone gives features of every pixel, and the outputs are maps
+    further: what a validation measures beside the metric
     """
 
     metric: ClassVar[str]
     maps: ClassVar[bool] = False
+    further: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, data: DataSettings, train: TrainSettings) -> "TaskRules":
@@ -49,12 +67,20 @@ class TaskRules:
         """Labels as numbers that can be mixed, which `loss` takes too; those of masks are the masks."""
         return truth.float()
 
-    @torch.inference_mode()
     def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
-        """(primary metric, mean loss, examples) of labelled batches; NaN without any.
+        """(primary metric, mean loss, examples) of labelled batches; NaN without any."""
+        result = self.examine(predict, batches)
+        return result.value, result.loss, result.count
 
-        Both are means over single images, so that they do not depend on how the images are put into batches. Sums stay
-        on the device until the end.
+    def use_units(self, mean: float, std: float) -> None:
+        """Standardizes the targets by these numbers from now on, where the task has targets that are numbers."""
+
+    @torch.inference_mode()
+    def examine(self, predict: Predict, batches: Labelled) -> Examined:
+        """What labelled batches show of a model; NaN without any.
+
+        Metric and loss are means over single images, so that they do not depend on how the images are put into batches.
+        Sums stay on the device until the end.
         """
         score: Tensor | int = 0
         loss: Tensor | int = 0
@@ -62,7 +88,7 @@ class TaskRules:
         for images, truth in batches:
             own_score, own_loss = self.sums(predict(images).float(), truth)
             score, loss, count = score + own_score, loss + own_loss, count + len(truth)
-        return (float(score) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)
+        return Examined(float(score) / count, float(loss) / count, count) if count else Examined()
 
     def sums(self, logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
         """The sums over a batch of the primary metric and of the loss of each image, exact numbers or float64."""
@@ -168,6 +194,17 @@ class Segmentation(TaskRules):
         """Dice of the predicted masks and soft Dice loss, each a mean over the structures of an image."""
         each = 1 - soft_dice(logits.sigmoid(), truth, dims=(2, 3))
         return dice_of(self.keep(logits), truth).mean(1).sum(), each.mean(1).sum().double()
+
+
+def mean_of_defined(values: Sequence[float]) -> float:
+    """The mean of the values that are defined; NaN without any."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return float(np.mean(numbers)) if numbers else NAN
+
+
+def defined(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without those that are NaN, which a reply leaves out. A NaN loss stays, so that it is refused."""
+    return {name: value for name, value in metrics.items() if name.endswith("loss") or not math.isnan(value)}
 
 
 @lru_cache(maxsize=8)

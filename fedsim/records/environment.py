@@ -101,6 +101,7 @@ class EnvironmentRecord(MachineRecord):
     shared_images: SharedRecord | str | None = None
     domains: list[str] = []
     classes: list[str] = []
+    targets: list[str] = []
     tensors: TensorsRecord | None = None
     scale: ScaleRecord | None = None
 

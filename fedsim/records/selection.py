@@ -77,13 +77,14 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
         raise UserError(f"no round was made: no client's reply was accepted in {len(trained)} rounds")
     if rule == "last":
         return trained.iloc[-1]
-    column = f"target_{task_of(rounds).metric}" if rule == "oracle" else column
+    task = task_of(rounds)
+    column = f"target_{task.metric}" if rule == "oracle" else column
     if column not in rounds:
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
     values = made[column].to_numpy(dtype=float)
     if np.isnan(values).all():
         raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
-    return made.iloc[first_best(values)]
+    return made.iloc[first_best(task.upwards(values))]
 
 
 def first_best(scores: np.ndarray) -> int:

@@ -6,7 +6,7 @@ What a setting needs stands at its field (`fedsim.settings.effect`); this module
 from collections.abc import Iterator, Sequence
 
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.tasks import TASKS
 from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.reader import reader_class
@@ -24,7 +24,7 @@ from strategies.share.everything import Everything
 def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
     """What the settings and the data set say."""
     return {
-        Scene.MASKS: bench.task != CLASSIFICATION.name,
+        Scene.MASKS: TASKS[bench.task].maps,
         Scene.IMAGES: bench.images,
         Scene.TENSORS: not bench.images,
         Scene.COLOURS: bench.channels == 3,

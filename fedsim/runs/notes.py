@@ -12,6 +12,7 @@ from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from clients.store import ClientStore
 from fedsim.common.lists import times
+from fedsim.common.tasks import TASKS
 from fedsim.data import Benchmark, domain_of
 from fedsim.records.selection import BUDGET_TOLERANCE
 from fedsim.runs.plan import Plan
@@ -40,7 +41,7 @@ def data_notes(
         if count > published:
             notes.append(f"{domain} has {count:,} images, and {bench.title} was published with {published:,}; "
                          "results do not compare with published ones if the others are copies")  # fmt: skip
-    if bench.task == "classification" and all(sources) and len(tested):
+    if TASKS[bench.task].has_classes and all(sources) and len(tested):
         unseen = untrained_classes(bench.classes, sources, tested)
         if unseen:
             notes.append(f"no client has training images of {', '.join(unseen)}, which {target} is tested on; "

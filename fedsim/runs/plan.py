@@ -10,7 +10,7 @@ import torch
 
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.tasks import REGRESSION, TASKS
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import assemble, build_net, build_recipe
@@ -89,7 +89,7 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
     if not recorded:  # records may name an augmentation of a package that is not installed here
         refuse_no_effect(experiment, bench)
         find_augmentation(experiment.data.augment)
-        if bench.structures:
+        if TASKS[bench.task].maps:
             check_joint(experiment.data.augment)
         if reason := next(_excluded(experiment), ""):
             raise UserError(reason)
@@ -125,12 +125,23 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
 
 
 def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
-    """UserError where a run would not train by what `train.class_weights` and `train.focal` say."""
-    weights = train.class_weights
+    """UserError where a run would not train by what `train.class_weights`, `train.focal` and `train.huber` say."""
+    weights, task = train.class_weights, TASKS[bench.task]
+    if train.huber and bench.task != REGRESSION.name:
+        raise UserError(f"train.huber is the loss of a regression, and the task here is {bench.task}; leave it at 0")
+    if train.huber and recipe.client.own_loss:
+        raise UserError(f"{part_name(recipe.client)} computes a loss of its own, without train.huber; leave it at 0")
     if not weights and not train.focal:
         return
-    if bench.task != CLASSIFICATION.name:
-        raise UserError(f"train.class_weights and train.focal are for classes; {bench.title} has masks")
+    if not task.has_classes:
+        what = (
+            "masks"
+            if task.maps
+            else f"targets of a {bench.task}"
+            if bench.task == REGRESSION.name
+            else "several labels"
+        )
+        raise UserError(f"train.class_weights and train.focal are for classes; {bench.title} has {what}")
     if weights and (len(weights) != len(bench.classes) or not any(weights)):
         raise UserError(f"train.class_weights needs a number for each of the {len(bench.classes)} classes of "
                         f"{bench.title}, not all of them 0: {', '.join(bench.classes)}")  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.common.errors import ClientFailedError
+from fedsim.common.tasks import BY_METRIC
 from fedsim.common.values import Json, Row
 from fedsim.records.record_files import read_record
 from fedsim.records.selection import REPLIES, VALIDATED
@@ -35,6 +36,8 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
     row["evaluation_seconds"] = total_seconds(rows, "evaluation_seconds") + score.seconds
     row["aggregation_seconds"] = notes.aggregation_seconds
     row["round_seconds"] = time.perf_counter() - (notes.started if notes.round else before)
+    for name in BY_METRIC[metric].further:
+        row[f"mean_validation_{name}"] = mean(rows, f"validation_{name}")
     return row | selection_columns(rows, experiment, metric)
 
 

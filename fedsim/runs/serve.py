@@ -136,15 +136,15 @@ def settle_scale(space: Workspace, session: Session, roster: Roster, run_config:
 
     A resumed run keeps its own, whichever sites are there now.
     """
-    if not (space.scaler and space.scaler.waits):
+    features, targets = space.summed
+    if not features and not targets:
         return
-    features = space.plan.data.numeric
     sums = []
     for site in roster.sites.values():
         if site.moments is None:
             continue
-        if len(site.moments.counts) != features:
-            given = len(site.moments.counts)
+        if len(site.moments.counts) != features + targets:
+            given = len(site.moments.counts) - targets
             raise UserError(
                 f"client {site.client!r} sends sums of {given} features, and the experiment has {features}; give all "
                 "sites the same data.columns"

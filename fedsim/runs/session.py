@@ -9,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
+from fedsim.common.tasks import BY_METRIC
 from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
@@ -219,13 +220,17 @@ class Session:
                 keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
-        self.scores.append(score_of(row, self.validation))
+        self.scores.append(self._score_of(row))
         if last_is_best(self.scores):
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
                 write_arrays(self.checkpoint_folder / "best.safetensors", values, {"round": str(round)})
             self._keep_entries("best", self.strategy.server.state, self.folder if saved else self.checkpoint_folder)
+
+    def _score_of(self, row: Row) -> float:
+        """What a round is selected by; the greatest is the best."""
+        return float(BY_METRIC[self.space.task.metric].upwards(score_of(row, self.validation)))
 
     def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
         """Save what the inference rule needs of the clients beside that model (of the run's folder by default)."""
@@ -240,7 +245,7 @@ class Session:
         if not self.checkpoint:
             return []
         rounds = read_record(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
-        scores = [score_of(row, self.validation) for row in rounds.to_dict("records")]
+        scores = [self._score_of(row) for row in rounds.to_dict("records")]
         if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)

@@ -22,7 +22,7 @@ from fedsim.common.values import Foreign
 from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
 from fedsim.data.fingerprint import Fingerprints, fingerprint
-from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule
+from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
 from fedsim.models import weight_statistics
 from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
@@ -192,25 +192,40 @@ class Workspace:
         read = self.scaler or to_float
         return make_transforms(self.experiment.data, self.plan.data.channels, statistics, read)
 
+    @property
+    def summed(self) -> tuple[int, bool]:
+        """(the number of features, whether targets too) of which clients send sums that make a scale."""
+        data = self.experiment.data
+        return summed_features(data, self.plan.data), scales_targets(data, self.plan.data)
+
     def use_scale(self, scale: Scale | None) -> None:
-        """Standardizes the examples of all domains by this scale from now on, where the run has one.
+        """Standardizes the examples of all domains, and targets, by this scale from now on, where the run has one.
 
         Raises UserError for a scale of another number of features.
         """
-        features = self.plan.data.numeric
-        if scale and self.scaler:
-            if not len(scale.mean) == len(scale.std) == features:
-                raise UserError(f"the server's scale has {len(scale.mean)} features, and the data here {features}")
-            self.scaler.use(scale)
+        features, targets = self.summed
+        if not scale or not (features or targets):
+            return
+        if not len(scale.mean) == len(scale.std) == features + targets:
+            given = len(scale.mean) - targets
+            raise UserError(f"the server's scale has {given} features, and the data here {features}")
+        if targets:
+            self.task.use_units(scale.mean[-1], scale.std[-1])
+        if self.scaler and self.scaler.waits:
+            self.scaler.use(scale.part(0, features))
 
     def moments(self, name: str, state_folder: str, run: str = "") -> Moments | None:
-        """The sums of a client's training rows; None where no scale is made of them."""
-        if not (self.scaler and self.scaler.waits):
+        """The sums of a client's training rows, and of their targets; None where no scale is made of them."""
+        features, targets = self.summed
+        if not features and not targets:
             return None
         if len(self.plan.clients) <= KEPT_CLIENTS:
-            return self.client(name, state_folder, run).data.moments(self.plan.data.numeric)
+            return self.client(name, state_folder, run).data.moments(features, targets)
         data = load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data)
-        return moments_of(data.images[data.train], self.plan.data.numeric)
+        moments = moments_of(data.images[data.train], features)
+        if targets and data.masks is not None:
+            moments = moments.beside(moments_of(data.masks[data.train], 1))
+        return moments
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""

@@ -27,6 +27,12 @@ class DataSettings(Settings):
         "digits",
         description="a data set that `fedsim datasets` lists, or your own as module:name (also a FederatedDataset)",
     )
+    task: Literal["", "classification", "binary", "multi-label", "regression"] = Field(
+        "",
+        description="what is learned; empty: the data set's own task. binary: two classes, measured by AUROC; "
+        "multi-label and regression are for arrays, tables of numbers and Datasets, whose label then is several "
+        "columns of 0 and 1, or a number",
+    )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     classes: Annotated[
@@ -49,7 +55,7 @@ class DataSettings(Settings):
         {},
         description="names of a table's columns, if they are not path, label, domain and split; group: the column of "
         "patients or sequences, whose images are never split; of a table of numbers also features, categories = "
-        "{COLUMN = [values]} and missing = {COLUMN = [values]}",
+        "{COLUMN = [values]} and missing = {COLUMN = [values]}, and with task = 'multi-label' label = [COLUMNS]",
     )
     group: Literal["", "folder", "patient"] = Field(
         "",
@@ -62,7 +68,8 @@ class DataSettings(Settings):
     scale: Annotated[Literal["auto", "federated", "site", "none"], Only(Scene.TENSORS, refused=True)] = Field(
         "auto",
         description="how tensors that are no images are standardized: federated, by the training rows of all sources "
-        "together; site, every domain by its own; none; auto: federated for rows of numbers, none for other shapes",
+        "together; site, every domain by its own; none; auto: federated for rows of numbers, none for other shapes. "
+        "The targets of a regression are always standardized by all sources together, unless this is none",
     )
     missing: Annotated[Literal["mean", "indicator", "drop"], Only(Scene.TENSORS, refused=True)] = Field(
         "mean",

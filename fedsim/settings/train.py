@@ -62,6 +62,13 @@ class TrainSettings(Settings):
         allow_inf_nan=False,
         description="gamma of the focal loss, which counts images less that the model is sure of; 0: cross-entropy",
     )
+    huber: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="delta of a regression's Huber loss, in standard deviations of the targets: larger errors count in "
+        "proportion to their size; 0: the squared error",
+    )
     persist_optimizer: Annotated[bool, Only(momentum=Above(0)), Only(optimizer=("adam", "adamw"))] = Field(
         False, description="keep momentum and Adam moments between rounds"
     )

@@ -22,7 +22,7 @@ from fedsim.common.files import atomic_write
 from fedsim.common.seeding import stream_seed
 from fedsim.common.tables import csv_text
 from fedsim.common.tasks import TASKS, Task
-from fedsim.data import find_dataset
+from fedsim.data.benchmarks import task_of_data
 from fedsim.records.differences import short_names, value_text
 from fedsim.records.selection import DEFAULT_RULE, rule_title, validation_column
 from fedsim.settings.experiment import Experiment, read_experiment
@@ -259,7 +259,7 @@ class PlannedSearch(Study):
     @property
     def task(self) -> Task:
         """What the data set's models learn."""
-        return TASKS[find_dataset(self.runs[0].data.dataset).task]
+        return TASKS[task_of_data(self.runs[0].data)]
 
 
 def _falls_behind(cell: Cell, pruner: str, curves: Sequence[dict[int, float]]) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.common.tasks import CLASSIFICATION, TASKS
+from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, SEGMENTATION, TASKS
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import ArrayDict, Arrays, Bank, RefusedUpdateError, ServerRound, Update
@@ -26,10 +26,11 @@ MOST_TRACEBACK = 20_000  # characters of a client's own error text that are show
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Columns of clients.csv that only the server writes; a metric of that name would imitate them.
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
-    f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples")
+    f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples", "threshold")
 }
+STARTS = ("", "local_validation_", "personal_")  # of a name that ends in the task's primary metric
 # Metrics that are fractions, and those that are never negative, as a reply names them.
-RATES = {f"{start}{task.metric}" for task in TASKS.values() for start in ("", "local_validation_", "personal_")}
+RATES = {f"{start}{task.metric}" for task in (CLASSIFICATION, SEGMENTATION) for start in STARTS}
 NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss"}
 VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
@@ -97,7 +98,7 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     check_echo(content, expected)
     metrics = read_metrics(content)
     examples = check_examples(metrics, expected.examples)
-    check_metrics(metrics, expected.metrics)
+    check_metrics(metrics, expected.metrics, expected.metric)
     records: dict[str, Arrays] = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
@@ -112,11 +113,13 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
     metrics = read_metrics(content)
-    metric, personal = expected.metric, {f"personal_{expected.metric}", "personal_loss"}
-    check_names("metrics", sorted(metrics), sorted(VALIDATION_METRICS | {metric}), personal)
+    task = BY_METRIC[expected.metric]
+    metric, optional = task.metric, {f"personal_{task.metric}", "personal_loss", *task.further}
+    needed = VALIDATION_METRICS if task.can_be_undefined else VALIDATION_METRICS | {metric}
+    check_names("metrics", sorted(metrics), sorted(needed), optional | {metric})
     examples = check_examples(metrics)
-    check_ranges(metrics)
-    validation = {metric: f"validation_{metric}", "loss": "validation_loss"}
+    check_ranges(metrics, metric)
+    validation = {name: f"validation_{name}" for name in (metric, "loss", *task.further)}
     columns = {validation.get(name, name): value for name, value in metrics.items()}
     return {**columns, "validation_examples": examples}
 
@@ -181,24 +184,36 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     return metrics
 
 
-def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None:
-    """Raises unless the needed metrics are there and the method's own have plain names that imitate no other column."""
+def check_metrics(metrics: Mapping[str, float], needed: Collection[str], metric: str = CLASSIFICATION.metric) -> None:
+    """Raises unless the needed metrics are there and the method's own have plain names that imitate no other column.
+
+    metric: the task's primary one
+    """
     missing = sorted(needed - metrics.keys())
     if missing:
         raise RejectedReplyError(f"missing metrics {missing[:3]}")
     for name in metrics:
         if name in RESERVED or name.startswith("bytes_") or not METRIC_NAME.fullmatch(name):
             raise RejectedReplyError(f"a metric may not be called {reprlib.repr(name)}")
-    check_ranges(metrics)
+    check_ranges(metrics, metric)
 
 
-def check_ranges(metrics: Mapping[str, float]) -> None:
-    """Raises for a fraction that is not between 0 and 1, and for a negative time, count or loss of a validation."""
+def check_ranges(metrics: Mapping[str, float], metric: str = CLASSIFICATION.metric) -> None:
+    """Raises for a fraction that is not between 0 and 1, and for a negative time, count, error or loss of a validation.
+
+    metric: the task's primary one, a fraction or an error
+    """
+    of_task = {f"{start}{metric}" for start in STARTS}
+    rates, nonnegative = RATES, NONNEGATIVE | VALIDATION_LOSSES
+    if BY_METRIC[metric].is_fraction:
+        rates = rates | of_task
+    else:
+        nonnegative = nonnegative | of_task
     for name, value in metrics.items():
-        if name in RATES and not 0 <= value <= 1:
+        if name in rates and not 0 <= value <= 1:
             raise RejectedReplyError(f"{name} is {value!r}, not between 0 and 1")
         least = -ROUNDING if name in VALIDATION_LOSSES else 0.0
-        if (name in NONNEGATIVE | VALIDATION_LOSSES or name.endswith("_seconds")) and value < least:
+        if (name in nonnegative or name.endswith("_seconds")) and value < least:
             raise RejectedReplyError(f"{name} is {value!r}, and may not be negative")
 
 

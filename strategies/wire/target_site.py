@@ -1,5 +1,6 @@
 """The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,6 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedsim.common.tasks import BY_METRIC
 from fedsim.common.values import Foreign
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config, config_of
@@ -35,7 +37,9 @@ MOST_LETTERS = 300  # of a name in them
 
 @dataclass(frozen=True)
 class TargetScore:
-    """Primary metric (a fraction, e.g. accuracy) and loss on the unseen domain; None when its site did not reply.
+    """Primary metric (e.g. accuracy, a fraction) and loss on the unseen domain; None when its site did not reply.
+
+    An undefined metric is NaN.
 
     seconds: the time of the evaluation on the server (0 when a site did it; the site's row has its time)
     details: (quantity, layer, value) of the inference rule, for details.csv
@@ -138,7 +142,9 @@ def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
     quantities, names, values = (list(column) for column in zip(*score.details)) if score.details else ([], [], [])
     assert score.value is not None  # the site has evaluated
     assert score.loss is not None
-    metrics = {metric: score.value, "loss": score.loss, "evaluation_seconds": score.seconds}
+    metrics = {"loss": score.loss, "evaluation_seconds": score.seconds}
+    if not math.isnan(score.value):  # an undefined metric is left out
+        metrics = {metric: score.value, **metrics}
     return RecordDict(
         {
             "metrics": MetricRecord({"num-examples": examples, **metrics}),
@@ -153,11 +159,13 @@ def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, fl
     check_echo(content, expected)
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)
-    metric = expected.metric
-    check_names("metrics", sorted(metrics), sorted({metric, "loss", "evaluation_seconds"}))
-    check_ranges(metrics)
+    metric, needed = expected.metric, ["evaluation_seconds", "loss"]
+    if not BY_METRIC[metric].can_be_undefined:
+        needed = sorted([metric, *needed])
+    check_names("metrics", sorted(metrics), needed, {metric})
+    check_ranges(metrics, metric)
     rows = _detail_rows(config_of(content, "details"))
-    return TargetScore(metrics[metric], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
+    return TargetScore(metrics.get(metric, math.nan), metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
 
 
 def _detail_rows(details: ConfigRecord) -> list[tuple[str, str, float]]:

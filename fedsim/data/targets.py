@@ -1,0 +1,71 @@
+"""The targets of examples that have no class: a number each, or several labels of 0 and 1."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import MULTI_LABEL, OF_TENSORS, REGRESSION
+from fedsim.settings import DataSettings
+
+STRATUM = "all"  # the one class that stands for all examples, where they have none
+
+
+def targets_or_classes(data: DataSettings, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a data set's row that say what its labels are, given the names of classes or targets."""
+    if data.task in OF_TENSORS:
+        return {"classes": (STRATUM,), "structures": names}
+    return {"classes": names}
+
+
+def declared_outputs(data: DataSettings) -> tuple[str, ...]:
+    """The names of the targets that the settings give; () where the data name them, and where examples have classes."""
+    if data.task not in OF_TENSORS:
+        return ()
+    named = data.columns.get("label", "")
+    if data.task == REGRESSION.name:
+        return (named if isinstance(named, str) and named else "label",)
+    return tuple(named) if isinstance(named, list) else tuple(data.classes)
+
+
+def checked_targets(values: np.ndarray, task: str, where: str) -> np.ndarray:
+    """The targets as float32 [N, Q], of an array [N] or [N, Q].
+
+    Raises UserError with the number of the first that is not finite, or that is no label of 0 and 1. It also refuses an
+    array of another shape or kind.
+    """
+    if values.dtype.kind not in "fiub":
+        raise UserError(f"{where} is {values.dtype}; data.task = {task!r} needs numbers")
+    targets = values[:, None] if values.ndim == 1 else values
+    if targets.ndim != 2 or not targets.shape[1] or (task == REGRESSION.name and targets.shape[1] > 1):
+        shape = "[N]" if task == REGRESSION.name else "[N, L]"
+        raise UserError(f"{where} has the shape {list(values.shape)}; data.task = {task!r} needs {shape}")
+    wrong = ~np.isfinite(targets) if task == REGRESSION.name else ~np.isin(targets, (0, 1))
+    for row, column in np.argwhere(wrong)[:1]:
+        kind = "no finite number" if task == REGRESSION.name else "neither 0 nor 1"
+        raise UserError(f"{where}[{row}]: {targets[row, column]} is {kind}, which data.task = {task!r} needs")
+    return targets.astype(np.float32)
+
+
+def names_of_targets(data: DataSettings, targets: Mapping[str, np.ndarray], where: object) -> tuple[str, ...]:
+    """The names of the targets [N, Q] of all domains: `label` for a number, else those of the settings, or 0, 1, ...
+
+    Raises UserError where domains have different numbers of them, and where the settings name another number.
+    """
+    counts = {domain: of_domain.shape[1] for domain, of_domain in targets.items()}
+    if len(set(counts.values())) > 1:
+        texts = ", ".join(f"{domain} {count}" for domain, count in counts.items())
+        raise UserError(f"{where}: the domains have different numbers of labels: {texts}")
+    count = next(iter(counts.values()))
+    if data.task == REGRESSION.name:
+        return ("label",)
+    names = tuple(data.classes) or tuple(map(str, range(count)))
+    if len(names) != count:
+        raise UserError(f"{where}: there are {count} labels, and data.classes names {len(names)}")
+    return names
+
+
+def kind_of_target(task: str) -> str:
+    """What the target of one item of a Dataset must be, in words."""
+    return "a list or tensor of 0 and 1" if task == MULTI_LABEL.name else "a number"
