@@ -62,6 +62,7 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
         metric=first.metric,
         rule=first.rule,
         table=table,
+        is_primary=first.is_primary,
         **computed._asdict(),
     )
     result.notes = _shared_notes(parts) + rank_notes(result, "data set")
@@ -98,7 +99,7 @@ def _averages(name: str, part: Comparison) -> pd.DataFrame:
         shared |= amounts.mean().to_dict()
         shared |= flags.any().to_dict()
         grid = grid_of(part.table, str(label))
-        average = per_seed_average(grid, part.targets)
+        average = per_seed_average(grid, part.defined)
         for seed, value in average.items():
             rows.append({**shared, "seed": seed, "accuracy": value})
     return pd.DataFrame(rows)

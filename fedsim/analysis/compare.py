@@ -65,9 +65,12 @@ def compare(
     labels = dict(zip(table["run"], table["label"]))
     refuse_unlike(runs, recorded, labels)
     not_computed = []
-    if metric != task_metric:
+    if metric == task_metric:
+        table["undefined"] = _recorded_as_undefined(table, recorded)
+    else:
         not_computed = _measure(table, runs, metric, select)
     targets = _targets(table)
+    undefined = undefined_targets(table)
     computed = numbers(
         table,
         targets,
@@ -86,10 +89,12 @@ def compare(
         metric=metric,
         rule=rule,
         table=table,
+        is_primary=metric == task_metric,
+        undefined=undefined,
         **computed._asdict(),
     )
     reasons: list[str] = []
-    if published and comparison.measure.primary:  # the papers print no other metric
+    if published and comparison.is_primary:  # the papers print no other metric
         comparison.published, reasons = _papers(runs, recorded, comparison, published)
     comparison.notes = [
         *part_notes(runs.only),
@@ -108,6 +113,7 @@ def _notes_on_runs(
     """Notes on damaged runs, and on how the runs of the table were made and selected."""
     return [
         *damaged_notes(runs.damaged),
+        *_undefined_reasons(recorded),
         *provenance_notes(recorded),
         *without_notes(not_computed),
         *round_notes(runs, comparison.select),
@@ -131,8 +137,29 @@ def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
 def _measure(table: pd.DataFrame, runs: Runs, metric: str, select: str) -> list[str]:
     """Put a metric of the kept predictions in the place of accuracy; returns why some runs have none."""
     values, reasons = metric_values(runs, metric, select)
-    table["accuracy"] = table["run"].map(values)
+    table["accuracy"] = table["run"].map(values).astype(float)
+    computed = [values[run] for run in table["run"]]
+    table["undefined"] = [value is not None and math.isnan(value) for value in computed]
     return reasons
+
+
+def _recorded_as_undefined(table: pd.DataFrame, recorded: Environments) -> list[bool]:
+    """Of each run, whether its records say that its metric has no value on its target, and it has none."""
+    flags = []
+    for run, target, value in zip(table["run"], table["target"], table["accuracy"]):
+        reasons = recorded.get(run, {}).get("undefined", {})
+        flags.append(math.isnan(value) and target in reasons)
+    return flags
+
+
+def _undefined_reasons(recorded: Environments) -> list[str]:
+    """What the records say of metrics that have no value, or less meaning than their name; each line once."""
+    lines: dict[str, None] = {}
+    for environment in recorded.values():
+        for domain, reason in environment.get("undefined", {}).items():
+            line = reason if domain.startswith("(") else f"{domain}: {reason}"
+            lines[f"{line}."] = None
+    return list(lines)
 
 
 def _alike(runs: Runs, by: Sequence[str]) -> Experiments:
@@ -165,23 +192,24 @@ def numbers(
 ) -> Numbers:
     """The cells, methods, label of the baseline and seeds of each ranking of a table with a row per run."""
     sign = -1 if METRICS[metric].less_is_better else 1
+    averaged = [target for target in targets if target not in undefined_targets(table)]
     labels = dict.fromkeys(table["label"])
     grids = {label: grid_of(table, label) for label in labels}
     base = _baseline_label(table, baseline)
     rows = []
     for label in grids:
-        rows.append(_method(table, label, grids, targets, base, by))
+        rows.append(_method(table, label, grids, averaged, base, by))
     ordered = _in_order(pd.DataFrame(rows), sign)
     methods = corrected(ordered, correction)
     cells = []
     for method in methods.to_dict("records"):
         grid = grids[method["label"]]
-        cells += _cells(method, grid, targets, by)
+        cells += _cells(method, grid, targets, averaged, by)
     if base:
-        scores = _paired_scores(methods, targets, base, sign)
+        scores = _paired_scores(methods, averaged, base, sign)
         ranked_seeds: dict[str, list[int]] = {}
     else:
-        scores, ranked_seeds = _average_scores(methods, grids, targets, sign)
+        scores, ranked_seeds = _average_scores(methods, grids, averaged, sign)
     methods = methods.drop(columns="covers", errors="ignore")
     # Methods are ranked inside their groups.
     by_group = scores.groupby(methods["group"].to_numpy())
@@ -189,6 +217,14 @@ def numbers(
     place = methods.columns.get_loc("seeds_begun") + 1
     methods.insert(place, "rank", rank.to_numpy())
     return Numbers(pd.DataFrame(cells), methods, base, ranked_seeds)
+
+
+def undefined_targets(table: pd.DataFrame) -> tuple[str, ...]:
+    """The targets on which the metric has a value in no run, because it is undefined there in all of them."""
+    if "undefined" not in table:
+        return ()
+    of_target = table.groupby("target")["undefined"].all()
+    return tuple(of_target.index[of_target])
 
 
 def _in_order(methods: pd.DataFrame, sign: int) -> pd.DataFrame:
@@ -334,14 +370,16 @@ def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     return named[0]
 
 
-def _cells(method: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], by: Sequence[str]) -> list[dict]:
-    """The cells of one method: of each target, and of the average."""
+def _cells(
+    method: Mapping[str, Any], grid: pd.DataFrame, targets: list[str], averaged: list[str], by: Sequence[str]
+) -> list[dict]:
+    """The cells of one method: of each target, and of the average over some of them."""
     keys = {key: method[key] for key in ("label", "method", *by)}
     grid = grid.reindex(columns=targets)
     columns = {}
     for target in targets:
         columns[target] = grid[target].dropna()
-    columns[AVERAGE] = per_seed_average(grid, targets)
+    columns[AVERAGE] = per_seed_average(grid, averaged)
     cells = []
     for target, values in columns.items():
         seeds = frozenset(values.index)

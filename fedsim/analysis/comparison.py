@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fedsim.analysis.metrics import METRICS, Metric
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, percent, show_tables, tables_text
-from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, show_tables, tables_text
+from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, UNDEFINED
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.selection import BUDGETS
 
@@ -43,6 +43,8 @@ class Comparison:
     metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
     predictions), "accuracy" in this text means that metric. rule: `select` in words.
     table: one row per run, of which all the others are made: run, label, method, target, seed, accuracy, costs.
+    is_primary: whether the metric is that of the runs' task, which their records hold.
+    undefined: the targets on which the metric has no value in any run; averages and ranks are over the others.
     """
 
     title: str
@@ -57,16 +59,24 @@ class Comparison:
     metric: str = "accuracy"
     rule: str = ""
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    is_primary: bool = True
+    undefined: tuple[str, ...] = ()
 
     @property
     def measure(self) -> Metric:
-        """The metric of the cells."""
-        return METRICS[self.metric]
+        """The metric of the cells, which as a task's own has its title there."""
+        metric = METRICS[self.metric]
+        return replace(metric, title=BY_METRIC[self.metric].title) if self.is_primary else metric
 
     @property
     def measured(self) -> str:
         """What the cells hold, in words."""
         return f"{self.measure.title} on the unseen domain"
+
+    @property
+    def defined(self) -> list[str]:
+        """The targets over which averages and ranks are."""
+        return [target for target in self.targets if target not in self.undefined]
 
     @property
     def labels(self) -> dict[str, str]:
@@ -126,7 +136,7 @@ def comparison_table(comparison: Comparison) -> Table:
         [LABEL, *map(Column, heads)],
         rows,
         title=comparison.title,
-        subtitle=f"{comparison.measured} (%)",
+        subtitle=f"{comparison.measured} (%)" if comparison.measure.is_fraction else comparison.measured,
         notes=comparison.notes,
         records=_records(comparison),
     )
@@ -179,12 +189,11 @@ def _by_target(cells: pd.DataFrame) -> dict[str, Any]:
     return numbers
 
 
-def accuracy_cell(mean: float, std: float, place: int = 0) -> Cell:
-    """The cell of an accuracy and its deviation, both as fractions; it is sorted by the number that is printed."""
-    text = percent(mean)
+def accuracy_cell(mean: float, std: float, place: int = 0, measure: Metric = METRICS[CLASSIFICATION.metric]) -> Cell:
+    """The cell of a metric and its deviation, by default an accuracy; it is sorted by the number that is printed."""
+    text = measure.number(mean)
     value = math.nan if text == MISSING else float(text)
-    deviation = "" if math.isnan(std) else percent(std)
-    return Cell(text, deviation, place, value)
+    return Cell(text, measure.spread(std), place, value)
 
 
 def accuracy_cells(comparison: Comparison) -> dict[str, list[Cell]]:
@@ -196,21 +205,21 @@ def accuracy_cells(comparison: Comparison) -> dict[str, list[Cell]]:
     ranked = by_group(comparison)[0]["label"]
     cells: dict[str, list[Cell]] = {}
     for _, column in comparison.cells.groupby("target", sort=False):
-        printed = column["mean"].map(percent)
+        printed = column["mean"].map(comparison.measure.number)
         is_ranked = column["label"].isin(ranked) & (printed != MISSING)
         candidates = _of_equal_seeds(column[is_ranked])
         # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
         numbers = {float(text) for text in printed[candidates.index]}
         best = sorted(numbers, reverse=not comparison.measure.less_is_better)[:2]
-        places = {}
-        for place, number in enumerate(best, 1):
-            places[f"{number:.1f}"] = place
         for index, row in column.iterrows():
-            place = 0
-            if index in candidates.index:
-                place = places.get(printed[index], 0)
             of_label = cells.setdefault(row["label"], [])
-            of_label.append(accuracy_cell(row["mean"], row["std"], place))
+            if row["target"] in comparison.undefined:
+                of_label.append(Cell(UNDEFINED, value=math.nan))
+                continue
+            place = 0
+            if index in candidates.index and float(printed[index]) in best:
+                place = best.index(float(printed[index])) + 1
+            of_label.append(accuracy_cell(row["mean"], row["std"], place, comparison.measure))
     return cells
 
 
@@ -257,8 +266,10 @@ def further_cells(comparison: Comparison, method: Mapping[str, Any]) -> list[Cel
             continue
         value = float(method[key])
         if key == "difference":
-            value *= 100
-        text = _further_text(key, method)
+            text = comparison.measure.difference(value)
+            value *= comparison.measure.factor
+        else:
+            text = _further_text(key, method)
         if key == "pairs" and method["label"] == comparison.baseline:
             text = MISSING
         cells.append(Cell(text, value=value))
@@ -313,7 +324,6 @@ def p_text(p_value: float) -> str:
 
 
 TEXTS: dict[str, Callable[[Any], str]] = {  # of the columns that follow the accuracies
-    "difference": lambda value: f"{100 * value:+.1f}",
     "p_value": p_text,
     "p_holm": p_text,
     "pairs": str,

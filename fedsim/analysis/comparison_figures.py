@@ -49,14 +49,14 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
         bars = cells[cells["target"] == target].set_index("label")
         bars = bars.reindex(labels)
         points = runs[runs["target"] == target]
-        _bars(panel, bars, points, looks)
+        _bars(panel, bars, points, looks, comparison.measure.factor)
     # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
     panels[0].set_yticks(range(len(labels)), texts)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)
-    start = _start_of_bars(runs["accuracy"])
+    start = _start_of_bars(runs["accuracy"]) if comparison.measure.is_fraction else 0
     panels[0].set_xlim(left=start)
     # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
-    title = f"target {comparison.measure.title} (%)"
+    title = f"target {comparison.measure.heading}"
     if start:
         title += f", axis from {start}"
     figure.supxlabel(title, fontsize=9)
@@ -88,11 +88,11 @@ def _bar_panels(comparison: Comparison, height: float) -> tuple[Figure, list[Axe
     return figure, panels
 
 
-def _bars(axes: Axes, bars: pd.DataFrame, runs: pd.DataFrame, looks: Looks) -> None:
-    """Draw the bars of one target, a row per label, and the runs as points."""
+def _bars(axes: Axes, bars: pd.DataFrame, runs: pd.DataFrame, looks: Looks, factor: int) -> None:
+    """Draw the bars of one target, a row per label, and the runs as points; factor: 100 for percent."""
     places = pd.Series(range(len(bars)), index=bars.index)
-    mean = 100 * bars["mean"]
-    std = 100 * bars["std"]
+    mean = factor * bars["mean"]
+    std = factor * bars["std"]
     axes.barh(
         places,
         mean,
@@ -115,7 +115,7 @@ def _bars(axes: Axes, bars: pd.DataFrame, runs: pd.DataFrame, looks: Looks) -> N
             capsize=2,
         )
     axes.scatter(
-        100 * runs["accuracy"],
+        factor * runs["accuracy"],
         runs["label"].map(places),
         s=10,
         color="white",
@@ -151,7 +151,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
         points = points.dropna(subset=["cost"])
         _costs(panel, points, comparison, looks)
         panel.set_xlabel(f"{COSTS[column]} ({unit})")
-    axes[0].set_ylabel(f"average target {comparison.measure.title} (%)")
+    axes[0].set_ylabel(f"average target {comparison.measure.heading}")
     legend_below(figure, [*methods["shown"], OTHER_METHODS, FRONT])
     return figure
 
@@ -159,11 +159,12 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
 def _costs(axes: Axes, points: pd.DataFrame, comparison: Comparison, looks: Looks) -> None:
     """Draw the front and the methods; points: a row per label with its average, its cost and the text of its label."""
     first_group = comparison.methods["group"].iloc[0]
-    front = _front(points[points["group"] == first_group])
+    measure = comparison.measure
+    front = _front(points[points["group"] == first_group], measure.less_is_better)
     if len(front) > 1:
         axes.step(
             front["cost"],
-            100 * front["average"],
+            measure.factor * front["average"],
             where="post",
             label=FRONT,
             color="#999999",
@@ -178,8 +179,8 @@ def _costs(axes: Axes, points: pd.DataFrame, comparison: Comparison, looks: Look
         style = looks[label] if is_apart else OTHERS
         axes.errorbar(
             row["cost"],
-            100 * row["average"],
-            yerr=0 if pd.isna(row["average_std"]) else 100 * row["average_std"],
+            measure.factor * row["average"],
+            yerr=0 if pd.isna(row["average_std"]) else measure.factor * row["average_std"],
             color=style.color,
             marker=style.marker,
             markersize=7,
@@ -211,11 +212,12 @@ def readable(most: float, column: str) -> tuple[float, str]:
     return fitting[0]
 
 
-def _front(points: pd.DataFrame) -> pd.DataFrame:
-    """The points that have a greater average than all cheaper ones."""
-    ordered = points.sort_values(["cost", "average"], ascending=[True, False])
-    best_before = ordered["average"].cummax().shift(fill_value=-1.0)
-    return ordered[ordered["average"] > best_before]
+def _front(points: pd.DataFrame, less_is_better: bool) -> pd.DataFrame:
+    """The points that have a better average than all cheaper ones."""
+    score = -points["average"] if less_is_better else points["average"]
+    ordered = points.assign(score=score).sort_values(["cost", "score"], ascending=[True, False])
+    best_before = ordered["score"].cummax().shift(fill_value=-math.inf)
+    return ordered[ordered["score"] > best_before]
 
 
 def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> Figure | None:
@@ -224,7 +226,7 @@ def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> 
     The line of a method joins ours and the papers' mean. None where ours and the papers share too few methods.
     """
     frame = 100 * beside_fedavg(comparison.table, experiment, comparison.targets)
-    if frame.empty or not comparison.measure.primary:
+    if frame.empty or not comparison.is_primary:
         return None
     frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all")
     frame = frame.sort_values(OURS)

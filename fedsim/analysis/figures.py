@@ -49,7 +49,7 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
             of_target = rounds[rounds["target"] == target]
             for label, runs in of_target.groupby("label", sort=False):
                 style = looks[label]
-                band(panel, runs, column, style, label, scale=100)
+                band(panel, runs, column, style, label, scale=100 if task_of(rounds).is_fraction else 1)
     _round_axis(axes[-1])
     legend_below(figure, looks)
     return figure
@@ -62,7 +62,7 @@ def _curves_of(rounds: pd.DataFrame) -> dict[str, str]:
     for start, heading in CURVES.items():
         column = f"{start}_{task.metric}"
         if column in rounds and rounds[column].notna().any():
-            curves[column] = f"{heading} {task.title} (%)"
+            curves[column] = f"{heading} {task.title}{' (%)' if task.is_fraction else ''}"
     return curves
 
 

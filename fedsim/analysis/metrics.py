@@ -12,28 +12,78 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tasks import CLASSIFICATION, SEGMENTATION
+from fedsim.common.measures import (
+    area_under_roc,
+    average_precision,
+    explained_variance,
+    mean_absolute_error,
+    rates_at,
+    root_mean_squared_error,
+)
+from fedsim.common.tables import percent
+from fedsim.common.tasks import (
+    BINARY,
+    BY_METRIC,
+    CLASSIFICATION,
+    MULTI_LABEL,
+    REGRESSION,
+    SEGMENTATION,
+    WITH_CLASSES,
+    Task,
+)
 from fedsim.records.cases import Cases, read_cases
-from fedsim.records.predictions import Predictions, pooled, read_predictions
+from fedsim.records.outputs import Outputs, read_outputs
+from fedsim.records.predictions import Predictions, Thresholded, pooled, read_predictions, read_thresholded
 from fedsim.records.reading import Runs, run_folder
 
 Kept = TypeVar("Kept", Predictions, Cases)
 BINS = 15
+ONE_CLASS = "all examples there are of one class"
 
 
 @dataclass(frozen=True)
 class Metric:
     """A metric of a run: its title, how it is computed, and whether less is better.
 
-    read: function (run's folder, selection rule) -> what the metric is computed from.
-    primary: whether it is a task's own metric, which the records already hold.
+    tasks: names of the tasks that have it
+    read: function (run's folder, selection rule) -> what the metric is computed from
+    is_fraction: whether it is shown in percent; otherwise it is a number in the user's unit
+    undefined: why it may have no value on a domain, in words
     """
 
     title: str
     of: Callable[[Any], float]
     less_is_better: bool = False
+    tasks: tuple[str, ...] = WITH_CLASSES
     read: Callable[[Path, str], Any] = read_predictions
-    primary: bool = False
+    is_fraction: bool = True
+    undefined: str = ""
+
+    @property
+    def factor(self) -> int:
+        """By what values are multiplied where they are shown: 100 for a fraction."""
+        return 100 if self.is_fraction else 1
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit, for columns and axes."""
+        return f"{self.title} (%)" if self.is_fraction else self.title
+
+    def number(self, value: float) -> str:
+        """A value without its unit: percent with one decimal, or four digits of another number; a dash for NaN."""
+        if self.is_fraction or np.isnan(value):
+            return percent(value)
+        return f"{value:.4g}"
+
+    def spread(self, value: float) -> str:
+        """A standard deviation: as `number` for a fraction, else with two digits; empty for NaN."""
+        if np.isnan(value):
+            return ""
+        return percent(value) if self.is_fraction else f"{value:.2g}"
+
+    def difference(self, value: float) -> str:
+        """The difference of two values, with its sign: in points, or in the user's unit."""
+        return f"{100 * value:+.1f}" if self.is_fraction else f"{value:+.3g}"
 
 
 def accuracy(predictions: Predictions) -> float:
@@ -122,29 +172,115 @@ def confusion_matrix(predictions: Predictions) -> np.ndarray:
     return counts.reshape(classes, classes)
 
 
+def precision_of_second(predictions: Predictions) -> float:
+    """Average precision of the second class; NaN with one class only. See `average_precision`."""
+    return average_precision(predictions.probabilities[:, 1], predictions.label == 1)
+
+
+def sensitivity(content: Thresholded) -> float:
+    """The share of the second class's examples whose probability is above the threshold; NaN without any of them."""
+    predictions, threshold = content
+    return rates_at(predictions.probabilities[:, 1], predictions.label == 1, threshold).sensitivity
+
+
+def specificity(content: Thresholded) -> float:
+    """The share of the first class's examples whose probability is not above the threshold; NaN without any of them."""
+    predictions, threshold = content
+    return rates_at(predictions.probabilities[:, 1], predictions.label == 1, threshold).specificity
+
+
+def mean_auroc(outputs: Outputs) -> float:
+    """Mean of the AUROC of the labels that have one; NaN without any. A label that all examples have has none."""
+    areas = []
+    for label in range(len(outputs.names)):
+        area = area_under_roc(outputs.predicted[:, label], outputs.truth[:, label] == 1)
+        areas.append(area)
+    defined = [area for area in areas if not np.isnan(area)]
+    return float(np.mean(defined)) if defined else float("nan")
+
+
+def label_accuracy(outputs: Outputs) -> float:
+    """The share of all labels of all examples that a threshold of 1/2 recognizes."""
+    return float(((outputs.predicted > 0.5) == (outputs.truth > 0.5)).mean())
+
+
 def mean_dice(cases: Cases) -> float:
-    """Mean over images and structures of Dice."""
-    return float(cases.dice.mean())
+    """Mean over images and structures of Dice, of the structures that occur in the domain; NaN without any."""
+    return float(np.nanmean(cases.dice)) if np.isfinite(cases.dice).any() else float("nan")
 
 
 def relative_distance(cases: Cases) -> float:
     """Mean over images and structures of the average symmetric surface distance, divided by the image's diagonal."""
     *_, height, width = cases.images.shape
     diagonal = np.hypot(height, width)
-    return float(cases.surface_distance.mean() / diagonal)
+    return float(cases.surface_distance[:, cases.occurs].mean() / diagonal) if cases.occurs.any() else float("nan")
 
 
 METRICS: dict[str, Metric] = {
-    CLASSIFICATION.metric: Metric(CLASSIFICATION.title, accuracy, primary=True),
+    CLASSIFICATION.metric: Metric(CLASSIFICATION.title, accuracy),
     "balanced_accuracy": Metric("balanced accuracy", balanced_accuracy),
     "macro_f1": Metric("macro F1", macro_f1),
-    "auroc": Metric("AUROC, one class against the rest", auroc),
+    BINARY.metric: Metric("AUROC, one class against the rest", auroc, undefined=ONE_CLASS),
     "ece": Metric("expected calibration error", expected_calibration_error, less_is_better=True),
-    SEGMENTATION.metric: Metric(SEGMENTATION.title, mean_dice, read=read_cases, primary=True),
+    "auprc": Metric("average precision", precision_of_second, tasks=(BINARY.name,), undefined=ONE_CLASS),
+    "sensitivity": Metric(
+        "sensitivity at the sources' threshold",
+        sensitivity,
+        tasks=(BINARY.name,),
+        read=read_thresholded,
+        undefined="no example there is of the positive class",
+    ),
+    "specificity": Metric(
+        "specificity at the sources' threshold",
+        specificity,
+        tasks=(BINARY.name,),
+        read=read_thresholded,
+        undefined="all examples there are of the positive class",
+    ),
+    MULTI_LABEL.metric: Metric(
+        MULTI_LABEL.title,
+        mean_auroc,
+        tasks=(MULTI_LABEL.name,),
+        read=read_outputs,
+        undefined="every label there is one that all examples have, or none",
+    ),
+    "label_accuracy": Metric("accuracy over labels", label_accuracy, tasks=(MULTI_LABEL.name,), read=read_outputs),
+    REGRESSION.metric: Metric(
+        REGRESSION.title,
+        lambda outputs: mean_absolute_error(outputs.truth, outputs.predicted),
+        less_is_better=True,
+        tasks=(REGRESSION.name,),
+        read=read_outputs,
+        is_fraction=False,
+    ),
+    "rmse": Metric(
+        "root mean squared error",
+        lambda outputs: root_mean_squared_error(outputs.truth, outputs.predicted),
+        less_is_better=True,
+        tasks=(REGRESSION.name,),
+        read=read_outputs,
+        is_fraction=False,
+    ),
+    "r2": Metric(
+        "R2",
+        lambda outputs: explained_variance(outputs.truth, outputs.predicted),
+        tasks=(REGRESSION.name,),
+        read=read_outputs,
+        is_fraction=False,
+        undefined="all targets there are equal",
+    ),
+    SEGMENTATION.metric: Metric(
+        SEGMENTATION.title,
+        mean_dice,
+        tasks=(SEGMENTATION.name,),
+        read=read_cases,
+        undefined="no structure has a pixel there",
+    ),
     "surface_distance": Metric(
         "surface distance as a share of the diagonal",
         relative_distance,
         less_is_better=True,
+        tasks=(SEGMENTATION.name,),
         read=read_cases,
     ),
 }
@@ -152,11 +288,7 @@ METRICS: dict[str, Metric] = {
 
 def find_metric(name: str, own: str) -> str:
     """The name of a metric of runs whose task has the metric `own`; UserError for one that they do not have."""
-    read = METRICS[own].read
-    names = []
-    for each, metric in METRICS.items():
-        if metric.read is read:
-            names.append(each)
+    names = metrics_of(BY_METRIC[own])
     if name not in METRICS:
         near = nearest(name, names)
         raise UserError(f"unknown metric {name!r}; {near}known: {', '.join(names)}")
@@ -165,20 +297,27 @@ def find_metric(name: str, own: str) -> str:
     return name
 
 
-def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float], list[str]]:
+def metrics_of(task: Task) -> list[str]:
+    """The names of the metrics that runs of a task have."""
+    return [name for name, metric in METRICS.items() if task.name in metric.tasks]
+
+
+def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float | None], list[str]]:
     """({run: the metric of its predictions under a selection rule}, the reasons why some runs have none).
 
-    The metric of a run without readable predictions is NaN. Raises UserError with the first reason when no run has any.
+    The metric of a run without readable predictions is None, and NaN where it is undefined. Raises UserError with the
+    first reason when no run has any.
     """
     measure = METRICS[metric]
-    values, reasons = {}, []
+    values: dict[str, float | None] = {}
+    reasons = []
     for run in runs.summary["run"]:
         try:
             folder = run_folder(runs, run)
             content = measure.read(folder, select)
             values[run] = measure.of(content)
         except UserError as error:
-            values[run] = float("nan")
+            values[run] = None
             reasons.append(str(error))
     if len(reasons) == len(values):
         raise UserError(f"{metric} needs kept predictions: {reasons[0]}")

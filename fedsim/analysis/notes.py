@@ -6,6 +6,7 @@ import pandas as pd
 
 from fedsim.analysis.comparison import MARKS, Comparison
 from fedsim.common.lists import times
+from fedsim.common.tasks import WITH_CLASSES
 from fedsim.records.reading import Runs
 from fedsim.records.selection import BUDGET_TOLERANCE
 
@@ -36,7 +37,8 @@ def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], u
     table = comparison.table
     return [
         *measure_notes(comparison),
-        *missing_notes(table, comparison.targets),
+        *undefined_notes(comparison),
+        *missing_notes(table, comparison.defined),
         *split_notes(table),
         *rank_notes(comparison),
         *budget_notes(table, comparison.methods["label"], comparison.baseline),
@@ -53,17 +55,43 @@ def measure_notes(comparison: Comparison) -> list[str]:
     """Notes on what the numbers of the cells are."""
     measured = comparison.measured
     over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
+    unit = " in %" if comparison.measure.is_fraction else ""
     notes = [
-        f"{measured[0].upper()}{measured[1:]} in %, {over}; "
+        f"{measured[0].upper()}{measured[1:]}{unit}, {over}; "
         "averages are taken per seed first, over the seeds that have every target."
     ]
     if comparison.measure.less_is_better:
         notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
-    if not comparison.measure.primary:
-        notes.append("Computed from the kept predictions; classes without an image in the unseen domain are left out.")
+    if not comparison.is_primary:
+        has_classes = comparison.measure.tasks == WITH_CLASSES
+        left_out = "; classes without an image in the unseen domain are left out" if has_classes else ""
+        notes.append(f"Computed from the kept predictions{left_out}.")
     if comparison.select == "oracle":
         notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
     return notes
+
+
+def undefined_notes(comparison: Comparison) -> list[str]:
+    """Notes on the targets, and on the single runs, in which the metric has no value, with the reason."""
+    measure, notes = comparison.measure, []
+    because = f" ({measure.undefined})" if measure.undefined and not comparison.is_primary else ""
+    if comparison.undefined:
+        over = f"averages and ranks are over {len(comparison.defined)} of {len(comparison.targets)} targets"
+        if not comparison.defined:
+            over = "there is no average"
+        named = ", ".join(comparison.undefined)
+        notes.append(f"{_capitalized(measure.title)} is not defined on {named}{because}: {over}.")
+    table = comparison.table
+    if "undefined" in table:
+        single = table[table["undefined"] & ~table["target"].isin(comparison.undefined)]
+        if len(single):
+            runs = _first_of(list(single["run"]))
+            notes.append(f"{_capitalized(measure.title)} is not defined in {runs}{because}: averages are without them.")
+    return notes
+
+
+def _capitalized(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def group_notes(methods: pd.DataFrame) -> list[str]:
@@ -176,7 +204,8 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
 
 def missing_cells(table: pd.DataFrame, targets: list[str]) -> dict[str, dict[str, str]]:
     """{label: {target: the seeds, in words}} of the cells that a method lacks in the seeds that it has begun."""
-    runs = table.dropna(subset="accuracy")
+    has_value = table["accuracy"].notna()
+    runs = table[has_value | table["undefined"]] if "undefined" in table else table[has_value]
     present = set(zip(runs["label"], runs["target"], runs["seed"]))
     missing: dict[str, dict[str, str]] = {}
     for label, seeds in _begun(table).items():

@@ -174,7 +174,7 @@ def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
             panel.set_xticks([])
             panel.set_yticks([])
             panel.grid(visible=False)
-        dice = 100 * cases.dice[place].mean()
+        dice = 100 * cases.dice[place, cases.occurs].mean()
         axes[0, column].set_title(f"{dice:.0f} %", fontsize=8)
     for panel, text in zip(axes[:, 0], ROWS):
         panel.set_ylabel(text, fontsize=8)

@@ -158,8 +158,8 @@ function dots(experiment, shown) {
           ? show === "accuracy" ? `± ${values[place][1].toFixed(1)}` : `[${values[place][1].toFixed(1)}, ${values[place][2].toFixed(1)}], ${values[place][3]} pairs` : ""]),
         hovertemplate: `%{y}<br>%{x:.1f} %{customdata[1]}<extra></extra>`}],
       layout: {showlegend: false, height: 90 + 22 * Math.max(methods.length, 3), yaxis: {range: [methods.length - 0.5, -0.5], type: "category"},
-        xaxis: {title: {text: show === "accuracy" ? `${experiment.metric} (%)${experiment.seeds > 1 ? ", mean ± std over seeds" : ""}`
-          : `difference to ${experiment.baseline} (points)${narrow ? "" : ", mean of the pairs and its 95 % interval"}`},
+        xaxis: {title: {text: show === "accuracy" ? `${experiment.metric}${experiment.seeds > 1 ? ", mean ± std over seeds" : ""}`
+          : `difference to ${experiment.baseline} ${experiment.unit ? "(points)" : ""}${narrow ? "" : ", mean of the pairs and its 95 % interval"}`},
           zeroline: show !== "accuracy", nticks: narrow ? 5 : 12},
         annotations: gaps.map(method => ({x: 1, xref: "paper", xanchor: "right", y: method.shown, showarrow: false,
           text: "missing", font: {size: 11, color: colour("--soft")}}))},
@@ -171,10 +171,11 @@ function dots(experiment, shown) {
 function costFront(experiment, shown) {
   return ({cost}, narrow) => {
     const methods = shown().filter(method => method.cells.average[0] != null && method.costs[cost] != null);
+    const sign = experiment.less ? -1 : 1;
     const cheapest = methods.filter(method => method.ranked === experiment.methods[0].ranked)
-      .sort((one, other) => one.costs[cost] - other.costs[cost] || other.cells.average[0] - one.cells.average[0]);
+      .sort((one, other) => one.costs[cost] - other.costs[cost] || sign * (other.cells.average[0] - one.cells.average[0]));
     let best = -Infinity;
-    const front = cheapest.filter(({cells: {average: [mean]}}) => mean > best && (best = mean, true));
+    const front = cheapest.filter(({cells: {average: [mean]}}) => sign * mean > best && (best = sign * mean, true));
     const x = methods.map(method => method.costs[cost]), left = shown().filter(method => !methods.includes(method));
     const logarithmic = Math.max(...x) > 10 * Math.min(...x) && Math.min(...x) > 0, scale = logarithmic ? Math.log : Number;
     const lowest = logarithmic ? scale(Math.min(...x)) : 0, width = scale(Math.max(...x)) - lowest || 1;
@@ -193,8 +194,8 @@ function costFront(experiment, shown) {
         textposition: methods.map(method => named.get(method)?.[0] > 0.5 ? "middle left" : "middle right"), textfont: {size: 11},
         marker: {size: 10, color: methods.map(({place}) => looks(place).color), symbol: methods.map(({place}) => looks(place).symbol)},
         error_y: {array: methods.map(method => method.cells.average[1] ?? 0), color: colour("--soft"), thickness: 1, width: 3},
-        hovertext: methods.map(method => method.shown), hovertemplate: "%{hovertext}<br>%{y:.1f} % for %{x:.4~g}<extra></extra>"}],
-      layout: {showlegend: false, yaxis: {title: {text: `average ${experiment.metric} (%)`}},
+        hovertext: methods.map(method => method.shown), hovertemplate: "%{hovertext}<br>%{y:.4~g}" + experiment.unit + " for %{x:.4~g}<extra></extra>"}],
+      layout: {showlegend: false, yaxis: {title: {text: `average ${experiment.metric}`}},
         xaxis: {title: {text: COSTS.find(([key]) => key === cost)[2]}, nticks: 8,
           ...(logarithmic ? {type: "log", dtick: "D2"} : {rangemode: "tozero"})}},
       missing: (named.size < methods.length ? "Hover shows the other names. " : "") + (left.length ? `Not drawn, because a target or the cost is missing: ${left.map(method => method.shown).join(", ")}.` : ""),
@@ -264,15 +265,15 @@ function runPage(run, place) {
     className: own === place ? "here" : ""}, `${target}, seed ${data.runs[own].seed}`));
   const titles = Object.fromEntries(experiment.curves), curves = {};
   for (const [column, values] of Object.entries(run.curves)) {
-    const kind = titles[column].includes("%") ? `${experiment.metric} (%)` : titles[column];
-    (curves[kind] ??= {})[titles[column].replace(` ${experiment.metric} (%)`, "")] = [run.round, values];
+    const kind = titles[column].includes(experiment.metric) ? experiment.metric : titles[column];
+    (curves[kind] ??= {})[titles[column].replace(` ${experiment.metric}`, "")] = [run.round, values];
   }
   const drawn = make("div");
   dialog.replaceChildren(
     make("button", {className: "close", onclick: () => dialog.close(), ariaLabel: "close"}, "×"),
     make("h2", {}, `${method.shown} → ${run.target}, seed ${run.seed}`), make("nav", {}, ...others),
-    plainTable(["rule", `${experiment.metric} (%)`, "at round"], Object.entries(run.results).map(([rule, [value, round]]) =>
-      [rule === "oracle" ? "ORACLE (upper bound)" : rule.replaceAll("_", " "), value?.toFixed(1), round])),
+    plainTable(["rule", experiment.metric, "at round"], Object.entries(run.results).map(([rule, [value, round]]) =>
+      [rule === "oracle" ? "ORACLE (upper bound)" : rule.replaceAll("_", " "), experiment.unit ? value?.toFixed(1) : value, round])),
     drawn,
     ...text("Messages of each client, whole run", run.messages && plainTable(["client", ...run.messages[0].map(name =>
       name.startsWith("bytes_") ? `${name.slice(6).replaceAll("_", " ")} (MB)` : name)], run.messages.slice(1).map(([client, ...values]) =>

@@ -1,6 +1,7 @@
 """One HTML page that holds everything about some runs: results, charts, costs, disclosure, settings, commands."""
 
 import base64
+import contextlib
 import json
 import math
 from collections import Counter
@@ -16,19 +17,20 @@ from markupsafe import Markup
 from fedsim.analysis import combinations
 from fedsim.analysis.compare import compare, run_labels
 from fedsim.analysis.comparison import MARKS, Comparison, accuracy_cells, comparison_table, further_columns, shown_label
-from fedsim.analysis.metrics import METRICS, kept, kept_predictions, per_class_accuracy
+from fedsim.analysis.metrics import METRICS, kept, kept_predictions, metrics_of, per_class_accuracy
 from fedsim.analysis.notes import part_notes
 from fedsim.analysis.page import page
 from fedsim.analysis.report_data import Json, chart_data, run_data
 from fedsim.analysis.statistics import over_seeds
+from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write, drawn
 from fedsim.common.lists import keys_of
 from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, percent
-from fedsim.common.tasks import task_of
+from fedsim.common.tasks import BY_METRIC, UNDEFINED, task_of
 from fedsim.common.templates import fill
 from fedsim.records.cases import STRUCTURE_QUANTITIES, Cases, read_cases
 from fedsim.records.differences import comparable_settings, differing_settings, value_text
-from fedsim.records.predictions import Predictions, pooled, read_predictions
+from fedsim.records.predictions import Predictions, pooled
 from fedsim.records.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.records.selection import RULES
 
@@ -312,24 +314,27 @@ def _drawn(figure: "Figure") -> Picture:
 
 def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) -> tuple[Table | None, Table | None]:
     """(every metric of the kept predictions per method, the accuracy of each class); None without predictions."""
-    predictions = kept_predictions(runs, comparison.labels, comparison.select)
-    if not predictions:
+    task = BY_METRIC[comparison.metric]
+    predictions = kept_predictions(runs, comparison.labels, comparison.select) if task.has_classes else {}
+    if task.maps or (task.has_classes and not predictions):
         return None, None
-    names = []
-    for name, metric in METRICS.items():
-        if metric.read is read_predictions and not metric.primary:
-            names.append(name)
     tables = {}
     cells = {}
-    for name in names:
-        tables[name] = compare(
-            runs,
-            comparison.select,
-            by=by,
-            published=False,
-            metric=name,
-        )
-        cells[name] = accuracy_cells(tables[name])
+    for name in metrics_of(task):
+        if name == comparison.metric:
+            continue
+        with contextlib.suppress(UserError):  # no run has what this one needs, such as a threshold
+            tables[name] = compare(
+                runs,
+                comparison.select,
+                by=by,
+                published=False,
+                metric=name,
+            )
+            cells[name] = accuracy_cells(tables[name])
+    names = list(tables)
+    if not names:
+        return None, None
     rows = []
     for method in comparison.methods.to_dict("records"):
         row: Cells = [shown_label(method)]
@@ -337,15 +342,19 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
             of_method = cells[name][method["label"]]
             row.append(of_method[-1])
         rows.append(Row(row))
-    rule = f"In %, averages over the targets, {over_seeds(comparison.most_seeds)}. Less is better in expected "
-    notes = [f"{rule}calibration error."]
-    for note in tables[names[0]].notes:
-        if note.startswith(("Missing", "Not computed")):
-            notes.append(note)
+    unit = "In %, averages" if task.is_fraction else "Averages"
+    less = " and ".join(METRICS[name].title for name in names if METRICS[name].less_is_better)
+    less = f" Less is better in {less}." if less else ""
+    notes = [f"{unit} over the targets, {over_seeds(comparison.most_seeds)}.{less}"]
+    for table in tables.values():
+        for note in table.notes:
+            if note.startswith(("Missing", "Not computed")) or "is not defined" in note:
+                notes.append(note)
+    notes = list(dict.fromkeys(notes))
     columns = [LABEL]
     for name in names:
         columns.append(Column(METRICS[name].title))
-    return Table(columns, rows, notes=notes), class_accuracies(predictions)
+    return Table(columns, rows, notes=notes), class_accuracies(predictions) if predictions else None
 
 
 def class_accuracies(predictions: Mapping[str, Mapping[str, Predictions]]) -> Table:
@@ -386,7 +395,7 @@ def segmentation(cases: ByTarget) -> Table | None:
         dice, distance = (_mean_of_targets(shared, quantity) for quantity in STRUCTURE_QUANTITIES)
         cells: Cells = [label, *map(_percent_cell, dice)]
         for value in distance:
-            cells.append(Cell(f"{value:.2f}", value=float(value)))
+            cells.append(Cell(MISSING if np.isnan(value) else f"{value:.2f}", value=float(value)))
         rows.append(Row(cells))
     columns = [LABEL]
     columns += [Column(f"{structure}: Dice (%)") for structure in structures]
@@ -398,9 +407,9 @@ def _mean_of_targets(targets: Sequence[Sequence[Cases]], quantity: str) -> np.nd
     """[Q] the mean of a quantity over the images of a seed, the seeds of a target, then the targets."""
     means = []
     for seeds in targets:
-        of_seeds = [getattr(cases, quantity).mean(axis=0) for cases in seeds]
+        of_seeds = [cases.means(quantity) for cases in seeds]
         means.append(np.mean(of_seeds, axis=0))
-    return np.mean(means, axis=0)
+    return np.ma.masked_invalid(means).mean(axis=0).filled(np.nan)  # of the targets in which a structure occurs
 
 
 def _percent_cell(value: float) -> Cell:
@@ -489,11 +498,11 @@ def _record_bytes(runs: Runs, records: list[str], labels: Mapping[str, str]) -> 
 
 def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) -> Table:
     """Every run with its results under each selection rule, which leads to the run's page."""
-    metric = task_of(runs.summary, "last_target_").metric
+    task = task_of(runs.summary, "last_target_")
     columns = [Column("Run", "left"), Column("target"), Column("seed")]
     for rule in RULES:
         head = RULE_HEADS[rule]
-        columns += [Column(f"{head} (%)"), Column("at round")]
+        columns += [Column(f"{head} (%)" if task.is_fraction else head), Column("at round")]
     rows = []
     for run in runs.summary.to_dict("records"):
         name, seed = run["run"], int(run["seed"])
@@ -505,7 +514,9 @@ def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
         for rule in RULES:
             number = run[f"{rule}_round"]
             text = MISSING if pd.isna(number) else f"{number:.0f}"
-            cells.append(_percent_cell(run[f"{rule}_target_{metric}"]))
+            value = float(run[f"{rule}_target_{task.metric}"])
+            shown = METRICS[task.metric].number(value) if not math.isnan(value) or pd.isna(number) else UNDEFINED
+            cells.append(Cell(shown, value=METRICS[task.metric].factor * value))
             cells.append(Cell(text, value=number))
         rows.append(Row(cells))
     notes = [f"Unfinished and therefore left out: {run}" for run in runs.unfinished]

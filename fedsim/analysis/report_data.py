@@ -15,7 +15,7 @@ from fedsim.analysis.notes import missing_cells
 from fedsim.analysis.reproduce import command_line
 from fedsim.analysis.statistics import grid_of, interval, whole_run_costs
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import task_of
+from fedsim.common.tasks import BY_METRIC, task_of
 from fedsim.records.client_rows import client_key, client_metrics, with_layer_groups
 from fedsim.records.differences import comparable_settings, value_text
 from fedsim.records.predictions import read_predictions
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 Numbers = list[float | None]  # of JSON, which has no NaN
 Pages = Mapping[str, int]  # the place of each run among the report's runs
 MOST_CLASSES = 100  # a matrix with more would be most of the page
-CURVES = {"target_{}": "target {} (%)", "mean_validation_{}": "source validation {} (%)", "train_loss": "training loss"}
+CURVES = {"target_{}": "target {}", "mean_validation_{}": "source validation {}", "train_loss": "training loss"}
 
 
 def numbers(values: Iterable[float], factor: float = 1.0) -> Numbers:
@@ -65,25 +65,27 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pa
             shown["costs"] = dict(zip(costs, values))
         methods.append(shown)
     return {
-        "metric": comparison.measure.title,
+        "metric": comparison.measure.heading,
+        "unit": " %" if comparison.measure.is_fraction else "",
+        "less": comparison.measure.less_is_better,
         "rule": comparison.rule,
         "baseline": comparison.baseline,
         "seeds": comparison.most_seeds,
         "targets": comparison.targets,
         "curves": list(curve_titles(runs.rounds).items()),
-        "missing": missing_cells(comparison.table, comparison.targets),
+        "missing": missing_cells(comparison.table, comparison.defined),
         "methods": methods,
     }
 
 
 def _cells(comparison: Comparison, label: str) -> dict[str, Numbers]:
-    """{target: [mean, deviation] in percent} of one method."""
+    """{target: [mean, deviation], fractions in percent} of one method."""
     cells = comparison.cells
     cells = cells[cells["label"] == label]
     percents = {}
     for cell in cells.itertuples():
         fractions = [cell.mean, cell.std]
-        percents[cell.target] = numbers(fractions, 100)
+        percents[cell.target] = numbers(fractions, comparison.measure.factor)
     return percents
 
 
@@ -109,7 +111,7 @@ def _differences(comparison: Comparison, label: str) -> dict[str, Numbers]:
         values = cells.to_numpy(dtype=float).ravel()
         values = values[np.isfinite(values)]
         if len(values):
-            bounds = numbers(interval(values), 100)
+            bounds = numbers(interval(values), comparison.measure.factor)
             differences[name] = [*bounds, len(values)]
     return differences
 
@@ -117,11 +119,12 @@ def _differences(comparison: Comparison, label: str) -> dict[str, Numbers]:
 def curve_titles(rounds: pd.DataFrame) -> dict[str, str]:
     """{column: title} of the columns of rounds.csv that are drawn and have values."""
     task = task_of(rounds)
+    heading = f"{task.title} (%)" if task.is_fraction else task.title
     titles = {}
     for column, title in CURVES.items():
         name = column.format(task.metric)
         if _has_values(rounds, name):
-            titles[name] = title.format(task.title)
+            titles[name] = title.format(heading)
     return titles
 
 
@@ -185,10 +188,10 @@ def _own_settings(experiment: Experiment, shared: Mapping[str, object]) -> dict[
 
 
 def _result(row: Mapping[str, Any], rule: str, metric: str) -> Numbers:
-    """[the primary metric in percent, the round] under a selection rule."""
-    score = row[f"{rule}_target_{metric}"]
-    percent = 100 * float(score)
-    return numbers([percent, row[f"{rule}_round"]])
+    """[the primary metric, a fraction in percent, the round] under a selection rule."""
+    factor = 100 if BY_METRIC[metric].is_fraction else 1
+    score = factor * float(row[f"{rule}_target_{metric}"])
+    return numbers([score, row[f"{rule}_round"]])
 
 
 def _by_run(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -187,7 +187,7 @@ def show_comparison(
     comparison = compare(runs, select, baseline or None, by, published or True, metric, correction)
     if format == "table":
         comparison.show(console)
-        name = "comparison" if comparison.measure.primary else f"comparison-{metric}"
+        name = "comparison" if comparison.is_primary else f"comparison-{metric}"
         if is_whole(runs, select) and not (published or is_archive(folder) or is_table(folder)):
             atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:

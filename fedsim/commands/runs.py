@@ -1,13 +1,16 @@
 """The command that computes one run, and its bar: round, metrics and time left."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from fedsim.common.console import cut, errors, say
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import scores, task_in
+from fedsim.common.tasks import UNDEFINED, Task, scores, task_in
 from fedsim.settings.experiment import Experiment
 
 
@@ -57,12 +60,16 @@ def headline(folder: Path) -> str:
     privacy = read_environment(folder).get("privacy", "")
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
-        f"{100 * row[f'best_validation_target_{task.metric}']:.1f} % {task.title} "
+        f"{_result(task, row, 'best_validation')} {task.title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
-        f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\n"
-        + (f"{privacy}\n" if privacy else "")
-        + f"records: {folder}"
+        f"{_result(task, row, 'last')} at the last round\n" + (f"{privacy}\n" if privacy else "") + f"records: {folder}"
     )
+
+
+def _result(task: Task, row: Mapping[str, Any], rule: str) -> str:
+    """The primary metric on the unseen domain under a selection rule, in words; nan where no round is selected."""
+    value = float(row[f"{rule}_target_{task.metric}"])
+    return f"nan{task.unit}" if math.isnan(float(row[f"{rule}_round"])) else task.text(value)
 
 
 # Letters beside a bar's name and the digits of its rounds: `━━━━━ / validation 100.0, target 100.0 % 1:00:00 left`
@@ -95,8 +102,12 @@ class ProgressBar:
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Show the new round in the bar."""
-        shown = [f"{name} {100 * value:.1f}" for name, value in scores(row)]
-        self._progress.update(self._task, completed=row["round"], scores=f"{', '.join(shown)} %" if shown else "")
+        task = task_in(row)
+        shown = [f"{name} {task.number(value)}" for name, value in scores(row)]
+        text = ", ".join(shown)
+        if shown and not text.endswith(UNDEFINED):
+            text += task.unit
+        self._progress.update(self._task, completed=row["round"], scores=text)
         if self._progress.finished:  # the time is then that of the whole run
             self._progress.update(self._task, of_time="in all")
 

@@ -129,7 +129,8 @@ def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:
 
 def task_of(frame: "pd.DataFrame", prefix: str = "target_") -> Task:
     """The task of a frame of records; columns without any value are ignored."""
-    columns = [column for column in frame.columns if column.startswith(prefix) and frame[column].notna().any()]
+    names = {f"{prefix}{task.metric}" for task in TASKS.values()}
+    columns = [column for column in frame.columns if column in names and frame[column].notna().any()]
     return task_in(columns or frame.columns, prefix)
 
 

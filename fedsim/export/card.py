@@ -18,7 +18,10 @@ from fedsim.records.selection import validation_column
 from fedsim.settings import RunSettings
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
-SUMS = "once: the number, the sum and the sum of squares of every feature over the training rows (data.scale)"
+SUMS = (
+    "once: the number, the sum and the sum of squares of every feature, and of the target of a regression, over the "
+    "training rows (data.scale)"
+)
 OWN = "your own images"  # the source of rows that read a user's data
 
 
@@ -70,7 +73,9 @@ def _inputs(model: TrainedModel) -> str:
             "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself."
         )
     names = f": {', '.join(data.features)}" if data.features else ""
-    scaling = "the model standardizes them itself; NaN is a missing value" if model.scale else "standardized before"
+    scaling = "standardized before"
+    if model.feature_scale:
+        scaling = "the model standardizes them itself; NaN is a missing value"
     return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling}."
 
 
@@ -130,12 +135,8 @@ def _results(model: TrainedModel) -> list[str]:
                 f"{folder / 'rounds.csv'}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}"
             )
         score, validated = summary[f"{rule}_target_{task.metric}"], rounds.loc[chosen, column]
-        lines.append(f"| {label} | {chosen:.0f} | {_percent(score)} | {_percent(validated)} |")
+        lines.append(f"| {label} | {chosen:.0f} | {task.text(score)} | {task.text(validated)} |")
     return lines
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import typer
 from fedsim.common.console import console, errors, say
 from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write
+from fedsim.common.tasks import TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,7 @@ def evaluate(
     from rich.markup import escape
     from rich.table import Table
 
-    from fedsim.data import load_target
+    from fedsim.data import load_target, load_target_masks
     from fedsim.export import judge
     from fedsim.export.trained import other_images, refuse_other_classes
 
@@ -45,15 +46,21 @@ def evaluate(
         refuse_other_classes(model)
         images, labels, indices = load_target(model.experiment.data, target)
         _note(other_images(model))
-        measures, predictions = judge.evaluate_arrays(model, target, images, labels, indices)
+        if model.has_targets:
+            targets = load_target_masks(model.experiment.data, target)
+            assert targets is not None
+            measures, predictions = judge.evaluate_targets(model, target, images, targets, indices)
+        else:
+            measures, predictions = judge.evaluate_arrays(model, target, images, labels, indices)
     else:
         if not model.plan.data.images:
             raise UserError("--data names a folder of images, and this model takes other tensors; fedsim predict takes "
                             "a table of them")  # fmt: skip
         measures, predictions = judge.evaluate(model, judge.labelled_images(data, model.classes))
     table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
+    task = TASKS[model.plan.data.task]
     for row in measures.itertuples(index=False):
-        table.add_row(escape(str(row[0])), str(row[1]), *(f"{100 * value:.1f} %" for value in row[2:]))
+        table.add_row(escape(str(row[0])), str(row[1]), *(task.text(value) for value in row[2:]))
     console.print(table)
     _write(predictions, output)
 
@@ -71,10 +78,12 @@ def predict(
 
     from fedsim.export import judge
 
-    predictions = judge.predict(_model(run, which, trust), images)
-    table = Table("image", "class", "probability")
+    model = _model(run, which, trust)
+    predictions = judge.predict(model, images)
+    table = Table("image", *map(escape, model.plan.data.outputs if model.has_targets else ("class", "probability")))
     for row in predictions.head(SHOWN).itertuples(index=False):
-        table.add_row(escape(row.image), escape(row.predicted), f"{100 * row.probability:.1f} %")
+        cells = [f"{value:.4g}" for value in row[1:]] if model.has_targets else []
+        table.add_row(escape(row[0]), *(cells or (escape(row.predicted), f"{100 * row.probability:.1f} %")))
     console.print(table)
     if len(predictions) > SHOWN:
         console.print(f"and {len(predictions) - SHOWN} more; --output writes them all")

@@ -9,12 +9,21 @@ import pandas as pd
 import torch
 
 from fedsim.common.errors import UserError
+from fedsim.common.measures import (
+    area_under_roc,
+    average_precision,
+    explained_variance,
+    mean_absolute_error,
+    root_mean_squared_error,
+)
 from fedsim.common.seeding import numpy_rng
+from fedsim.common.tasks import BINARY, REGRESSION
 from fedsim.data.feature_tables import read_rows
 from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.data.scaling import scale_rule, scaled_by_site
 from fedsim.export.trained import TrainedModel
+from fedsim.models.tasks import mean_of_defined
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,8 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
 
     Where the examples are rows of tables, the files are tables with the columns of the run, without labels.
     """
-    model.require_classes()
+    if not model.has_targets:
+        model.require_classes()
     if not model.plan.data.images:
         return pd.concat([_table_of_rows(model, file) for file in files], ignore_index=True)
     missing = [file for file in files if not Path(file).is_file()]
@@ -103,7 +113,7 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
     groups = [(domain.domain, table) for domain, table in zip(data, tables)]
     if len(groups) > 1:
         groups.append(("all", whole))
-    return pd.DataFrame([_measures(name, table) for name, table in groups]), whole
+    return pd.DataFrame([_measures(model, name, table) for name, table in groups]), whole
 
 
 @torch.inference_mode()
@@ -123,20 +133,53 @@ def evaluate_arrays(
     table = _predictions(model, [f"{domain}[{index}]" for index in indices], probabilities)
     table.insert(0, "domain", domain)
     table.insert(2, "label", [model.classes[label] for label in labels[indices]])
-    return pd.DataFrame([_measures(domain, table)]), table
+    return pd.DataFrame([_measures(model, domain, table)]), table
 
 
-def _measures(domain: str, table: pd.DataFrame) -> dict[str, str | int | float]:
+def evaluate_targets(
+    model: TrainedModel, domain: str, values: np.ndarray, targets: np.ndarray, indices: np.ndarray
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Like `evaluate_arrays`, for examples that have targets [N, Q] and no class.
+
+    The metrics are the mean absolute error, RMSE and R2, or the mean AUROC and that of each label; NaN is undefined.
+    """
+    size, data = model.batch_size, model.plan.data
+    parts = [indices[start : start + size] for start in range(0, len(indices), size)]
+    if model.plan.recipe.infer.transductive:
+        model.adapt(torch.from_numpy(np.ascontiguousarray(values[part])) for part in parts)
+    predicted = np.concatenate([model.outputs(torch.from_numpy(np.ascontiguousarray(values[part]))) for part in parts])
+    truth = targets[indices]
+    table = pd.DataFrame({"domain": domain, "image": [f"{domain}[{index}]" for index in indices]})
+    for place, name in enumerate(data.outputs):
+        table[f"{name} (truth)"], table[name] = truth[:, place], predicted[:, place]
+    measures: dict[str, str | int | float] = {"domain": domain, "images": len(table)}
+    if data.task == REGRESSION.name:
+        measures["mae"] = mean_absolute_error(truth, predicted)
+        measures["rmse"] = root_mean_squared_error(truth, predicted)
+        measures["r2"] = explained_variance(truth, predicted)
+        return pd.DataFrame([measures]), table
+    areas = [area_under_roc(predicted[:, place], truth[:, place] == 1) for place in range(len(data.outputs))]
+    measures["mean_auroc"] = mean_of_defined(areas)
+    measures |= {f"auroc of {name}": area for name, area in zip(data.outputs, areas, strict=True)}
+    return pd.DataFrame([measures]), table
+
+
+def _measures(model: TrainedModel, domain: str, table: pd.DataFrame) -> dict[str, str | int | float]:
     from sklearn.metrics import f1_score, recall_score  # a fifth of the start of `predict`, which needs no measures
 
     label, predicted = table["label"], table["predicted"]
     over_classes = {"average": "macro", "labels": sorted(set(label)), "zero_division": 0}
+    of_ranks = {}
+    if model.plan.data.task == BINARY.name:
+        scores, positive = table[f"p({model.classes[1]})"].to_numpy(), (label == model.classes[1]).to_numpy()
+        of_ranks = {"auroc": area_under_roc(scores, positive), "auprc": average_precision(scores, positive)}
     return {
         "domain": domain,
         "images": len(table),
         "accuracy": float((label == predicted).mean()),
         "balanced_accuracy": float(recall_score(label, predicted, **over_classes)),
         "macro_f1": float(f1_score(label, predicted, **over_classes)),
+        **of_ranks,
     }
 
 
@@ -163,6 +206,9 @@ def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
     if model.plan.recipe.infer.transductive:
         model.adapt([batch])
     names = [f"{file}, row {number + 2}" for number in range(len(values))]
+    if model.has_targets:
+        columns = dict(zip(model.plan.data.outputs, model.outputs(batch).T, strict=True))
+        return pd.DataFrame({"image": names, **columns})
     return _predictions(model, names, model(batch).float().softmax(1).numpy())
 
 

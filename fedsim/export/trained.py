@@ -11,16 +11,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import OF_TENSORS, REGRESSION
 from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
-from fedsim.data.scaling import Scale
+from fedsim.data.scaling import Scale, summed_features
 from fedsim.data.tensor_records import recorded_scale, with_recorded_shape
 from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
+from fedsim.models.tasks import rules_of
 from fedsim.records.environment import read_environment
 from fedsim.records.readers import AGAIN, link_text, read_arrays
 from fedsim.records.reading import read_settings, unfinished
@@ -38,9 +40,10 @@ RUN_FOLDER = "name the folder of one run, e.g. outputs/digits/fedavg/rot75/seed0
 class TrainedModel(nn.Module):
     """A module that takes images [B, C, s, s], uint8 or float in [0, 1], and returns logits.
 
-    The logits are [B, classes], or [B, structures, s, s] for masks. The module normalizes the images as the run did and
-    predicts by the run's inference rule in eval mode. `prepare` makes such images from files. A rule that uses many
-    images of the unseen domain before it predicts (a transductive rule) needs `adapt(batches)` first.
+    The logits are [B, classes], or [B, structures, s, s] for masks; a regression gives its predictions [B, 1]. The
+    module normalizes the images as the run did and predicts by the run's inference rule in eval mode. `prepare` makes
+    such images from files. A rule that uses many images of the unseen domain before it predicts (a transductive rule)
+    needs `adapt(batches)` first.
 
     classes: the names of the classes (or structures), in the order of the logits
     image_size: s
@@ -57,6 +60,11 @@ class TrainedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.plan, self.file, self.scale = plan, file, scale
+        features = summed_features(plan.experiment.data, plan.data)
+        self.feature_scale = scale.part(0, features) if scale and features else None
+        self.rules = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
+        if scale and len(scale.mean) > features:
+            self.rules.use_units(scale.mean[-1], scale.std[-1])
         self.experiment: Experiment = plan.experiment
         self.classes, self.channels = plan.data.outputs, plan.data.channels
         self.image_size = self.experiment.data.image_size
@@ -91,7 +99,7 @@ class TrainedModel(nn.Module):
     def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """Mean and std by which the run normalized its images, or standardized its tensors; None for neither."""
         if not self.plan.data.images:
-            arrays = self.scale.arrays(self.shape) if self.scale else ()
+            arrays = self.feature_scale.arrays(self.shape) if self.feature_scale else ()
             mean, std = map(torch.from_numpy, arrays) if arrays else (None, None)
             return mean, std
         transforms = make_transforms(self.experiment.data, self.channels, weight_statistics(self.experiment.model))
@@ -108,11 +116,15 @@ class TrainedModel(nn.Module):
         return scaled if self.plan.data.images else torch.nan_to_num(scaled, nan=0.0)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
+        """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first.
+
+        A regression gives predictions in the user's unit.
+        """
         if self._predict is None:
             name = type(self.plan.recipe.infer).__name__
             raise UserError(f"the rule {name} uses images of the unseen domain first; call adapt(batches)")
-        return self._predict(self.normalize(images))
+        logits = self._predict(self.normalize(images))
+        return self.rules.keep(logits) if self.plan.data.task == REGRESSION.name else logits
 
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
         """Show a transductive rule unlabelled batches of the domain on which it will predict, after the last `to`.
@@ -145,8 +157,22 @@ class TrainedModel(nn.Module):
         grey = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).convert("L")
         return np.asarray(grey)[None]
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether each output is a number or a label of its own, and no class."""
+        return self.plan.data.task in OF_TENSORS
+
+    @torch.inference_mode()
+    def outputs(self, values: Tensor) -> np.ndarray:
+        """Predictions [N, Q] in the user's unit, or the probability of each label, of tensors in one batch."""
+        outputs = self(values)
+        return (outputs if self.plan.data.task == REGRESSION.name else self.rules.keep(outputs)).numpy()
+
     def require_classes(self) -> None:
-        """Raise UserError when the outputs are masks of structures, for which there are no tables of classes."""
+        """Raise UserError when the outputs are masks of structures or other targets, of which there is no class."""
+        if self.has_targets:
+            raise UserError(f"{self.file}: this model was trained for {self.plan.data.task}, which has no classes; "
+                            "call the model, or use fedsim predict")  # fmt: skip
         if self.plan.data.structures:
             raise UserError(f"{self.file}: this model predicts masks, for which there is no table of predictions; use "
                             "fedsim.load in Python, or fedsim export")  # fmt: skip
@@ -248,14 +274,19 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> 
 def describe(model: TrainedModel) -> dict[str, Any]:
     """What another program needs to know about the model, as plain values."""
     output = "logits [N, classes]"
-    if model.plan.data.structures:
+    if model.has_targets:
+        output = "predictions [N, 1] in the unit of the label"
+        if model.plan.data.task != REGRESSION.name:
+            output = "logits [N, labels]; the sigmoid of each is the probability of its label"
+    elif model.plan.data.structures:
         threshold = model.experiment.data.mask_threshold
         output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
     if not model.plan.data.images:
+        missing = "NaN is missing" if model.feature_scale else "scaled before"
         return {
             "classes": list(model.classes),
             "features": list(model.plan.data.features),
-            "input": f"float32 tensors {['N', *model.shape]}; {'NaN is missing' if model.scale else 'scaled before'}",
+            "input": f"float32 tensors {['N', *model.shape]}; {missing}",
             "output": output,
         }
     return {

@@ -1,5 +1,6 @@
 """The rules of tasks whose predictions are scores or numbers: two classes, several labels, and regression."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ class Binary(Classification):
     """
 
     metric: ClassVar[str] = BINARY.metric
+    blind: ClassVar[str] = "AUROC is not defined there"
     further: ClassVar[tuple[str, ...]] = BINARY.further
 
     @torch.inference_mode()
@@ -63,6 +65,16 @@ class MultiLabel(TaskRules):
     def keep(self, logits: Tensor) -> Tensor:
         """Probabilities [B, L]."""
         return logits.float().sigmoid()
+
+    def undefined(self, truth: Tensor, outputs: Sequence[str]) -> str:
+        """Which labels all examples have, or none, and over how many labels the mean then is."""
+        share = truth.float().mean(0)
+        constant = [name for name, mean in zip(outputs, share.tolist(), strict=True) if mean in (0.0, 1.0)]
+        if not constant:
+            return ""
+        rest = len(outputs) - len(constant)
+        over = f"the mean is over {rest} of {len(outputs)} labels" if rest else "their mean is not either"
+        return f"AUROC is not defined there for {', '.join(constant)}, which all examples have or none has; {over}"
 
     @torch.inference_mode()
     def examine(self, predict: Predict, batches: Labelled) -> Examined:

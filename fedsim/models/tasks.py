@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -94,6 +94,14 @@ class TaskRules:
         """The sums over a batch of the primary metric and of the loss of each image, exact numbers or float64."""
         raise NotImplementedError
 
+    def for_truth(self, truth: Tensor) -> "TaskRules":
+        """The rules by which a whole domain with this truth is measured, without outputs of which it has nothing."""
+        return self
+
+    def undefined(self, truth: Tensor, outputs: Sequence[str]) -> str:
+        """Why the primary metric is not defined on a domain with this truth, or on a part of it; empty where it is."""
+        return ""
+
     def keep(self, logits: Tensor) -> Tensor:
         """The form in which a run keeps the logits of a batch."""
         raise NotImplementedError
@@ -112,6 +120,7 @@ class Classification(TaskRules):
     weights: tuple[float, ...] = ()
     focal: float = 0.0
     metric: ClassVar[str] = CLASSIFICATION.metric
+    blind: ClassVar[str] = "accuracy there is the share of {} that is recognized"  # what one class leaves of the metric
 
     @classmethod
     def of(cls, data: DataSettings, train: TrainSettings) -> "Classification":
@@ -149,6 +158,14 @@ class Classification(TaskRules):
         """Correct predictions and cross-entropy."""
         return (logits.argmax(dim=1) == truth).sum(), F.cross_entropy(logits, truth, reduction="sum").double()
 
+    def undefined(self, truth: Tensor, outputs: Sequence[str]) -> str:
+        """What a domain of one class leaves undefined; empty for a domain with several."""
+        present = truth.unique().tolist()
+        if len(present) != 1:
+            return ""
+        others = ", ".join(name for place, name in enumerate(outputs) if place != present[0])
+        return f"it has no example of {others}, so that {self.blind.format(outputs[present[0]])}"
+
     def keep(self, logits: Tensor) -> Tensor:
         """Probabilities [B, M]. For log-probabilities, which some inference rules give, the softmax is the same."""
         return logits.float().softmax(dim=1)
@@ -165,10 +182,13 @@ class Segmentation(TaskRules):
     largest_component: only the largest connected component of a predicted structure counts
 
     Both settings act only on predictions; ELCFS's code has the threshold 0.75 and keeps the largest component.
+
+    measured: the structures of which Dice is taken, by their places; None: all
     """
 
     threshold: float = 0.5
     largest_component: bool = False
+    measured: tuple[int, ...] | None = None
     metric: ClassVar[str] = SEGMENTATION.metric
     maps: ClassVar[bool] = True
 
@@ -193,7 +213,25 @@ class Segmentation(TaskRules):
     def sums(self, logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
         """Dice of the predicted masks and soft Dice loss, each a mean over the structures of an image."""
         each = 1 - soft_dice(logits.sigmoid(), truth, dims=(2, 3))
-        return dice_of(self.keep(logits), truth).mean(1).sum(), each.mean(1).sum().double()
+        dice = dice_of(self.keep(logits), truth)
+        measured = dice if self.measured is None else dice[:, list(self.measured)]
+        return measured.mean(1).sum(), each.mean(1).sum().double()
+
+    def for_truth(self, truth: Tensor) -> "Segmentation":
+        """The rules that take Dice of the structures that occur in some image: of the others it would be 1 or 0.
+
+        Without any such structure, Dice is undefined (NaN).
+        """
+        occurs = truth.bool().any(3).any(2).any(0)
+        if bool(occurs.all()):
+            return self
+        return replace(self, measured=tuple(occurs.nonzero()[:, 0].tolist()))
+
+    def undefined(self, truth: Tensor, outputs: Sequence[str]) -> str:
+        """Which structures have no pixel in any image."""
+        absent = (~truth.bool().any(3).any(2).any(0)).nonzero()[:, 0].tolist()
+        names = ", ".join(outputs[place] for place in absent)
+        return f"no image has a pixel of {names}, so that Dice is taken without it" if names else ""
 
 
 def mean_of_defined(values: Sequence[float]) -> float:

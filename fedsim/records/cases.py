@@ -43,6 +43,11 @@ class Cases:
     predicted: np.ndarray
     structures: tuple[str, ...]
 
+    @property
+    def occurs(self) -> np.ndarray:
+        """[Q] bool: which structures have a pixel in the truth of some image; nothing is measured of the others."""
+        return np.isfinite(self.dice).any(axis=0)
+
     @classmethod
     def of(
         cls,
@@ -58,11 +63,12 @@ class Cases:
 
         order = np.argsort(index, kind="stable")
         dice = dice_of(predicted, truth).cpu().numpy()[order]
+        dice[:, ~truth.bool().any(3).any(2).any(0).cpu().numpy()] = np.nan  # a structure that the domain lacks
         y, p = (masks.cpu().numpy()[order].astype(np.uint8) for masks in (truth, predicted))
         distances = []
         for case in zip(p, y):
             distances.append([surface_distance(*structure) for structure in zip(*case)])
-        shown = worst_middle_best(dice.mean(axis=1))
+        shown = worst_middle_best(mean_over_structures(dice))
         return cls(
             index=index[order],
             dice=dice,
@@ -74,12 +80,16 @@ class Cases:
             structures=tuple(structures),
         )
 
+    def means(self, quantity: str) -> np.ndarray:
+        """[Q] the mean of a quantity over the images; NaN for structures that do not occur."""
+        return np.where(self.occurs, getattr(self, quantity).mean(axis=0), np.nan)
+
     def details(self) -> list[tuple[str, str, float]]:
         """(quantity, structure, mean over the images) for details.csv; distances in pixels."""
         rows = []
         for quantity in STRUCTURE_QUANTITIES:
-            means = getattr(self, quantity).mean(axis=0)
-            rows += [(quantity, name, float(mean)) for name, mean in zip(self.structures, means)]
+            means = self.means(quantity)
+            rows += [(quantity, self.structures[place], float(means[place])) for place in np.flatnonzero(self.occurs)]
         return rows
 
     def write(self, run: Path, round: int) -> None:
@@ -87,6 +97,12 @@ class Cases:
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
         metadata = {"structures": json.dumps(list(self.structures), ensure_ascii=False)}
         atomic_write(predictions_file(run, round), save(arrays, metadata))
+
+
+def mean_over_structures(dice: np.ndarray) -> np.ndarray:
+    """[N] the mean Dice of each image over the structures that occur in the domain; 0 where none does."""
+    occurs = np.isfinite(dice).any(axis=0)
+    return dice[:, occurs].mean(axis=1) if occurs.any() else np.zeros(len(dice))
 
 
 def worst_middle_best(score: np.ndarray) -> np.ndarray:

@@ -102,6 +102,7 @@ class EnvironmentRecord(MachineRecord):
     domains: list[str] = []
     classes: list[str] = []
     targets: list[str] = []
+    undefined: dict[str, str] = {}
     tensors: TensorsRecord | None = None
     scale: ScaleRecord | None = None
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.records.readers import AGAIN, named
-from fedsim.records.record_files import is_finished, summary_rows
+from fedsim.records.record_files import is_finished, read_record, summary_rows
 from fedsim.records.selection import RULES, select
 
 if TYPE_CHECKING:
@@ -137,6 +137,30 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
             classes=tuple(json.loads(content.metadata()["classes"])),
         )
     return checked(predictions, file)
+
+
+Thresholded = tuple[Predictions, float]  # and the threshold of the second class's probability
+
+
+def read_thresholded(run: Path | str, select: str = "best_validation") -> Thresholded:
+    """The predictions of two classes, and the mean of the thresholds that the sources' validations of the round chose.
+
+    Raises UserError where there are none, and where no source could choose a threshold.
+    """
+    predictions = read_predictions(run, select)
+    chosen = int(predictions_round(Path(run), select))
+    rounds = read_record(Path(run) / "rounds.csv")
+    column = "mean_validation_threshold"
+    values = rounds.loc[rounds["round"] == chosen, column] if column in rounds else rounds.iloc[:0, 0]
+    if not len(values) or pd.isna(values.iloc[0]):
+        raise UserError(f"{run}: no source chose a threshold in round {chosen}, because each validates on examples of "
+                        "one class")  # fmt: skip
+    return predictions, float(values.iloc[0])
+
+
+def predictions_round(run: Path, select: str) -> str:
+    """The number of the round whose predictions a selection rule chooses, as text."""
+    return chosen_file(run, select).stem.removeprefix("round")
 
 
 def chosen_file(run: Path, select: str) -> Path:

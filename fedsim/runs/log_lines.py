@@ -33,17 +33,18 @@ class LogLines:
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Log the round, and the primary metric in validation and on the target."""
-        shown = scores(row)
-        logger.info("round %d: %s", row["round"], "  ".join(f"{name} {100 * value:.1f} %" for name, value in shown))
+        task = task_in(row)
+        shown = [f"{name} {task.text(value)}" for name, value in scores(row)]
+        logger.info("round %d: %s", row["round"], "  ".join(shown))
 
     def on_end(self, summary: dict) -> None:
         """Logs the result of the run."""
-        metric = task_in(summary, "best_validation_target_").metric
-        value, round = summary[f"best_validation_target_{metric}"], summary["best_validation_round"]
+        task = task_in(summary, "best_validation_target_")
+        value, round = summary[f"best_validation_target_{task.metric}"], summary["best_validation_round"]
         if round is None:  # the validation is NaN in every round
             logger.info("done: no round has a validation (%s)", self.basis)
         else:
-            logger.info("done: %.1f %% on %s (round %d, %s)", 100 * value, summary["target"], round, self.basis)
+            logger.info("done: %s on %s (round %d, %s)", task.text(value), summary["target"], round, self.basis)
 
     def on_failure(self, error: BaseException) -> None:
         """Log why the run stopped."""

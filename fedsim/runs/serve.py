@@ -25,6 +25,7 @@ from fedsim.runs.notes import budget_notes, code_notes, data_notes
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
 from fedsim.runs.target import SharedTarget, TargetEvaluator
+from fedsim.runs.undefined import undefined_on_target
 from fedsim.runs.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import with_own_folders
@@ -106,7 +107,9 @@ def play_rounds(
     server.exchange.join(roster)
     settle_scale(space, session, roster, run_config)
     server.target = asked_for_target(server, evaluator, roster)
-    record_sites(space, session, roster, tested_images(evaluator, roster))
+    tested = tested_images(evaluator, roster)
+    session.note("undefined", undefined_on_target(space, evaluator, tested))
+    record_sites(space, session, roster, tested)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
         patient = PatientGrid(grid, server.exchange, run.patience)
@@ -196,7 +199,8 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
         session.note("shared_images", session.shared.record())
     notes = notes_before_rounds(space, session, roster, tested)
     session.note("data_remarks", notes)
-    for text in notes:
+    undefined = [f"{domain}: {reason}" for domain, reason in session.environment.get("undefined", {}).items()]
+    for text in notes + undefined:
         logger.warning(text)
 
 

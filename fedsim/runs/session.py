@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -33,6 +33,7 @@ from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
+from fedsim.runs.undefined import VALIDATIONS, undefined_validations
 from fedsim.runs.workspace import device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
@@ -168,8 +169,19 @@ class Session:
         if number and result.target.predictions is not None:
             result.target.predictions.write(self.folder, number)
         self._keep(number, row, result.model)
+        self._say_undefined(rows)
         for callback in self.callbacks:
             callback.on_round(row, clients)
+
+    def _say_undefined(self, rows: Mapping[str, Row]) -> None:
+        """Says once, and records, on whose validation examples the primary metric is not defined."""
+        task = BY_METRIC[self.space.task.metric]
+        noted = self.environment.get("undefined", {})
+        if task.can_be_undefined and VALIDATIONS not in noted:
+            line = undefined_validations(rows.items(), task.metric, task.title)
+            if line:
+                self.note("undefined", {**noted, VALIDATIONS: line})
+                logger.warning(line)
 
     def finish(self) -> None:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming

@@ -51,6 +51,7 @@ class TargetEvaluator:
         self.images = kept_near(_chosen(images, indices), self.device)
         self.strata = labels[indices]
         self.labels = _chosen(labels if masks is None else masks, indices).to(self.device)
+        self.task = self.task.for_truth(self.labels)
 
     def class_counts(self) -> list[int]:
         """Tested images of each class."""

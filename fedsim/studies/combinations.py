@@ -37,6 +37,7 @@ from fedsim.studies.loop import carry_out
 from fedsim.studies.plan import Cell, Readers, plan_cells, readers
 from fedsim.studies.reports import given_settings, nested, percent, rows_of_others
 from fedsim.studies.scores import halve, ranking, stages, validation_of
+from fedsim.studies.search import refuse_less_is_better
 from fedsim.studies.study import Study
 
 NAMES = ("method", "search", "target")
@@ -337,6 +338,7 @@ def plan_combinations(
     method = search.method or experiment.method_name
     search = dataclasses.replace(search, method=method, slots=slots)
     experiment = experiment.replace(method={"name": method})
+    refuse_less_is_better(experiment)
     base = Base(config, experiment, overrides, preset)
     searches = unseen_of(base.experiment, search.targets)
     first_fold = FirstFold(base, searches[0].target, searches[0].folds[0])

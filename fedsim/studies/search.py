@@ -262,6 +262,15 @@ class PlannedSearch(Study):
         return TASKS[task_of_data(self.runs[0].data)]
 
 
+def refuse_less_is_better(experiment: Experiment) -> None:
+    """Raises UserError for a task whose metric a search would maximize although less of it is better."""
+    task = TASKS[task_of_data(experiment.data)]
+    if task.less_is_better:
+        raise UserError("a search takes the greatest validation for the best, and less is better in the "
+                        f"{task.title} of data.task = {task.name!r}; compare its settings with fedsim sweep --grid "
+                        "and fedsim compare --by")  # fmt: skip
+
+
 def _falls_behind(cell: Cell, pruner: str, curves: Sequence[dict[int, float]]) -> bool:
     """Whether a cell is to be pruned, by its own curve and those of the trials before it."""
     return pruned_rounds(pruner, [*curves, curve_of(cell)], STARTUP)[-1] is not None
@@ -288,6 +297,7 @@ def plan_search(
     method = search.method or read_experiment(config, overrides, preset).method_name
     settings = [*overrides, f"method.name={method}"]
     experiment = read_experiment(config, settings, preset)
+    refuse_less_is_better(experiment)
     knobs = find_space(search.space, experiment, overrides)
     plan = PlannedSearch(config, replace(search, method=method), knobs, {}, [], overrides, preset, shared or readers())
     target = plan.cells_of(0, {})[0].experiment.run.target

@@ -14,13 +14,18 @@ from rich.text import Text
 
 from fedsim.common.console import errors
 from fedsim.common.files import atomic_write
+from fedsim.common.tasks import TASKS, Task
+from fedsim.data.benchmarks import task_of_data
 from fedsim.studies.estimate import duration, measured_rates, observed_rates, time_left
 from fedsim.studies.plan import ENDED, Cell
-from fedsim.studies.reports import percent
 
 STATE = "sweep.json"  # in the folder of the experiment, for `fedsim report --live`
 NOTED_SECONDS = 2.0
 STATES = ("finished", "running", "elsewhere", "waiting", "failed", "pruned")  # in the order in which they are counted
+
+
+def _task_of(cell: Cell) -> Task:
+    return TASKS[task_of_data(cell.experiment.data)]
 
 
 def last_target(folder: Path) -> float | None:
@@ -107,7 +112,7 @@ class SweepView:
             if accuracy is None:
                 accuracy = last_target(cell.folder)
             if accuracy is not None:
-                text += f" {percent(accuracy)} at the last round"
+                text += f" {_task_of(cell).text(accuracy)} at the last round"
         return f"{text}: {cell.reason}" if cell.reason else text
 
     def _note(self, left: float | None, ended: bool = False) -> None:
@@ -137,7 +142,7 @@ class SweepView:
         """(rounds, accuracy on the target, time left) of a running cell as text."""
         accuracy = ""
         if cell.target_accuracy is not None and not self._blind:
-            accuracy = percent(cell.target_accuracy)
+            accuracy = _task_of(cell).text(cell.target_accuracy)
         seconds = time_left([cell], observed_rates([cell]), 1)
         left = "" if seconds is None else duration(seconds)
         return f"{cell.round}/{cell.experiment.train.rounds}", accuracy, left
