@@ -264,23 +264,15 @@ class LocalClient:
         return float(BY_METRIC[self.metric].upwards(score))
 
     def validate(self, predict: Predict | None = None) -> tuple[float, float]:
-        """(primary metric, loss) on the validation split, in eval mode or by a rule; unweighted mean over domains.
-
-        The metric is NaN where no domain defines it.
-        """
-        score, loss, _ = self.examine(predict)
-        return score, loss
+        """(primary metric, loss) of `examine`."""
+        return self.examine(predict)[:2]
 
     def examine(self, predict: Predict | None = None) -> tuple[float, float, dict[str, float]]:
-        """(primary metric, loss, the task's further numbers) on the validation split; see `validate`.
-
-        A number that is defined in no domain is NaN, and so is the metric.
-        """
+        """(primary metric, loss, further numbers) on the validation split: means over the domains that define them."""
         self.view.eval()
         data, groups, size = self.data, self.data.validation_by_domain, self.experiment.run.evaluate_batch_size
         results = [data.task.examine(predict or self.net, data.evaluation(group, size)) for group in groups]
-        further = {}
-        for name in data.task.further:
-            further[name] = mean_of_defined([result.further[name] for result in results])
+        names = data.task.further
+        further = {name: mean_of_defined([result.further[name] for result in results]) for name in names}
         score = mean_of_defined([result.value for result in results])
         return score, float(np.mean([result.loss for result in results])), further

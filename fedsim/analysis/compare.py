@@ -64,13 +64,9 @@ def compare(
     table = _table_of_runs(runs, experiments, by, f"{select}_target_{task_metric}")
     labels = dict(zip(table["run"], table["label"]))
     refuse_unlike(runs, recorded, labels)
-    not_computed = []
-    if metric == task_metric:
-        table["undefined"] = _recorded_as_undefined(table, recorded)
-    else:
-        not_computed = _measure(table, runs, metric, select)
+    table["undefined"] = _recorded_as_undefined(table, recorded)
+    not_computed = [] if metric == task_metric else _measure(table, runs, metric, select)
     targets = _targets(table)
-    undefined = undefined_targets(table)
     computed = numbers(
         table,
         targets,
@@ -80,9 +76,8 @@ def compare(
         metric,
     )
     rule = rule_title(select, experiments.values())
-    names = dict.fromkeys(runs.summary["experiment"])
     comparison = Comparison(
-        title=f"{', '.join(names)}: {rule}",
+        title=f"{_names(runs)}: {rule}",
         select=select,
         targets=targets,
         published=pd.DataFrame(columns=COLUMNS),
@@ -90,7 +85,7 @@ def compare(
         rule=rule,
         table=table,
         is_primary=metric == task_metric,
-        undefined=undefined,
+        undefined=undefined_targets(table),
         **computed._asdict(),
     )
     reasons: list[str] = []
@@ -102,6 +97,11 @@ def compare(
         *_notes_on_runs(runs, recorded, not_computed, comparison),
     ]
     return comparison
+
+
+def _names(runs: Runs) -> str:
+    """The names of the runs' experiments."""
+    return ", ".join(dict.fromkeys(runs.summary["experiment"]))
 
 
 def _notes_on_runs(
@@ -192,7 +192,7 @@ def numbers(
 ) -> Numbers:
     """The cells, methods, label of the baseline and seeds of each ranking of a table with a row per run."""
     sign = -1 if METRICS[metric].less_is_better else 1
-    averaged = [target for target in targets if target not in undefined_targets(table)]
+    averaged = _averaged(table, targets)
     labels = dict.fromkeys(table["label"])
     grids = {label: grid_of(table, label) for label in labels}
     base = _baseline_label(table, baseline)
@@ -225,6 +225,12 @@ def undefined_targets(table: pd.DataFrame) -> tuple[str, ...]:
         return ()
     of_target = table.groupby("target")["undefined"].all()
     return tuple(of_target.index[of_target])
+
+
+def _averaged(table: pd.DataFrame, targets: list[str]) -> list[str]:
+    """The targets over which averages and ranks are: those that define the metric."""
+    undefined = undefined_targets(table)
+    return [target for target in targets if target not in undefined]
 
 
 def _in_order(methods: pd.DataFrame, sign: int) -> pd.DataFrame:

@@ -66,7 +66,11 @@ class Comparison:
     def measure(self) -> Metric:
         """The metric of the cells, which as a task's own has its title there."""
         metric = METRICS[self.metric]
-        return replace(metric, title=BY_METRIC[self.metric].title) if self.is_primary else metric
+        return (
+            replace(metric, title=BY_METRIC[self.metric].title)
+            if self.is_primary and self.metric in BY_METRIC
+            else metric
+        )
 
     @property
     def measured(self) -> str:

@@ -26,7 +26,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write, drawn
 from fedsim.common.lists import keys_of
 from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, percent
-from fedsim.common.tasks import BY_METRIC, UNDEFINED, task_of
+from fedsim.common.tasks import BY_METRIC, UNDEFINED, Task, task_of
 from fedsim.common.templates import fill
 from fedsim.records.cases import STRUCTURE_QUANTITIES, Cases, read_cases
 from fedsim.records.differences import comparable_settings, differing_settings, value_text
@@ -318,9 +318,28 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
     predictions = kept_predictions(runs, comparison.labels, comparison.select) if task.has_classes else {}
     if task.maps or (task.has_classes and not predictions):
         return None, None
+    tables = _other_metrics(runs, comparison, by)
+    if not tables:
+        return None, None
+    cells = {name: accuracy_cells(table) for name, table in tables.items()}
+    rows = []
+    for method in comparison.methods.to_dict("records"):
+        row: Cells = [shown_label(method)]
+        for of_metric in cells.values():
+            of_method = of_metric[method["label"]]
+            row.append(of_method[-1])
+        rows.append(Row(row))
+    columns = [LABEL]
+    for table in tables.values():
+        columns.append(Column(table.measure.title))
+    classes = class_accuracies(predictions) if predictions else None
+    return Table(columns, rows, notes=_notes_on_metrics(tables, comparison)), classes
+
+
+def _other_metrics(runs: Runs, comparison: Comparison, by: Sequence[str]) -> dict[str, Comparison]:
+    """{metric: its comparison} of the metrics of the task beside its own; without those that no run has."""
     tables = {}
-    cells = {}
-    for name in metrics_of(task):
+    for name in metrics_of(BY_METRIC[comparison.metric]):
         if name == comparison.metric:
             continue
         with contextlib.suppress(UserError):  # no run has what this one needs, such as a threshold
@@ -331,30 +350,21 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
                 published=False,
                 metric=name,
             )
-            cells[name] = accuracy_cells(tables[name])
-    names = list(tables)
-    if not names:
-        return None, None
-    rows = []
-    for method in comparison.methods.to_dict("records"):
-        row: Cells = [shown_label(method)]
-        for name in names:
-            of_method = cells[name][method["label"]]
-            row.append(of_method[-1])
-        rows.append(Row(row))
-    unit = "In %, averages" if task.is_fraction else "Averages"
-    less = " and ".join(METRICS[name].title for name in names if METRICS[name].less_is_better)
-    less = f" Less is better in {less}." if less else ""
+    return tables
+
+
+def _notes_on_metrics(tables: Mapping[str, Comparison], comparison: Comparison) -> list[str]:
+    """What the numbers of a table of several metrics are, and which of them are missing or undefined."""
+    measures = [table.measure for table in tables.values()]
+    unit = "In %, averages" if comparison.measure.is_fraction else "Averages"
+    titles = " and ".join(measure.title for measure in measures if measure.less_is_better)
+    less = f" Less is better in {titles}." if titles else ""
     notes = [f"{unit} over the targets, {over_seeds(comparison.most_seeds)}.{less}"]
     for table in tables.values():
         for note in table.notes:
             if note.startswith(("Missing", "Not computed")) or "is not defined" in note:
                 notes.append(note)
-    notes = list(dict.fromkeys(notes))
-    columns = [LABEL]
-    for name in names:
-        columns.append(Column(METRICS[name].title))
-    return Table(columns, rows, notes=notes), class_accuracies(predictions) if predictions else None
+    return list(dict.fromkeys(notes))
 
 
 def class_accuracies(predictions: Mapping[str, Mapping[str, Predictions]]) -> Table:
@@ -514,13 +524,20 @@ def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
         for rule in RULES:
             number = run[f"{rule}_round"]
             text = MISSING if pd.isna(number) else f"{number:.0f}"
-            value = float(run[f"{rule}_target_{task.metric}"])
-            shown = METRICS[task.metric].number(value) if not math.isnan(value) or pd.isna(number) else UNDEFINED
-            cells.append(Cell(shown, value=METRICS[task.metric].factor * value))
+            cells.append(_result_cell(task, float(run[f"{rule}_target_{task.metric}"]), number))
             cells.append(Cell(text, value=number))
         rows.append(Row(cells))
     notes = [f"Unfinished and therefore left out: {run}" for run in runs.unfinished]
     return Table(columns, rows, notes=notes)
+
+
+def _result_cell(task: Task, value: float, number: float) -> Cell:
+    """The cell of a run's result at a round; it is undefined where there is such a round and no value."""
+    measure = METRICS[task.metric]
+    text = measure.number(value)
+    if math.isnan(value) and not math.isnan(number):
+        text = UNDEFINED
+    return Cell(text, value=measure.factor * value)
 
 
 def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:

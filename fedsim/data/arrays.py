@@ -327,8 +327,11 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
     arrays = _named_arrays(file, data)
     values = _finite_values(arrays["x"], file)
     has_targets = data.task in OF_TENSORS
-    named = [name for name in ARRAYS if name in arrays and not (has_targets and name == "label")]
-    texts = {name: pd.Series(arrays[name].astype(str)) for name in named}
+    texts = {}
+    for name in ARRAYS:
+        is_text = name != "label" or not has_targets
+        if name in arrays and is_text:
+            texts[name] = pd.Series(arrays[name].astype(str))
     if has_targets:
         labels = checked_targets(arrays["label"], data.task, f"{file}, label")
     else:

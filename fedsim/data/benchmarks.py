@@ -71,7 +71,8 @@ def with_task(bench: Benchmark, data: DataSettings) -> Benchmark:
     if task in OF_TENSORS and not bench.takes_targets:
         raise UserError(f"data.task = {task!r}: {bench.title} has classes; targets that are numbers or several labels "
                         "come from data.dataset = 'arrays', or from Datasets by domain")  # fmt: skip
-    if task != bench.task and not TASKS[bench.task].has_classes:
+    has_classes = TASKS[bench.task].has_classes
+    if task != bench.task and not has_classes:
         raise UserError(f"data.task = {task!r}: {bench.title} is a data set for {bench.task}; leave data.task out")
     if task == BINARY.name and bench.classes and len(bench.classes) != 2:
         raise UserError(f"data.task = 'binary' needs two classes, and {bench.title} has {len(bench.classes)}: "

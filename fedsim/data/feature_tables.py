@@ -293,10 +293,11 @@ def targets_of(cells: pd.Series, task: str, where: str) -> np.ndarray:
         raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
     texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
     values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
-    wrong = ~np.isfinite(values) if task == REGRESSION.name else ~np.isin(values, (0, 1))
+    has_number = task == REGRESSION.name
+    wrong = ~np.isfinite(values) if has_number else ~np.isin(values, (0, 1))
     for position in np.flatnonzero(wrong)[:1]:
         row = int(cells.index[position]) + 2
-        kind = "no finite number" if task == REGRESSION.name else "neither 0 nor 1"
+        kind = "no finite number" if has_number else "neither 0 nor 1"
         raise UserError(f"{where}, row {row}: the label {cells.iloc[position]!r} is {kind}, which data.task = {task!r} "
                         "needs")  # fmt: skip
     return values.astype(np.float32)

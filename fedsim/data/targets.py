@@ -38,12 +38,14 @@ def checked_targets(values: np.ndarray, task: str, where: str) -> np.ndarray:
     if values.dtype.kind not in "fiub":
         raise UserError(f"{where} is {values.dtype}; data.task = {task!r} needs numbers")
     targets = values[:, None] if values.ndim == 1 else values
-    if targets.ndim != 2 or not targets.shape[1] or (task == REGRESSION.name and targets.shape[1] > 1):
-        shape = "[N]" if task == REGRESSION.name else "[N, L]"
+    has_number = task == REGRESSION.name
+    fits = targets.ndim == 2 and targets.shape[1] > 0
+    if not fits or (has_number and targets.shape[1] > 1):
+        shape = "[N]" if has_number else "[N, L]"
         raise UserError(f"{where} has the shape {list(values.shape)}; data.task = {task!r} needs {shape}")
-    wrong = ~np.isfinite(targets) if task == REGRESSION.name else ~np.isin(targets, (0, 1))
+    wrong = ~np.isfinite(targets) if has_number else ~np.isin(targets, (0, 1))
     for row, column in np.argwhere(wrong)[:1]:
-        kind = "no finite number" if task == REGRESSION.name else "neither 0 nor 1"
+        kind = "no finite number" if has_number else "neither 0 nor 1"
         raise UserError(f"{where}[{row}]: {targets[row, column]} is {kind}, which data.task = {task!r} needs")
     return targets.astype(np.float32)
 

@@ -56,13 +56,16 @@ def read_tensors(dataset: Any, name: str, task: str = "") -> Tensors:
         if values[-1].shape != values[0].shape:
             shapes = f"{list(values[-1].shape)}, but item 0 has {list(values[0].shape)}"
             raise UserError(f"{where}: its tensor has the shape {shapes}; all items need one shape")
-    stacked = torch.stack(values).numpy()
-    if task not in OF_TENSORS:
-        return Tensors(stacked, np.array(numbers, np.int64))
-    counts = {len(target) for target in targets}
+    labels = np.array(numbers, np.int64) if task not in OF_TENSORS else _stacked(targets, task, name)
+    return Tensors(torch.stack(values).numpy(), labels)
+
+
+def _stacked(targets: list[np.ndarray], task: str, name: str) -> np.ndarray:
+    """The targets [Q] of all items as float32 [N, Q], checked; UserError where their numbers differ."""
+    counts = sorted({len(target) for target in targets})
     if len(counts) > 1:
-        raise UserError(f"{name}: items have different numbers of labels: {', '.join(map(str, sorted(counts)))}")
-    return Tensors(stacked, checked_targets(np.stack(targets), task, f"{name}, targets"))
+        raise UserError(f"{name}: items have different numbers of labels: {', '.join(map(str, counts))}")
+    return checked_targets(np.stack(targets), task, f"{name}, targets")
 
 
 def _targets(target: Any, task: str, where: str) -> np.ndarray:

@@ -134,8 +134,8 @@ def _results(model: TrainedModel) -> list[str]:
             raise UserError(
                 f"{folder / 'rounds.csv'}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}"
             )
-        score, validated = summary[f"{rule}_target_{task.metric}"], rounds.loc[chosen, column]
-        lines.append(f"| {label} | {chosen:.0f} | {task.text(score)} | {task.text(validated)} |")
+        numbers = [summary[f"{rule}_target_{task.metric}"], rounds.loc[chosen, column]]
+        lines.append(" | ".join([f"| {label}", f"{chosen:.0f}", *map(task.text, numbers), ""]).rstrip())
     return lines
 
 

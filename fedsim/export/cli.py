@@ -36,22 +36,11 @@ def evaluate(
     from rich.markup import escape
     from rich.table import Table
 
-    from fedsim.data import load_target, load_target_masks
     from fedsim.export import judge
-    from fedsim.export.trained import other_images, refuse_other_classes
 
     model = _model(run, which, trust)
     if data is None:
-        target = model.experiment.run.target
-        refuse_other_classes(model)
-        images, labels, indices = load_target(model.experiment.data, target)
-        _note(other_images(model))
-        if model.has_targets:
-            targets = load_target_masks(model.experiment.data, target)
-            assert targets is not None
-            measures, predictions = judge.evaluate_targets(model, target, images, targets, indices)
-        else:
-            measures, predictions = judge.evaluate_arrays(model, target, images, labels, indices)
+        measures, predictions = _of_target(model)
     else:
         if not model.plan.data.images:
             raise UserError("--data names a folder of images, and this model takes other tensors; fedsim predict takes "
@@ -63,6 +52,23 @@ def evaluate(
         table.add_row(escape(str(row[0])), str(row[1]), *(task.text(value) for value in row[2:]))
     console.print(table)
     _write(predictions, output)
+
+
+def _of_target(model: "TrainedModel") -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """(metrics, predictions) of the run's unseen domain, as the data set has it now."""
+    from fedsim.data import load_target, load_target_masks
+    from fedsim.export.judge import evaluate_arrays
+    from fedsim.export.targets import evaluate_targets
+    from fedsim.export.trained import other_images, refuse_other_classes
+
+    data, target = model.experiment.data, model.experiment.run.target
+    refuse_other_classes(model)
+    images, labels, indices = load_target(data, target)
+    _note(other_images(model))
+    targets = load_target_masks(data, target) if model.has_targets else None
+    if targets is None:
+        return evaluate_arrays(model, target, images, labels, indices)
+    return evaluate_targets(model, target, images, targets, indices)
 
 
 def predict(

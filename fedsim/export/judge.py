@@ -9,21 +9,14 @@ import pandas as pd
 import torch
 
 from fedsim.common.errors import UserError
-from fedsim.common.measures import (
-    area_under_roc,
-    average_precision,
-    explained_variance,
-    mean_absolute_error,
-    root_mean_squared_error,
-)
+from fedsim.common.measures import area_under_roc, average_precision
 from fedsim.common.seeding import numpy_rng
-from fedsim.common.tasks import BINARY, REGRESSION
+from fedsim.common.tasks import BINARY
 from fedsim.data.feature_tables import read_rows
 from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.data.scaling import scale_rule, scaled_by_site
 from fedsim.export.trained import TrainedModel
-from fedsim.models.tasks import mean_of_defined
 
 
 @dataclass(frozen=True)
@@ -136,34 +129,6 @@ def evaluate_arrays(
     return pd.DataFrame([_measures(model, domain, table)]), table
 
 
-def evaluate_targets(
-    model: TrainedModel, domain: str, values: np.ndarray, targets: np.ndarray, indices: np.ndarray
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Like `evaluate_arrays`, for examples that have targets [N, Q] and no class.
-
-    The metrics are the mean absolute error, RMSE and R2, or the mean AUROC and that of each label; NaN is undefined.
-    """
-    size, data = model.batch_size, model.plan.data
-    parts = [indices[start : start + size] for start in range(0, len(indices), size)]
-    if model.plan.recipe.infer.transductive:
-        model.adapt(torch.from_numpy(np.ascontiguousarray(values[part])) for part in parts)
-    predicted = np.concatenate([model.outputs(torch.from_numpy(np.ascontiguousarray(values[part]))) for part in parts])
-    truth = targets[indices]
-    table = pd.DataFrame({"domain": domain, "image": [f"{domain}[{index}]" for index in indices]})
-    for place, name in enumerate(data.outputs):
-        table[f"{name} (truth)"], table[name] = truth[:, place], predicted[:, place]
-    measures: dict[str, str | int | float] = {"domain": domain, "images": len(table)}
-    if data.task == REGRESSION.name:
-        measures["mae"] = mean_absolute_error(truth, predicted)
-        measures["rmse"] = root_mean_squared_error(truth, predicted)
-        measures["r2"] = explained_variance(truth, predicted)
-        return pd.DataFrame([measures]), table
-    areas = [area_under_roc(predicted[:, place], truth[:, place] == 1) for place in range(len(data.outputs))]
-    measures["mean_auroc"] = mean_of_defined(areas)
-    measures |= {f"auroc of {name}": area for name, area in zip(data.outputs, areas, strict=True)}
-    return pd.DataFrame([measures]), table
-
-
 def _measures(model: TrainedModel, domain: str, table: pd.DataFrame) -> dict[str, str | int | float]:
     from sklearn.metrics import f1_score, recall_score  # a fifth of the start of `predict`, which needs no measures
 
@@ -171,8 +136,11 @@ def _measures(model: TrainedModel, domain: str, table: pd.DataFrame) -> dict[str
     over_classes = {"average": "macro", "labels": sorted(set(label)), "zero_division": 0}
     of_ranks = {}
     if model.plan.data.task == BINARY.name:
-        scores, positive = table[f"p({model.classes[1]})"].to_numpy(), (label == model.classes[1]).to_numpy()
-        of_ranks = {"auroc": area_under_roc(scores, positive), "auprc": average_precision(scores, positive)}
+        name = model.classes[1]
+        scores = table[f"p({name})"].to_numpy()
+        positive = (label == name).to_numpy()
+        of_ranks["auroc"] = area_under_roc(scores, positive)
+        of_ranks["auprc"] = average_precision(scores, positive)
     return {
         "domain": domain,
         "images": len(table),

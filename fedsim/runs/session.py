@@ -156,9 +156,7 @@ class Session:
         if self.evaluate_held_out:
             held_out = self.evaluate_held_out(result.model)
             row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
-        details = [*result.notes.details]
-        for quantity, name, value in result.target.details:
-            details.append({"client": target, "quantity": quantity, "name": name, "value": value})
+        details = [*result.notes.details, *_target_details(target, result.target)]
         grouping = self.experiment.run.client_rows
         details = detail_rows(details, len(rows), domain_of, grouping)
         clients = [{"round": number, "domain": domain_of(name), **columns} for name, columns in rows.items()]
@@ -262,3 +260,11 @@ class Session:
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)
         return scores
+
+
+def _target_details(target: str, score: TargetScore) -> list[Row]:
+    """The rows of details.csv about the unseen domain."""
+    details = []
+    for quantity, name, value in score.details:
+        details.append({"client": target, "quantity": quantity, "name": name, "value": value})
+    return details

@@ -32,7 +32,7 @@ LABEL = np.array([0, 0, 0, 1, 1, 2])
 ROWS = [[7, 1, 1, 1], [6, 3, 1, 0], [2, 5, 2, 1], [1, 8, 1, 0], [4, 3, 3, 0], [1, 5, 4, 0]]
 PROBABILITIES = np.array(ROWS, dtype=np.float32) / 10
 SMALL = Predictions(np.arange(6), LABEL, PROBABILITIES, ("a", "b", "c", "d"))
-OTHERS = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]
+OTHERS = [name for name, metric in METRICS.items() if "classification" in metric.tasks and name != "accuracy"]
 
 
 def test_metrics_by_hand():

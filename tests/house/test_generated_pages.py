@@ -12,6 +12,7 @@ from types import FunctionType
 
 import pytest
 
+from fedsim.common.tasks import TASKS
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
 from fedsim.methods.papers import papers, papers_of
 from fedsim.methods.registry import one_line, parts_by_slot
@@ -104,7 +105,7 @@ def test_the_table_of_methods_says_what_leaves_the_clients(pages):
     lines = [line.split(" | ") for line in (pages / "methods" / "table.txt").read_text().splitlines()[2:]]
     rows = {cells[0].split("]")[0].removeprefix("| ["): cells[1:] for cells in lines}
     assert rows.keys() == METHODS.keys()
-    assert rows["scaffold"][2:] == ["1.03", "1.65", "classification, segmentation", "91.4 |"]
+    assert rows["scaffold"][2:] == ["1.03", "1.65", ", ".join(TASKS), "91.4 |"]
     leaves = {name: rows[name][1] for name in ("fedavg", "fedbn", "afl", "fpl", "copa", "csac", "deepall")}
     more = "updates, and statistics, features or single models"
     assert list(leaves.values()) == ["model updates"] * 2 + ["updates and single numbers"] + [more] * 3 + [
