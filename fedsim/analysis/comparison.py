@@ -66,11 +66,9 @@ class Comparison:
     def measure(self) -> Metric:
         """The metric of the cells, which as a task's own has its title there."""
         metric = METRICS[self.metric]
-        return (
-            replace(metric, title=BY_METRIC[self.metric].title)
-            if self.is_primary and self.metric in BY_METRIC
-            else metric
-        )
+        if not self.is_primary or self.metric not in BY_METRIC:
+            return metric
+        return replace(metric, title=BY_METRIC[self.metric].title)
 
     @property
     def measured(self) -> str:

@@ -193,27 +193,36 @@ def mean_auroc(outputs: Outputs) -> float:
     """Mean of the AUROC of the labels that have one; NaN without any. A label that all examples have has none."""
     areas = []
     for label in range(len(outputs.names)):
-        area = area_under_roc(outputs.predicted[:, label], outputs.truth[:, label] == 1)
-        areas.append(area)
-    defined = [area for area in areas if not np.isnan(area)]
-    return float(np.mean(defined)) if defined else float("nan")
+        scores = outputs.predicted[:, label]
+        has_label = outputs.truth[:, label] == 1
+        area = area_under_roc(scores, has_label)
+        if not np.isnan(area):
+            areas.append(area)
+    return float(np.mean(areas)) if areas else float("nan")
 
 
 def label_accuracy(outputs: Outputs) -> float:
     """The share of all labels of all examples that a threshold of 1/2 recognizes."""
-    return float(((outputs.predicted > 0.5) == (outputs.truth > 0.5)).mean())
+    called = outputs.predicted > 0.5
+    has_label = outputs.truth > 0.5
+    return float(np.mean(called == has_label))
 
 
 def mean_dice(cases: Cases) -> float:
     """Mean over images and structures of Dice, of the structures that occur in the domain; NaN without any."""
-    return float(np.nanmean(cases.dice)) if np.isfinite(cases.dice).any() else float("nan")
+    if not cases.occurs.any():
+        return float("nan")
+    return float(np.nanmean(cases.dice))
 
 
 def relative_distance(cases: Cases) -> float:
     """Mean over images and structures of the average symmetric surface distance, divided by the image's diagonal."""
     *_, height, width = cases.images.shape
     diagonal = np.hypot(height, width)
-    return float(cases.surface_distance[:, cases.occurs].mean() / diagonal) if cases.occurs.any() else float("nan")
+    if not cases.occurs.any():
+        return float("nan")
+    distances = cases.surface_distance[:, cases.occurs]
+    return float(distances.mean() / diagonal)
 
 
 METRICS: dict[str, Metric] = {

@@ -104,9 +104,11 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
 
 def _labels_of(data: DataSettings, usual: Mapping[str, str]) -> tuple[str, ...]:
     """The columns of labels: one, or the list of a task that has several; UserError for a list with another task."""
-    given = data.columns.get("label", usual.get("label", "label"))
+    usual_name = usual.get("label", "label")
+    given = data.columns.get("label", usual_name)
+    is_one = isinstance(given, str)
     names = (given,) if isinstance(given, str) else tuple(given)
-    if data.task != MULTI_LABEL.name and (len(names) != 1 or not isinstance(given, str)):
+    if data.task != MULTI_LABEL.name and not is_one:
         raise UserError(f"data.columns.label: {given!r} is not the name of one column; several columns of 0 and 1 are "
                         "data.task = 'multi-label'")  # fmt: skip
     if not names or len(set(names)) < len(names):

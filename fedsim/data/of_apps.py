@@ -110,8 +110,10 @@ class AppReader(Reader):
     def images(self, domain: str, apart: bool = False) -> Images:
         """The values and labels of a domain."""
         held = self._held(domain)
-        strata = np.zeros(len(held.labels), np.int64) if held.labels.ndim > 1 else held.labels
-        return held.values, strata
+        labels = held.labels
+        if labels.ndim > 1:  # targets; all examples are of one stratum
+            labels = np.zeros(len(labels), np.int64)
+        return held.values, labels
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
         """The targets float32 [N, Q] of a domain; None where its examples have classes."""

@@ -35,7 +35,11 @@ class Moments:
 
     def beside(self, others: "Moments") -> "Moments":
         """These moments, followed by those of other columns of the same examples."""
-        return Moments(self.counts + others.counts, self.sums + others.sums, self.squares + others.squares)
+        return Moments(
+            self.counts + others.counts,
+            self.sums + others.sums,
+            self.squares + others.squares,
+        )
 
     @property
     def is_valid(self) -> bool:

@@ -55,11 +55,13 @@ def names_of_targets(data: DataSettings, targets: Mapping[str, np.ndarray], wher
 
     Raises UserError where domains have different numbers of them, and where the settings name another number.
     """
-    counts = {domain: of_domain.shape[1] for domain, of_domain in targets.items()}
-    if len(set(counts.values())) > 1:
-        texts = ", ".join(f"{domain} {count}" for domain, count in counts.items())
-        raise UserError(f"{where}: the domains have different numbers of labels: {texts}")
-    count = next(iter(counts.values()))
+    counts = {}
+    for domain, of_domain in targets.items():
+        counts[domain] = of_domain.shape[1]
+    count, *others = set(counts.values())
+    if others:
+        texts = [f"{domain} {number}" for domain, number in counts.items()]
+        raise UserError(f"{where}: the domains have different numbers of labels: {', '.join(texts)}")
     if data.task == REGRESSION.name:
         return ("label",)
     names = tuple(data.classes) or tuple(map(str, range(count)))
