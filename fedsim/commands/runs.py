@@ -42,7 +42,7 @@ def run_one(experiment: Experiment) -> None:
 def headline(folder: Path) -> str:
     """One run's result in two lines, without the oracle.
 
-    With differential privacy, a third line has its guarantee.
+    A further line says what the unseen domain leaves undefined, and with differential privacy one has its guarantee.
     """
     from fedsim.records.environment import read_environment
     from fedsim.records.readers import AGAIN
@@ -57,13 +57,18 @@ def headline(folder: Path) -> str:
     row = summary.iloc[0]
     task = task_in(row.index, "last_target_")
     basis = rule_title(DEFAULT_RULE, [read_settings(folder)])
-    privacy = read_environment(folder).get("privacy", "")
-    return (
+    recorded = read_environment(folder)
+    undefined = recorded.get("undefined", {}).get(str(row["target"]), "")
+    lines = [
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
         f"{_result(task, row, 'best_validation')} {task.title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
-        f"{_result(task, row, 'last')} at the last round\n" + (f"{privacy}\n" if privacy else "") + f"records: {folder}"
-    )
+        f"{_result(task, row, 'last')} at the last round",
+        f"{row['target']}: {undefined}" if undefined else "",
+        recorded.get("privacy", ""),
+        f"records: {folder}",
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def _result(task: Task, row: Mapping[str, Any], rule: str) -> str:

@@ -95,7 +95,9 @@ def test_two_classes_are_measured_by_ranks_and_a_threshold():
     expected = -np.log(np.where(POSITIVE, SCORES, 1 - SCORES)).mean()
     assert result.loss == pytest.approx(expected, rel=1e-6)
     one = Binary().examine(lambda x: x, [(logits[:1], labels[:1])])
-    assert math.isnan(one.value) and math.isnan(one.further["threshold"]) and one.loss == pytest.approx(-math.log(0.9))
+    assert math.isnan(one.value)
+    assert math.isnan(one.further["threshold"])
+    assert one.loss == pytest.approx(-math.log(0.9))
 
 
 def test_several_labels_by_hand():
@@ -109,7 +111,8 @@ def test_several_labels_by_hand():
     assert loss == pytest.approx(expected)
     assert float(MultiLabel().loss(logits, truth)) == pytest.approx(expected, rel=1e-6)
     reason = MultiLabel().undefined(truth, ("flu", "cold"))
-    assert "AUROC is not defined there for cold" in reason and "over 1 of 2 labels" in reason
+    assert "AUROC is not defined there for cold" in reason
+    assert "over 1 of 2 labels" in reason
     assert math.isnan(MultiLabel().measure(lambda x: x, [(logits, torch.ones(4, 2))])[0])
 
 
@@ -143,7 +146,8 @@ def test_a_structure_that_a_domain_lacks_is_left_out_of_dice():
     nothing = torch.zeros_like(truth)
     assert math.isnan(rules.for_truth(nothing).measure(lambda x: x, [(logits, nothing)])[0])
     everything = torch.ones_like(truth)
-    assert rules.for_truth(everything) is rules and rules.undefined(everything, ("disc", "cup")) == ""
+    assert rules.for_truth(everything) is rules
+    assert rules.undefined(everything, ("disc", "cup")) == ""
 
 
 def test_a_task_says_how_its_metric_is_shown():
