@@ -228,7 +228,9 @@ def _held_out(data: DataSettings) -> tuple[str, ...]:
     of a sweep share what was read, whatever domain they leave out.
     """
     categories = columns_of(data, {}).categories
-    return () if all(categories.values()) else (data.unseen_domain, data.validation_domain)
+    if all(categories.values()):
+        return ()
+    return data.unseen_domain, data.validation_domain
 
 
 def _version(file: Path) -> tuple[str, int, int]:
