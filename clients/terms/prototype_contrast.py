@@ -87,6 +87,7 @@ class PrototypeContrast(Term):
     min_per_proto: Annotated[int, Field(ge=1)] = 1
     bank: ClassVar[str] = "prototypes"
     requires: ClassVar[dict[str, str]] = {"banks": "prototypes"}
+    columns: ClassVar[tuple[str, ...]] = ("cpcl_loss", "upcr_loss")
 
     @property
     def discloses(self) -> str:

@@ -77,8 +77,8 @@ def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | N
     if augment and type(augment).copies is not Augment.copies:
         return None
     everyone, prelude = range(len(counts)), plan.recipe.prelude
-    before = _sum(_planned(plan, counts, client, prelude) for client in everyone if prelude)
-    each = _sum(_planned(plan, counts, client, "train") for client in everyone)
+    before = _sum(planned_of(plan, counts, client, prelude) for client in everyone if prelude)
+    each = _sum(planned_of(plan, counts, client, "train") for client in everyone)
     share = _drawn(plan, counts)
     return before, Amount(each.images * share, each.steps * share)
 
@@ -111,7 +111,7 @@ def _sum(amounts: Iterable[Amount]) -> Amount:
     return Amount(sum(each.images for each in spent), sum(each.steps for each in spent))
 
 
-def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
+def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
     """What one client's parts plan for a round."""
     train = plan.experiment.train
     round_ = LocalRound(
@@ -125,7 +125,7 @@ def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amou
         seed=0,
         device=torch.device("cpu"),
         store=ClientStore(None),
-        data=cast(LocalData, SimpleNamespace(examples=counts[client])),
+        data=cast(LocalData, SimpleNamespace(examples=counts[client], held=[counts[client]])),
         clients=plan.clients,
     )
     return Amount.of(local_plan(plan.recipe, round_, counts, plan.sources)[1])

@@ -21,7 +21,7 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
     rows = list(notes.clients.values())
     row = {
         "round": notes.round,
-        "train_loss": mean(rows, "train_loss", "examples"),
+        "train_loss": mean_of_most(rows, "train_loss", "examples"),
         f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
         "mean_validation_loss": mean(rows, "validation_loss"),
         f"target_{metric}": score.value,
@@ -73,6 +73,13 @@ def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
         f"no round was made: no client's reply was accepted in {len(trained)} rounds, so that {folder} has no result"
         f"{why}. Change the settings and choose another --output or name, or remove the folder"
     )
+
+
+def mean_of_most(rows: list[Row], column: str, weight: str) -> float | None:
+    """Mean of a column, weighted by another; None where at most half of the clients that count have it."""
+    counted = [row for row in rows if "weight" in row]
+    having = [row for row in rows if row.get(column) is not None]
+    return mean(rows, column, weight) if 2 * len(having) > len(counted) else None
 
 
 def mean(rows: list[Row], column: str, weight: str = "") -> float | None:

@@ -35,6 +35,9 @@ VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
 VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
 MEASURED = ("train_loss", "train_seconds")  # metrics of every reply of our own client to a train message
+SPENT = ("images", "steps")  # the work of a client, which the order of its round bounds
+OPTIONAL = (*SPENT, "compile_seconds", "side_by_side")  # metrics of some replies of our own client
+SLACK = 2  # a client may do so many times what its parts plan: a plan may differ a little from round to round
 ECHOED = ("token", "client", "round", "phase")
 
 T = TypeVar("T")
@@ -53,8 +56,10 @@ class Expected:
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
-    those that every reply has, and those that a server part needs. `metric` is the task's primary metric. `data` is the
-    hash of the data that the client's site had in the handshake; empty in a simulation.
+    those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
+    have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
+    `metric` is the task's primary metric. `data` is the hash of the data that the client's site had in the handshake;
+    empty in a simulation.
     """
 
     client: str
@@ -67,6 +72,8 @@ class Expected:
     banks: tuple[Bank, ...] = ()
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = MEASURED
+    columns: Collection[str] | None = None
+    order: Mapping[str, float] = field(default_factory=dict)
     metric: str = CLASSIFICATION.metric
     data: str = ""
 
@@ -98,6 +105,7 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     metrics = read_metrics(content)
     examples = check_examples(metrics, expected.examples)
     check_metrics(metrics, expected.metrics)
+    check_columns(metrics, expected)
     records: dict[str, Arrays] = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
@@ -190,6 +198,18 @@ def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None
         if name in RESERVED or name.startswith("bytes_") or not METRIC_NAME.fullmatch(name):
             raise RejectedReplyError(f"a metric may not be called {reprlib.repr(name)}")
     check_ranges(metrics)
+
+
+def check_columns(metrics: Mapping[str, float], expected: Expected) -> None:
+    """Raises for a metric that no part of the recipe reports, and for more work than the order of the round says."""
+    if expected.columns is not None:
+        check_names("metrics", sorted(metrics), (), {*expected.metrics, *expected.columns})
+    for name in SPENT:
+        value, order = metrics.get(name, 0), expected.order.get(name)
+        if expected.columns is not None and not float(value).is_integer():
+            raise RejectedReplyError(f"{name} is {value!r}, not a whole number")
+        if order is not None and value > SLACK * order:
+            raise RejectedReplyError(f"{name} is {value:g}, more than twice the {order:g} of the order")
 
 
 def check_ranges(metrics: Mapping[str, float]) -> None:
