@@ -144,7 +144,7 @@ def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
 
 def provenance_notes(recorded: Environments) -> list[str]:
     """Notes on images that were not unseen, and on everything that differs between the environments of the runs."""
-    notes = shared_notes(recorded) + privacy_notes(recorded)
+    notes = shared_notes(recorded) + privacy_notes(recorded) + site_notes(recorded)
     values: dict[str, dict[str, Any]] = {}  # {what is recorded: {run, or part of its rounds: its value}}
     for run, table in recorded.items():
         for part, environment in all_environments(table):
@@ -204,6 +204,21 @@ def privacy_notes(recorded: Environments) -> list[str]:
     return notes
 
 
+def site_notes(recorded: Environments) -> list[str]:
+    """A note on each run of separate machines in which sites had other versions of packages than the server."""
+    notes = []
+    for run, table in recorded.items():
+        server = {**table.get("packages", {}), "python": table.get("python")}
+        differing = []
+        for site, packages in table.get("sites", {}).items():
+            for name, version in packages.items():
+                if server.get(name, version) != version:
+                    differing.append(f"{name} {version} at {site}, {server[name]} on the server")
+        if differing:
+            notes.append(f"{run}: sites had other versions than the server: {'; '.join(differing)}.")
+    return notes
+
+
 def _named(runs: list[str]) -> str:
     if len(runs) > NAMED_RUNS:
         return f"{len(runs)} runs"
@@ -228,6 +243,9 @@ def _facts(table: Record) -> dict[str, Any]:
     for name, version in packages.items():
         if name not in (*PACKAGES, "fedsim"):  # from outside
             facts[name] = version
+    for site, versions in table.get("sites", {}).items():
+        for name, version in versions.items():
+            facts[f"{name} at {site}"] = version
     for domain, images in table.get("data", {}).items():
         if "environment" in images:
             facts[f"number of {domain} among all domains, which seeds its split,"] = str(images["environment"])

@@ -11,10 +11,12 @@ from clients.budget import Amount, fedavg_amount, local_plan
 from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from clients.store import ClientStore
-from fedsim.common.lists import times
+from fedsim.common.lists import first_few, times
 from fedsim.data import Benchmark, domain_of
 from fedsim.records.selection import BUDGET_TOLERANCE
 from fedsim.runs.plan import Plan
+
+DECISIVE = "install the same, or results may be another method's"
 
 
 def data_notes(
@@ -65,6 +67,27 @@ def code_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]
             if (other := versions.get(package, version)) != version:
                 notes.append(f"the site of {client} has {package} {other}, the server {version}; its results may be "
                              "another method's")  # fmt: skip
+    return notes
+
+
+def version_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """One line for each package of fedsim's own whose version differs between the server and some sites.
+
+    server: the server's versions by package. sites: the versions that each site reported.
+    """
+    notes = []
+    for package, here in server.items():
+        others: dict[str, list[str]] = {}
+        for client, versions in sites.items():
+            if (there := versions.get(package, here)) != here:
+                others.setdefault(there, []).append(client)
+        if others:
+            places = [f"{here} on the server"]
+            for version, clients in others.items():
+                places.append(f"{version} at {first_few(clients)}")
+            text = f"{', '.join(places[:-1])} and {places[-1]}"
+            advice = DECISIVE if package in ("fedsim", "flwr") else "numbers may differ in the last digits"
+            notes.append(f"{package} is {text}; {advice}")
     return notes
 
 

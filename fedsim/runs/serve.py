@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
+from fedsim.data.fingerprint import Fingerprints
 from fedsim.data.of_apps import NO_TARGET
 from fedsim.data.reader import reader
 from fedsim.data.scaling import scale_of
@@ -18,12 +19,13 @@ from fedsim.methods.registry import packages_of
 from fedsim.parts.part import Part
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.records.cases import STRUCTURE_QUANTITIES
+from fedsim.records.environment import own_versions
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
-from fedsim.runs.notes import budget_notes, code_notes, data_notes
+from fedsim.runs.notes import budget_notes, code_notes, data_notes, version_notes
 from fedsim.runs.orders import orders
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
@@ -223,7 +225,13 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
     plan, sites = space.plan, roster.sites
     session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
-    roster.check_late = session.note_data
+    session.note_versions(separate_versions(roster))
+
+    def check_late(data: Fingerprints) -> None:
+        session.note_data(data)
+        session.note_versions(separate_versions(roster))
+
+    roster.check_late = check_late
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
     session.note("missing_classes", missing)
     for client, names in list(missing.items())[:SAID_CLIENTS]:
@@ -255,7 +263,9 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
     notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
-    return notes + code_notes(outside_versions(packages_of(experiment)), versions_of(roster))
+    versions = versions_of(roster)
+    notes += version_notes(own_versions(), versions)
+    return notes + code_notes(outside_versions(packages_of(experiment)), versions)
 
 
 def versions_of(roster: Roster) -> dict[str, dict[str, str]]:
@@ -264,6 +274,12 @@ def versions_of(roster: Roster) -> dict[str, dict[str, str]]:
     if roster.target:
         versions[roster.target.client] = roster.target.versions
     return versions
+
+
+def separate_versions(roster: Roster) -> dict[str, dict[str, str]]:
+    """The versions of packages at those sites that are machines of their own; empty in a simulation."""
+    sites = [*roster.sites.values(), *([roster.target] if roster.target else [])]
+    return {site.client: site.versions for site in sites if site.data and site.versions}
 
 
 def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record
 from fedsim.records.callbacks import RunCallback
 from fedsim.records.client_rows import client_rows, detail_rows
-from fedsim.records.environment import earlier_environments, environment, read_environment
+from fedsim.records.environment import earlier_environments, environment, read_environment, versions_so_far
 from fedsim.records.predictions import forget_after, keep_selected, too_many
 from fedsim.records.record_files import read_record
 from fedsim.records.recorder import Recorder
@@ -62,6 +62,7 @@ class Session:
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None
+        self.sites_before = read_environment(self.folder).get("sites", {}) if self.checkpoint else {}
         self._resume(done)
         self._record(done)
         self.evaluate_held_out: Evaluate | None = None
@@ -124,6 +125,10 @@ class Session:
             admission.check_sent_data(self.space.plan, self.checkpoint, self.data | own)
             self.data |= own
             self._write_environment()
+
+    def note_versions(self, sites: Mapping[str, Mapping[str, str]]) -> None:
+        """Records the versions of packages by site, with those of the run's earlier parts."""
+        self.note("sites", versions_so_far(self.environment.get("sites", self.sites_before), sites))
 
     def note(self, name: str, value: Json) -> None:
         """Record a fact of this run beside its environment, if there is anything to say."""

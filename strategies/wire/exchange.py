@@ -187,7 +187,9 @@ class Exchange:
         """
         waited = time.perf_counter() - self._asked_at
         record = metrics_of(content).get("metrics")
-        for name, value in list(record.items()) if record else []:
+        if record is None:
+            return
+        for name, value in list(record.items()):
             if not str(name).endswith("_seconds") or not isinstance(value, int | float):
                 continue
             if waited + CLOCKS < value <= LARGEST_METRIC:
