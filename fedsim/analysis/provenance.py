@@ -208,12 +208,15 @@ def site_notes(recorded: Environments) -> list[str]:
     """A note on each run of separate machines in which sites had other versions of packages than the server."""
     notes = []
     for run, table in recorded.items():
-        server = {**table.get("packages", {}), "python": table.get("python")}
+        server = dict(table.get("packages", {}))
+        server["python"] = table.get("python")
         differing = []
         for site, packages in table.get("sites", {}).items():
             for name, version in packages.items():
-                if server.get(name, version) != version:
-                    differing.append(f"{name} {version} at {site}, {server[name]} on the server")
+                here = server.get(name, version)
+                if here != version:
+                    text = f"{name} {version} at {site}, {here} on the server"
+                    differing.append(text)
         if differing:
             notes.append(f"{run}: sites had other versions than the server: {'; '.join(differing)}.")
     return notes

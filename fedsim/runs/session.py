@@ -28,6 +28,7 @@ from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, s
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
@@ -59,6 +60,7 @@ class Session:
         admitted = admission.check_run(space)
         self.data, self.server_data = admitted.data, admitted.server_data
         self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
+        self.origins_before = earlier_origins(space.experiment, space.recipe)
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None
@@ -186,7 +188,7 @@ class Session:
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
-            write_personal(self.folder, self.space.plan.clients, entries, last, stored)
+            write_personal(self.folder, self.space.plan.clients, entries, last, stored, self._metadata_of_client)
         label = self.space.recipe.label(self.experiment.method_name)
         if changes := self.space.plan.changes:
             label += f"@{changes}"
@@ -205,6 +207,14 @@ class Session:
         for callback in self.callbacks:
             callback.on_end(summary)
 
+    @property
+    def origins(self) -> list[Origin]:
+        """The runs that trained the model: this one, and those of the weights with which it began."""
+        return [own_origin(self.experiment, self.data), *self.origins_before]
+
+    def _metadata_of_client(self, client: str) -> dict[str, str]:
+        return metadata_of(self.experiment.train.rounds, self.origins, client=client)
+
     def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
         """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
 
@@ -216,7 +226,7 @@ class Session:
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
             state = Checkpoint(round, values, self.strategy.server.state, self.data | self.server_data)
             self._check()
-            saved = save_checkpoint(self.checkpoint_folder, state)
+            saved = save_checkpoint(self.checkpoint_folder, state, self.origins)
             take_over_best(self.folder, self.checkpoint_folder, round)
             self.strategy.server.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
@@ -229,7 +239,8 @@ class Session:
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
-                write_arrays(self.checkpoint_folder / "best.safetensors", values, {"round": str(round)})
+                waiting = self.checkpoint_folder / "best.safetensors"
+                write_arrays(waiting, values, metadata_of(round, self.origins))
             self._keep_entries("best", self.strategy.server.state, self.folder if saved else self.checkpoint_folder)
 
     def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
