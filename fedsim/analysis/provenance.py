@@ -218,7 +218,8 @@ def site_notes(recorded: Environments) -> list[str]:
                     text = f"{name} {version} at {site}, {here} on the server"
                     differing.append(text)
         if differing:
-            notes.append(f"{run}: sites had other versions than the server: {'; '.join(differing)}.")
+            texts = "; ".join(differing)
+            notes.append(f"{run}: sites had other versions than the server: {texts}.")
     return notes
 
 

@@ -39,6 +39,13 @@ CLASSIFICATION = Task(
 SEGMENTATION = Task("segmentation", "dice", "Dice", "fedsim.models.tasks:Segmentation", "fedsim.records.cases:Cases")
 TASKS = {task.name: task for task in (CLASSIFICATION, SEGMENTATION)}
 ANY_TASK = tuple(TASKS)
+# Metrics of predicted classes by which a round may be selected, beside the primary one and the loss, with their titles.
+OF_CLASSES = {"macro_f1": "macro F1", "auroc": "AUROC"}
+
+
+def less_is_better(column: str) -> bool:
+    """Whether a smaller value of a metric, or of the column of a record that holds it, is the better one."""
+    return column == "loss" or column.endswith("_loss")
 
 
 def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:

@@ -10,7 +10,7 @@ import torch
 
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import assemble, build_net, build_recipe
@@ -97,6 +97,9 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
     recipe = build_recipe(experiment, recorded)
     if not recorded:
         check_loss(experiment.train, recipe, bench)
+        if experiment.run.select_by in OF_CLASSES and bench.task != CLASSIFICATION.name:
+            raise UserError(f"run.select_by: {experiment.run.select_by} is a metric of classes, and {bench.title} has "
+                            "masks; set it to primary or loss")  # fmt: skip
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
@@ -185,6 +188,9 @@ def _validation_domain(experiment: Experiment, bench: Benchmark, target: str, re
     if (bench.same_images or bench.test_apart) and not recorded:
         raise UserError(f"run.validation_domain: the domains of {bench.title} show the same images, so that {domain!r} "
                         "would select on images that are tested or trained on elsewhere; leave it out")  # fmt: skip
+    if experiment.run.select_by in OF_CLASSES:
+        raise UserError("run.validation_domain selects by the primary metric or the loss; set run.select_by to one of "
+                        "them")  # fmt: skip
     if experiment.run.select_on != "aggregated":
         raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")
     return domain

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.common.errors import ClientFailedError
+from fedsim.common.tasks import OF_CLASSES
 from fedsim.common.values import Json, Row
 from fedsim.records.record_files import read_record
-from fedsim.records.selection import REPLIES, VALIDATED
+from fedsim.records.selection import REPLIES, VALIDATED, upwards
 from fedsim.settings.experiment import Experiment
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
@@ -45,20 +46,27 @@ def total_seconds(rows: list[Row], column: str) -> float:
 
 def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> Row:
     """The columns of a round that say what its selection rests on, where this is not the validation of all clients."""
-    train, run, local = experiment.train, experiment.run, f"local_validation_{metric}"
+    train, run = experiment.train, experiment.run
+    by = metric if run.select_by == "primary" else run.select_by
+    start = "local_validation_" if run.select_on == "local" else "validation_"
+    may_vary = train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue"
     columns: Row = {}
-    if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
-        used = local if run.select_on == "local" else f"validation_{metric}"
-        columns[VALIDATED] = sum(row.get(used) is not None for row in rows)
+    if may_vary or by in OF_CLASSES:  # a client with images of one class has no AUROC
+        columns[VALIDATED] = sum(row.get(start + by) is not None for row in rows)
     if run.select_on == "local":
-        columns[f"mean_{local}"] = mean(rows, local)
+        columns[f"mean_{start}{metric}"] = mean(rows, start + metric)
+    if by != metric:
+        columns[f"mean_{start}{by}"] = mean(rows, start + by)
     return columns
 
 
 def score_of(row: Mapping[str, Json], column: str) -> float:
-    """What a round is selected by; NaN without a validation, and where no client's reply made the round."""
+    """What a round is selected by, of which the greatest is the best.
+
+    NaN without a validation, and where no client's reply made the round.
+    """
     value = row.get(column) if row.get(REPLIES) != 0 else None
-    return math.nan if value is None else float(value)
+    return math.nan if value is None else upwards(float(value), column)
 
 
 def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:

@@ -146,7 +146,8 @@ def columns_of(space: Workspace) -> set[str]:
         columns.update(part.columns)
         columns.update(part.needs)
     if space.experiment.run.select_on == "local":
-        columns.add(f"local_validation_{space.task.metric}")
+        names = (space.task.metric, space.experiment.run.select_by)
+        columns.update(f"local_validation_{name}" for name in names)
     return columns
 
 

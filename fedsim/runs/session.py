@@ -22,7 +22,7 @@ from fedsim.records.environment import earlier_environments, environment, read_e
 from fedsim.records.predictions import forget_after, keep_selected, too_many
 from fedsim.records.record_files import read_record
 from fedsim.records.recorder import Recorder
-from fedsim.records.selection import last_is_best, summary_row, validation_column
+from fedsim.records.selection import last_is_best, primary_column, summary_row, validation_column
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
 from fedsim.runs.frozen import weights_record
@@ -158,9 +158,7 @@ class Session:
         number, target, rows = result.number, self.experiment.run.target, result.notes.clients
         metric = self.space.task.metric
         row = round_row(result.notes, result.target, self.experiment, metric, self._round_ended)
-        if self.evaluate_held_out:
-            held_out = self.evaluate_held_out(result.model)
-            row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
+        row |= self._held_out(result.model, row["evaluation_seconds"])
         details = [*result.notes.details]
         for quantity, name, value in result.target.details:
             details.append({"client": target, "quantity": quantity, "name": name, "value": value})
@@ -176,6 +174,17 @@ class Session:
         self._keep(number, row, result.model)
         for callback in self.callbacks:
             callback.on_round(row, clients)
+
+    def _held_out(self, model: ArrayRecord, seconds: float) -> Row:
+        """The columns of a round on `run.validation_domain`; empty without one. seconds: of all other evaluations."""
+        if self.evaluate_held_out is None:
+            return {}
+        score = self.evaluate_held_out(model)
+        columns: Row = {"evaluation_seconds": seconds + score.seconds}
+        columns[primary_column(self.experiment, self.space.task.metric)] = score.value
+        if self.experiment.run.select_by == "loss":
+            columns[self.validation] = score.loss
+        return columns
 
     def finish(self) -> None:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming

@@ -80,6 +80,7 @@ class Experiment(Settings):
         del table["method"], table["name"]
         table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
+        table["run"] |= {"select_by": self.run.select_by} if self.run.select_by != "primary" else {}
         for key in ("root", "cache"):
             del table["data"][key]
         # Settings that came later; runs from before them have the same hash.

@@ -251,6 +251,7 @@ class Exchange:
             metrics=self.measured,
             order=self.orders.get(client, {}),
             metric=self.metric,
+            select_by=self.experiment.run.select_by,
             data=self.sites[client].content,
         )
 

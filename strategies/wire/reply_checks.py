@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.common.tasks import CLASSIFICATION, TASKS
+from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, TASKS
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import ArrayDict, Arrays, Bank, RefusedUpdateError, ServerRound, Update
@@ -24,13 +24,14 @@ LARGEST_METRIC = 1e30  # sums and means of such numbers stay finite
 REASON_CHARACTERS = 300
 MOST_TRACEBACK = 20_000  # characters of a client's own error text that are shown
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+METRICS = (*(task.metric for task in TASKS.values()), *OF_CLASSES)  # those that are fractions
 # Columns of clients.csv that only the server writes; a metric of that name would imitate them.
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
-    f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples")
+    f"validation_{name}" for name in (*METRICS, "loss", "examples")
 }
 # Metrics that are fractions, and those that are never negative, as a reply names them.
-RATES = {f"{start}{task.metric}" for task in TASKS.values() for start in ("", "local_validation_", "personal_")}
-NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss"}
+RATES = {f"{start}{metric}" for metric in METRICS for start in ("", "local_validation_", "personal_")}
+NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss", "local_validation_loss"}
 VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
 VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
@@ -58,8 +59,8 @@ class Expected:
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
     those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
     have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
-    `metric` is the task's primary metric. `data` is the hash of the data that the client's site had in the handshake;
-    empty in a simulation.
+    `metric` is the task's primary metric, and `select_by` what selects the round. `data` is the hash of the data that
+    the client's site had in the handshake; empty in a simulation.
     """
 
     client: str
@@ -75,6 +76,7 @@ class Expected:
     columns: Collection[str] | None = None
     order: Mapping[str, float] = field(default_factory=dict)
     metric: str = CLASSIFICATION.metric
+    select_by: str = "primary"
     data: str = ""
 
 
@@ -120,11 +122,12 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
     metrics = read_metrics(content)
-    metric, personal = expected.metric, {f"personal_{expected.metric}", "personal_loss"}
-    check_names("metrics", sorted(metrics), sorted(VALIDATION_METRICS | {metric}), personal)
+    metric, by = expected.metric, expected.select_by
+    optional = {f"personal_{metric}", "personal_loss"} | ({by} & set(OF_CLASSES))
+    check_names("metrics", sorted(metrics), sorted(VALIDATION_METRICS | {metric}), optional)
     examples = check_examples(metrics)
     check_ranges(metrics)
-    validation = {metric: f"validation_{metric}", "loss": "validation_loss"}
+    validation = {name: f"validation_{name}" for name in (metric, by, "loss")}
     columns = {validation.get(name, name): value for name, value in metrics.items()}
     return {**columns, "validation_examples": examples}
 
