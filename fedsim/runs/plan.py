@@ -116,6 +116,11 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
             "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix and "
             "data.clients_per_domain at their defaults"
         )
+    if data.partition == "classes" and (data.mix or data.group or data.columns.get("group")):
+        yield (
+            "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.group and "
+            "data.columns.group out, or use 'dirichlet'"
+        )
     if data.mix and runtime == "deployment":
         yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
     if train.side_by_side > 1 and runtime != "inline":

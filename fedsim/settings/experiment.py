@@ -84,7 +84,13 @@ class Experiment(Settings):
         for key in ("root", "cache"):
             del table["data"][key]
         # Settings that came later; runs from before them have the same hash.
-        for key, usual in (("shape", []), ("scale", "auto"), ("missing", "mean"), ("group", "")):
+        for key, usual in (
+            ("shape", []),
+            ("scale", "auto"),
+            ("missing", "mean"),
+            ("group", ""),
+            ("classes_per_client", 2),
+        ):
             if table["data"][key] == usual:
                 del table["data"][key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
