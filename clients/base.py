@@ -6,6 +6,7 @@ import numpy as np
 
 from clients.local_steps import Fitted, Measured, Order
 from clients.round import LocalClient
+from clients.validation import validation
 from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.tasks import defined
 from fedsim.tensors.arrays import fill
@@ -35,8 +36,8 @@ class DomainClient(LocalClient, NumPyClient):
         self._restore_personal(only="local")
         self._load(tensors, "evaluate")
         rule = self.recipe.infer
-        score, loss, further = self.examine(rule.begin(self.net, tuple) if rule.on_sources else None)
-        metrics = defined({self.metric: score, **further})
+        predict = rule.begin(self.net, tuple) if rule.on_sources else None
+        metrics, loss, score = validation(self, self.experiment.run, predict)
         if self.experiment.run.personalised or self.personal:
             metrics |= self._personalised(score, loss)
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}

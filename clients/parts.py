@@ -121,6 +121,7 @@ def departing(parts: Iterable[ClientPart], round: LocalRound, trained: Arrays, r
 class Objective(ClientPart):
     """Says what the loss of a batch is, before the terms."""
 
+    signed_loss: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = False
     assumes: ClassVar[Facts] = (Fact.OBJECTIVE,)
 
@@ -163,6 +164,7 @@ class Step(ClientPart):
     does without one of them breaks that fact.
     """
 
+    signed_loss: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = False
     breaks: ClassVar[Facts] = (Fact.OBJECTIVE, Fact.UPDATE)
     own_loss: ClassVar[bool] = False  # whether it computes the loss of a batch itself, without the task's
@@ -203,6 +205,7 @@ class Term(ClientPart):
     """
 
     in_prelude: ClassVar[bool] = False
+    signed_loss: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = False
     order: ClassVar[int] = 0
 
@@ -279,6 +282,7 @@ class Report(ClientPart):
     """Measures something around a client's training and reports it as metrics.
 
     >>> class Steps(Report):
+    ...     columns = ("steps_taken",)
     ...     def after(self, round):
     ...         return {"steps_taken": float(round.steps)}
     >>> Steps().before(None)

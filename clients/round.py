@@ -24,12 +24,13 @@ from clients.parts import LocalRound, StepFunction, departing
 from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
+from clients.validation import local_validation
 from fedsim.common.seeding import seed_library
 from fedsim.common.tasks import BY_METRIC
 from fedsim.common.values import Foreign
 from fedsim.models.infer.base import Predict
 from fedsim.models.net import Net
-from fedsim.models.tasks import defined, mean_of_defined
+from fedsim.models.tasks import mean_of_defined
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import fill, load_arrays, to_arrays
 from strategies.parts import Arrays, Cut, Place
@@ -128,7 +129,7 @@ class LocalClient:
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
-            metrics |= defined({f"local_validation_{self.metric}": self.validate()[0]})
+            metrics |= local_validation(self, self.experiment.run)
         if self.initial:
             self.store.put("personal", {name: self.state[name] for name in self.initial})
         self.stored = self.store.commit()

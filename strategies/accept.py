@@ -24,7 +24,15 @@ from strategies.server import Server
 from strategies.stored import Head, heads_of
 from strategies.wire.cuts import crop, uncrop
 from strategies.wire.fused_check import finite_loss, is_ruined
-from strategies.wire.limits import lower, metrics_over_limit, model_norm, over_limit, records_over_limit, update_size
+from strategies.wire.limits import (
+    doubtful_losses,
+    lower,
+    metrics_over_limit,
+    model_norm,
+    over_limit,
+    records_over_limit,
+    update_size,
+)
 from strategies.wire.reply_checks import (
     Expected,
     check_collected,
@@ -37,6 +45,7 @@ from strategies.wire.sites import implausible
 
 HISTORY = "guard"  # the key of the sizes of earlier updates in the server's state
 BLAMED = "blamed"  # the key of the clients whose update stood out in a round that was taken back
+LOSS = "train_loss"
 LOWEST_LOSSES = "lowest losses"  # the key of the lowest loss of each client in its validations
 Failures = dict[str, tuple[str, str]]  # (reason, traceback) by client
 Validations = dict[str, dict[str, float]]  # the columns of clients.csv by client
@@ -78,6 +87,7 @@ class Arrivals:
             banks=self.banks,
             views=self.views,
             metrics={*expected.metrics, *parts.needs()},
+            columns=self.server.exchange.columns,
         )
 
     def measure(self, update: Update) -> Update:
@@ -135,10 +145,19 @@ def compare_contributions(server: Server, bank: Bank, updates: dict[str, Update]
 
 
 def compare_metrics(server: Server, updates: dict[str, Update]) -> None:
-    """Takes out the updates that report too large a number, of those with which a part computes."""
-    run, momentum = server.experiment.run, server.experiment.train.momentum
+    """Takes out the updates that report too large a number, of those with which a part computes.
+
+    A training loss that cannot be true and that no part needs is not recorded, and its update counts.
+    """
+    run, momentum, needs = server.experiment.run, server.experiment.train.momentum, server.parts.needs()
     metrics = {client: update.metrics for client, update in updates.items()}
-    refuse(server, updates, metrics_over_limit(metrics, server.parts.needs(), run, momentum))
+    refuse(server, updates, metrics_over_limit(metrics, needs, run, momentum))
+    if LOSS in needs:
+        return
+    losses = {client: update.metrics[LOSS] for client, update in updates.items() if LOSS in update.metrics}
+    for client, reason in doubtful_losses(losses, server.parts.signed_loss, run.update_limit).items():
+        del updates[client].metrics[LOSS]
+        server.exchange.notes.note(f"client {client!r}: its {LOSS} is not recorded: {reason}")
 
 
 def compare_sizes(server: Server, updates: dict[str, Update], arrivals: Arrivals) -> dict[str, float]:

@@ -68,6 +68,11 @@ class ServerParts:
         """The metrics without which a reply to a train message cannot be used, those of all parts."""
         return {name for part in self.recipe.of(Part) for name in part.needs} if self.training else set()
 
+    @property
+    def signed_loss(self) -> bool:
+        """Whether a training loss of this recipe may be below 0."""
+        return any(part.signed_loss for part in self.recipe.of(Part))
+
     # --- banks ------------------------------------------------------------------------------------------------------
 
     def banks(self, when: str) -> list[Bank]:

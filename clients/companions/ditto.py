@@ -36,6 +36,7 @@ class Ditto(Companion):
     lam: Annotated[float, Field(ge=0)] = 1.0
     personal: ClassVar[str] = ENTRY
     whole: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("personal_train_loss",)
 
     def begin(self, round: LocalRound) -> Callable[[Batch], None]:
         """The step of the personal model."""

@@ -109,6 +109,7 @@ class AlignedViews(Objective):
     variant: Literal["paper", "official"] = "paper"
     assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"banks": "pixel_statistics"}
+    columns: ClassVar[tuple[str, ...]] = ("js_loss", "contrast_loss")
 
     @property
     def bank(self) -> str:

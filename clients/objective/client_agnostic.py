@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,7 @@ class ClientAgnostic(Objective):
     lambda1: Annotated[float, Field(ge=0), Tuned("uniform:0.1:0.5", "the paper")] = 0.1
     lambda2: Annotated[float, Field(ge=0), Tuned("uniform:2:5", "the paper")] = 4.0
     cafl_reduction: Literal["mean", "sum"] = "mean"
+    columns: ClassVar[tuple[str, ...]] = ("ce_loss", "cacl_loss", "cafl_loss", "adapter_loss")
 
     def refuses(self, recipe: RecipeParts) -> str:
         """Needs a second view that leaves running statistics alone; MixIG's needs the averages on the clients, too."""

@@ -1,7 +1,7 @@
 """AugMix's training: the predictions for an image and for two mixtures of it must agree."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -39,6 +39,7 @@ class ConsistentViews(Objective):
     depth: Annotated[int, Field(ge=-1), Only(weight=Above(0))] = -1
     alpha: Annotated[float, Field(gt=0), Only(weight=Above(0))] = 1.0
     all_operations: Annotated[bool, Only(weight=Above(0))] = True
+    columns: ClassVar[tuple[str, ...]] = ("js_loss",)
 
     @property
     def compiles(self) -> bool:

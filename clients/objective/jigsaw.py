@@ -51,6 +51,7 @@ class Jigsaw(Objective):
     border: Literal["crop", "keep"] = "crop"
     assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}
+    columns: ClassVar[tuple[str, ...]] = ("jigsaw_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The sum of both losses."""

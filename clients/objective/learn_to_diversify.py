@@ -55,6 +55,7 @@ class LearnToDiversify(Objective):
     assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}
     compiles: ClassVar[bool] = False
+    columns: ClassVar[tuple[str, ...]] = ("augmenter_loss",)
 
     def refuses(self, recipe: RecipeParts) -> str:
         """The features' mean and spread come from the embedding, so that no other insert may make the features."""

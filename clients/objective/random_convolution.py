@@ -1,7 +1,7 @@
 """RandConv: random convolutions change the local texture of training images."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ class RandomConvolution(Objective):
     weight: Annotated[float, Field(ge=0), Tuned("log:1:100", DECADE)] = 10.0
     p: Annotated[float, Field(ge=0, le=1), Only(variant="img_p")] = 0.5
     sizes: tuple[Literal[1, 3, 5, 7, 9, 11], ...] = (1, 3, 5, 7)
+    columns: ClassVar[tuple[str, ...]] = ("js_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The loss of three views, or of one when the weight is 0."""

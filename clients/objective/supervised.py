@@ -13,6 +13,7 @@ class SupervisedLoss(Objective):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    signed_loss: ClassVar[bool] = False
     assumes = ()
 
     def begin(self, round: LocalRound) -> StepFunction:

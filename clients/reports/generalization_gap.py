@@ -32,6 +32,7 @@ class GeneralizationGap(Report):
     metric: Literal["train_loss", "validation_loss", "validation_accuracy"] = "train_loss"
     max_samples: Annotated[int, Field(ge=0), Only(Size.CLIENT_IMAGES, metric="train_loss")] = 0
     assumes = (Fact.WHOLE_MODEL,)
+    columns: ClassVar[tuple[str, ...]] = ("gap", "gap_valid")
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The gap of the received model."""

@@ -23,6 +23,7 @@ class GradientCount(Report):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     discloses: ClassVar[str] = "the number of local steps"
+    columns: ClassVar[tuple[str, ...]] = ("gradient_count", "learning_rate")
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError where the sum of the gradients cannot be computed from the move of the parameters."""

@@ -23,6 +23,7 @@ class ReceivedLoss(Report):
     assumes = (Fact.WHOLE_MODEL,)
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     discloses: ClassVar[str] = "each round the global model's mean loss on the client's training data"
+    columns: ClassVar[tuple[str, ...]] = ("received_loss",)
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The loss of the network as it was received."""

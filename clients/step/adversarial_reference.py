@@ -114,6 +114,7 @@ class AdversarialReference(Step):
         "each round a generator that the client has trained to imitate the features of its images, class by class; "
         "the other clients get the generators' average"
     )
+    columns: ClassVar[tuple[str, ...]] = ("discriminator_loss", "generator_loss", "feature_loss", "ce_loss")
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The step function of the phase that the round is in."""

@@ -48,7 +48,8 @@ class SemanticCalibration(Step):
     attention: both, position, channel or uniform
     distance: mmd or mse
     statistic: of MMD: u, the unbiased estimate (the paper), or v, which is never negative (`losses.mk_mmd`)
-    proj: conv (the paper) or pool1x1 (needs less time and memory)
+    proj: conv, to 32 channels as in the released code, or pool1x1 (needs less time and memory). The paper projects to
+    the size of the last level's features, 512 channels on ResNet-18: its first convolution alone has 32 million weights
     qk_conv: use the released code's query and key convolutions, which are never trained; one pair per level
     freeze_proj: do not train the projections
     cross_entropy: false drops the cross-entropy L_AR

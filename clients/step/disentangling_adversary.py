@@ -78,6 +78,7 @@ class DisentanglingAdversary(Step):
     discloses: ClassVar[str] = (
         "to the server and the target's client: a network that tells the client's features from the target's"
     )
+    columns: ClassVar[tuple[str, ...]] = ("domain_loss", "mutual_information")
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

@@ -32,7 +32,8 @@ class EpisodicStep(Step):
     terms of the recipe. L_out is the mean of the task's loss over m_test versions x' of the batch with low-frequency
     amplitudes of other clients (see `clients.augment.frequency`). lambda ~ U[0, 1] for each image and client. With
     masks, gamma L_bd(x, x'; theta, theta^) is added, the contrast of boundary and background embeddings
-    (`clients.tools.contours`).
+    (`clients.tools.contours`). The amplitudes in the window M are (1 - lambda) A + lambda A_f. The paper prints (1 -
+    lambda) A (1 - M) + lambda A_f M, which changes the image even with lambda = 0.
 
     In first order, grad = grad L_in(theta) + grad L_out(theta^). In second order, the latter is multiplied by I - beta
     H_in on the coordinates that were not clipped. Batch-norm statistics are updated by the inner pass alone.

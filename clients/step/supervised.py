@@ -13,6 +13,7 @@ class SupervisedStep(Step):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    signed_loss: ClassVar[bool] = False
     breaks = ()
 
     def begin(self, round: LocalRound) -> StepFunction:

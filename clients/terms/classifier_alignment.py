@@ -46,6 +46,7 @@ class ClassifierAlignment(Term):
         "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
     )
     assumes = (Fact.OWN_IMAGES,)  # a step that changes images itself is fine: phase 1 sees no client's changed
+    columns: ClassVar[tuple[str, ...]] = ("classifier_distance",)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a head whose gradient does not belong to a linear classifier."""

@@ -82,6 +82,7 @@ class ConditionalInformation(Term):
     reference_weights: Annotated[Literal["examples", "uniform"], Only(variant="shared")] = "examples"
     requires: ClassVar[dict[str, str]] = {"banks": "class_references"}
     assumes = (Fact.DRAWN_FEATURES, Fact.HARD_LABELS)
+    columns: ClassVar[tuple[str, ...]] = ("cmi_loss",)
 
     @property
     def bank(self) -> str:

@@ -45,6 +45,7 @@ class GradientAlignment(Term):
     tau: Annotated[float, Field(ge=-1, le=1)] = 0.0
     variant: Literal["descent", "official"] = "descent"
     assumes = (Fact.WHOLE_MODEL,)
+    columns: ClassVar[tuple[str, ...]] = ("dropped_tensors",)
 
     def begin(self, round: LocalRound) -> None:
         """Registers the rule, which drops gradients before every step. It adds nothing to the loss."""

@@ -28,6 +28,7 @@ class GuidingHead(Term):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    signed_loss: ClassVar[bool] = False
     assumes = (Fact.GLOBAL_HEAD,)
 
     weight: Annotated[float, Field(ge=0), Tuned("0,0.25,0.5,0.75,1", "the paper's grid")] = 0.5

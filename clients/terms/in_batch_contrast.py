@@ -1,7 +1,7 @@
 """CLIP's own loss inside a batch: every image against the texts of all images of the batch, and the other way round."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ class InBatchContrast(Term):
 
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
     assumes = (Fact.HARD_LABELS,)
+    columns: ClassVar[tuple[str, ...]] = ("contrast_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term, or None when the share is 0."""

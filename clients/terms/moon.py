@@ -44,11 +44,13 @@ class ModelContrast(Term):
     """
 
     side_by_side: ClassVar[bool] = True
+    signed_loss: ClassVar[bool] = False
     assumes = (Fact.WHOLE_MODEL, Fact.ROWS)
     keeps_last_iterate: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0), Tuned("log:0.001:10", "the released code")] = 1.0
     T: Annotated[float, Field(gt=0), Only(mu=Above(0))] = 0.5
+    columns: ClassVar[tuple[str, ...]] = ("contrast_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes the received and the previous model; returns None when mu is 0."""

@@ -36,6 +36,7 @@ class PromptStages(Term):
     belongs_to: ClassVar[str] = "prompt_sets"
     discloses: ClassVar[str] = "every client's own prompts, each round, to the server and to all clients"
     order: ClassVar[int] = -1  # other terms may copy the network when they begin, and the stage must be chosen then
+    columns: ClassVar[tuple[str, ...]] = ("teacher_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses what is trained; the term, or None without a teacher."""

@@ -66,7 +66,9 @@ class PrototypeContrast(Term):
     Source: FPL (Huang et al., CVPR 2023). f are the features that the head sees, P^c the cluster prototypes of class c
     from the bank `prototypes`, and U^c their plain mean; P and U are constants. Each client sends the mean feature of
     each class. B is the size of the whole batch. Without prototypes, as in round 1, the loss equals FedAvg's bit for
-    bit. The paper sums UPCR over the dimensions; the released code takes their mean, which is d times smaller.
+    bit. The paper sums UPCR over the dimensions; the released code takes their mean, which is d times smaller. The
+    paper prints tau in a denominator inside the similarity, which can be read in two ways; here it is cos / tau, as in
+    the released code.
 
     tau: the temperature. The released code has 0.02, the authors' later MarsFL 0.2
     upcr: "mean" (released code) or "sum" (paper)
@@ -87,6 +89,7 @@ class PrototypeContrast(Term):
     min_per_proto: Annotated[int, Field(ge=1)] = 1
     bank: ClassVar[str] = "prototypes"
     requires: ClassVar[dict[str, str]] = {"banks": "prototypes"}
+    columns: ClassVar[tuple[str, ...]] = ("cpcl_loss", "upcr_loss")
 
     @property
     def discloses(self) -> str:

@@ -23,6 +23,7 @@ class Proximal(Term):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    signed_loss: ClassVar[bool] = False
 
     mu: Annotated[float, Field(ge=0), Tuned("0.001,0.01,0.1", "FedDG_Benchmark")] = 0.1
 

@@ -28,6 +28,7 @@ class QueryLoss(Term):
     belongs_to: ClassVar[str] = "keyed_prompts"
     discloses: ClassVar[str] = "each round a linear classifier whose rows tell the clients' images apart"
     order: ClassVar[int] = -1  # other terms may copy the head when they begin, and the key must be chosen then
+    columns: ClassVar[tuple[str, ...]] = ("query_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses the client's key; the term, or None when the weight is 0."""

@@ -36,6 +36,7 @@ class RepresentationNorm(Term):
 
     alpha_l2r: Annotated[float, Field(ge=0), Tuned("1e-3,1e-2,1e-1", "FedDG_Benchmark")] = 0.01
     l2r: Literal["squared", "norm"] = "squared"
+    columns: ClassVar[tuple[str, ...]] = ("l2r_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term, or None when alpha_l2r is 0."""

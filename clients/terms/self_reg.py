@@ -39,6 +39,7 @@ class SelfReg(Term):
     feature_weight: Annotated[float, Field(ge=0), Only(weight=Above(0))] = 0.3
     weight: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
     requires: ClassVar[dict[str, str]] = {"inserts": "projector"}
+    columns: ClassVar[tuple[str, ...]] = ("selfreg_loss",)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term, or None when its weight is 0."""

@@ -114,6 +114,7 @@ class StyleContrast(Term, StylePart):
 
     assumes = (Fact.IMAGES, Fact.ROWS, Fact.HARD_LABELS)
     requires: ClassVar[dict[str, str]] = {"banks": "interpolation_style"}
+    columns: ClassVar[tuple[str, ...]] = ("triplet_loss", "norm_loss")
 
     @property
     def bank(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedsim.common import class_metrics
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.measures import (
     area_under_roc,
@@ -99,37 +100,15 @@ def balanced_accuracy(predictions: Predictions) -> float:
 
 def macro_f1(predictions: Predictions) -> float:
     """Mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
-    from sklearn.metrics import f1_score
-
-    score = f1_score(
-        predictions.label,
-        predictions.predicted,
-        labels=np.unique(predictions.label),
-        average="macro",
-        zero_division=0.0,
-    )
-    return float(score)
+    label, predicted = predictions.label, predictions.predicted
+    return class_metrics.macro_f1(label, predicted)
 
 
 def auroc(predictions: Predictions) -> float:
-    """Mean over the classes of the area under the ROC curve, one class against the rest; NaN with one class only.
-
-    The area is Mann and Whitney's U / (n_1 n_0), from the ranks of all classes at once.
-    """
-    from scipy.stats import rankdata
-
-    present, counts = np.unique(predictions.label, return_counts=True)
-    if len(present) < 2:
-        return float("nan")
-    scores = predictions.probabilities[:, present]
-    ranks = rankdata(scores, axis=0)
-    is_of_class = predictions.label[:, None] == present
-    sums = (ranks * is_of_class).sum(axis=0)
-    least = counts * (counts + 1) / 2
-    u = sums - least
-    others = len(predictions.label) - counts
-    areas = u / (counts * others)
-    return float(np.mean(areas))
+    """Mean over the classes of the area under the ROC curve, one class against the rest; NaN with one class only."""
+    label = predictions.label
+    probabilities = predictions.probabilities
+    return class_metrics.auroc(label, probabilities)
 
 
 def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> float:

@@ -144,7 +144,9 @@ def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
 
 def provenance_notes(recorded: Environments) -> list[str]:
     """Notes on images that were not unseen, and on everything that differs between the environments of the runs."""
-    notes = shared_notes(recorded) + privacy_notes(recorded)
+    notes = shared_notes(recorded)
+    notes += privacy_notes(recorded)
+    notes += site_notes(recorded)
     values: dict[str, dict[str, Any]] = {}  # {what is recorded: {run, or part of its rounds: its value}}
     for run, table in recorded.items():
         for part, environment in all_environments(table):
@@ -196,11 +198,32 @@ def privacy_notes(recorded: Environments) -> list[str]:
     """A note on the guarantee of runs with differential privacy, and on what it does not cover."""
     guarantees: dict[str, list[str]] = {}  # {text: its runs}
     for run, table in recorded.items():
-        if text := str(table.get("privacy", "")):
-            guarantees.setdefault(text, []).append(run)
+        text = str(table.get("privacy", ""))
+        if text:
+            runs_with_it = guarantees.setdefault(text, [])
+            runs_with_it.append(run)
     notes = []
     for text, runs in guarantees.items():
         notes.append(f"{_named(runs)}: {text}.")
+    return notes
+
+
+def site_notes(recorded: Environments) -> list[str]:
+    """A note on each run of separate machines in which sites had other versions of packages than the server."""
+    notes = []
+    for run, table in recorded.items():
+        server = dict(table.get("packages", {}))
+        server["python"] = table.get("python")
+        differing = []
+        for site, packages in table.get("sites", {}).items():
+            for name, version in packages.items():
+                here = server.get(name, version)
+                if here != version:
+                    text = f"{name} {version} at {site}, {here} on the server"
+                    differing.append(text)
+        if differing:
+            texts = "; ".join(differing)
+            notes.append(f"{run}: sites had other versions than the server: {texts}.")
     return notes
 
 
@@ -228,6 +251,11 @@ def _facts(table: Record) -> dict[str, Any]:
     for name, version in packages.items():
         if name not in (*PACKAGES, "fedsim"):  # from outside
             facts[name] = version
+    sites = table.get("sites", {})
+    for site, versions in sites.items():
+        for name, version in versions.items():
+            what = f"{name} at {site}"
+            facts[what] = version
     for domain, images in table.get("data", {}).items():
         if "environment" in images:
             facts[f"number of {domain} among all domains, which seeds its split,"] = str(images["environment"])

@@ -25,7 +25,7 @@ from torch import nn
 from fedsim.apps.given import Model, made, named_model, named_recipe
 from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, renamed
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import CLASSIFICATION
+from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES
 from fedsim.common.values import Json, JsonTable
 from fedsim.data.of_apps import DATASET, HERE, NO_TARGET, hold, settings_for
 from fedsim.methods.any_client import banks_of, needs_of, of_our_client
@@ -230,6 +230,8 @@ class AppStrategy(WholeRounds):
 
     def _with_any_clients(self, nodes: AppGrid, roster: OpenRoster, call: "Call") -> Result:
         """The run with ClientApps that know nothing of fedsim."""
+        if self.experiment.run.select_by in OF_CLASSES:
+            raise UserError("ClientApps of your own reply with an accuracy and a loss; select_by is primary or loss")
         run = {"keep_predictions": False, "evaluate_target": "server", **self._output()}
         model = {} if self.net is None else {"backbone": class_of(self.net)}
         experiment = call.planned(self.experiment, domains_of(roster)).replace(run=run, model=model)

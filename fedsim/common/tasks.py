@@ -113,6 +113,14 @@ BY_METRIC = {task.metric: task for task in TASKS.values()}
 OF_TENSORS = (MULTI_LABEL.name, REGRESSION.name)  # whose targets only tables, arrays and Datasets can give
 WITH_CLASSES = tuple(task.name for task in TASKS.values() if task.has_classes)
 ANY_TASK = tuple(TASKS)
+# Metrics of predicted classes by which a round may be selected, beside the primary one and the loss, with their titles.
+OF_CLASSES = {"macro_f1": "macro F1", "auroc": "AUROC"}
+
+
+def less_is_better(column: str) -> bool:
+    """Whether a smaller value of a metric, or of the column of a record that holds it, is the better one."""
+    falling = ["loss", *(task.metric for task in TASKS.values() if task.less_is_better)]
+    return any(column == name or column.endswith(f"_{name}") for name in falling)
 
 
 def fits(part_tasks: Iterable[str], task: str) -> bool:

@@ -13,7 +13,7 @@ from fedsim.data.mixing import check_mix, load_mixed
 from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark
 from fedsim.data.scaling import scale_rule, scaled_by_site
-from fedsim.data.splits import dirichlet_partition, iid_partition, seed_hash, shuffled
+from fedsim.data.splits import classes_partition, dirichlet_partition, iid_partition, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
 
@@ -98,7 +98,8 @@ def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.nd
     else:
         stream = data.seed_of_splits, read.found.environment(domain)
         groups = read_groups(read, domain, len(labels))
-        drawn = data.partition, data.clients_per_domain, data.alpha
+        of_kind = data.classes_per_client if data.partition == "classes" else data.alpha
+        drawn = data.partition, data.clients_per_domain, of_kind
         keys = _SameArray(labels), None if groups is None else _SameArray(groups)
         pool = _pools(*keys, data.fraction, drawn, stream)[index]
         split = split_pool(data, labels[pool], chosen_groups(groups, pool), seed_hash(*stream, index), client)
@@ -291,7 +292,8 @@ def _pools(
 ) -> list[np.ndarray]:
     """The images of each client of a domain, for readers that give the same arrays of labels and groups to each.
 
-    drawn: kind of the partition, number of clients, alpha; stream: seed of splits and number of the domain
+    drawn: kind of the partition, number of clients, alpha or the number of classes of a client
+    stream: seed of splits and number of the domain
     """
     numbers = groups.array if groups else None
     pool = use_fraction(labels.array, numbers, fraction, seed_hash(*stream, "fraction"))
@@ -301,12 +303,14 @@ def _pools(
 
 
 @lru_cache(maxsize=32)
-def _drawn(labels: bytes, groups: bytes, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+def _drawn(labels: bytes, groups: bytes, kind: str, clients: int, of_kind: float, seed: int) -> list[np.ndarray]:
     """A partition, kept for the other clients of the domain in this process. groups: empty for none"""
     decoded = np.frombuffer(labels, dtype=np.int64)
     if groups:
         numbers = np.frombuffer(groups, dtype=np.int64)
-        return partition_groups(groups_of(numbers, decoded), kind, clients, alpha, seed)
+        return partition_groups(groups_of(numbers, decoded), kind, clients, of_kind, seed)
     if kind == "iid":
         return iid_partition(len(decoded), clients, seed)
-    return dirichlet_partition(decoded, clients, alpha, seed)
+    if kind == "classes":
+        return classes_partition(decoded, clients, int(of_kind), seed)
+    return dirichlet_partition(decoded, clients, of_kind, seed)

@@ -1,6 +1,7 @@
 """Assigns images to clients: train/validation splits, subsets, and partitions of a domain. Pure NumPy."""
 
 import hashlib
+import math
 import threading
 
 import numpy as np
@@ -141,6 +142,47 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
         f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
         f"{MIN_IMAGES} of {len(labels)} images; raise data.alpha or lower data.clients_per_domain"
     )
+
+
+def classes_partition(labels: np.ndarray, clients: int, per_client: int, seed: int) -> list[np.ndarray]:
+    """0..N-1 shared between clients so that each has `per_client` of the C classes (McMahan et al., AISTATS 2017).
+
+    The classes stand in a seeded order, as in a ring, and client k has the `per_client` classes from place k *
+    per_client on. A class is dealt evenly to the clients that have it, of which there are floor or ceil(clients *
+    per_client / C). Raises UserError when a class would belong to nobody, when there are fewer classes, and when a
+    client would have fewer than 3 images.
+    """
+    _check_pool(len(labels), clients)
+    present = np.unique(labels)
+    count = len(present)
+    least = math.ceil(count / clients)
+    if not least <= per_client <= count:
+        raise UserError(
+            f"data.classes_per_client is {per_client}: {clients} clients of a domain with {count} classes need between "
+            f"{least} and {count}, so that every class belongs to a client; change it, or data.clients_per_domain"
+        )
+    places = shuffled(count, seed)
+    owner = np.full(len(labels), -1)
+    for place, label in enumerate(present[places]):
+        owners = []
+        for client in range(clients):
+            distance = place - client * per_client
+            if distance % count < per_client:
+                owners.append(client)
+        members = np.flatnonzero(labels == label)
+        order = shuffled(len(members), seed_hash(seed, int(label)))
+        owner[members[order]] = np.resize(owners, len(members))
+    pools = []
+    for client in range(clients):
+        pool = np.flatnonzero(owner == client)
+        pools.append(pool)
+    smallest = min(len(pool) for pool in pools)
+    if smallest < MIN_IMAGES:
+        raise UserError(
+            f"data.classes_per_client = {per_client} leaves one of {clients} clients with fewer than {MIN_IMAGES} of "
+            f"{len(labels)} images; raise it, lower data.clients_per_domain or raise data.fraction"
+        )
+    return pools
 
 
 def _check_pool(count: int, clients: int) -> None:

@@ -14,7 +14,7 @@ from fedsim.parts.part import part_name
 from fedsim.records.environment import all_environments, read_environment
 from fedsim.records.readers import AGAIN
 from fedsim.records.record_files import read_record
-from fedsim.records.selection import validation_column
+from fedsim.records.selection import primary_column
 from fedsim.settings import RunSettings
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
@@ -119,7 +119,7 @@ def _results(model: TrainedModel) -> list[str]:
     summary = records["summary.csv"].iloc[0]
     rounds = records["rounds.csv"].set_index("round")
     task = task_in(summary.index, "last_target_")
-    column = validation_column(model.experiment, task.metric)
+    column = primary_column(model.experiment, task.metric)
     selected, validation = _validation_texts(model.experiment.run, task.title)
     lines = [
         f"| selection | round | {task.title} on the unseen domain | {validation} |",

@@ -1,5 +1,6 @@
 """t-SNE of a saved model's features by class and by domain (as gPerXAN's Figure 3 and CSAC's Figure 8)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
+from torch import Tensor
 
 from fedsim.analysis.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.common.files import write_figure
@@ -21,6 +23,8 @@ from fedsim.data.tensor_records import recorded_scale
 from fedsim.export.trained import model_file, trained_net
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
+from fedsim.models.infer.base import EvalMode, Infer
+from fedsim.models.net import Net
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.settings.experiment import Experiment
@@ -35,10 +39,12 @@ def domain_features(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(features, class index, domain index) of a random subset of every domain, the unseen one included.
 
-    The features of a segmentation are maps, of which the mean over the image is taken.
+    They are those with which the model predicts, by the run's inference rule (FedIG-A's adapters). A rule that looks at
+    all images of a domain, or at single clients' tensors, is left out, and the features are those of eval mode. The
+    features of a segmentation are maps, of which the mean over the image is taken.
     """
-    _, net = trained_net(weights, trust)
-    net.eval()
+    plan, net = trained_net(weights, trust)
+    extract = extractor(net, plan.recipe.infer)
     data = benchmark(experiment.data)
     transforms = _transforms(experiment, data, recorded_scale(read_environment(weights.parent)))
     features, classes, domains = [], [], []
@@ -48,13 +54,42 @@ def domain_features(
         chosen = np.sort(order[:per_domain])
         for part in np.array_split(chosen, max(len(chosen) // 256, 1)):
             batch = transforms.normalize(transforms.read(torch.from_numpy(images[part])))
-            maps = net.features(batch)
+            maps = extract(batch)
             if maps.ndim > 2:
                 maps = maps.flatten(2).mean(dim=2)
             features.append(maps.numpy())
             classes.append(labels[part])
             domains.append(np.full(len(part), index))
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
+
+
+def has_own_features(rule: Infer) -> bool:
+    """Whether an inference rule gives features of its own, for each image by itself and from the model alone."""
+    return not (isinstance(rule, EvalMode) or rule.transductive or rule.bank)
+
+
+def extractor(net: Net, rule: Infer) -> Callable[[Tensor], Tensor]:
+    """A function from normalized images to the features that the head gets when the rule predicts.
+
+    A rule may predict by a copy of the network, or in several passes, of which the last one counts. A rule that looks
+    at several views of an image (`mix_norm`) has no features of single images, so that they are those of eval mode.
+    """
+    net.eval()
+    if not has_own_features(rule):
+        return net.features
+    received: list[Tensor] = []
+    net.head.register_forward_pre_hook(
+        lambda module, inputs: received.append(inputs[0])
+    )  # a copy of the net has it too
+    predict = rule.begin(net, tuple)
+
+    def features(images: Tensor) -> Tensor:
+        predict(images)
+        last = received[-1]
+        received.clear()
+        return last if len(last) == len(images) else net.features(images)
+
+    return features
 
 
 def _transforms(experiment: Experiment, bench: Benchmark, scale: Scale | None) -> Transforms:

@@ -32,6 +32,9 @@ class Part:
     requires: parts that must be in the recipe too, as {slot: name}, by settings name or `module:Class`; they are added
     when they are missing
     needs: metrics that every reply must have; a reply without them is refused
+    columns: the numbers that it reports of each client (by `round.tally`, or as a Report), which become columns of
+    clients.csv; a reply with a number that no part of the recipe names here is refused
+    signed_loss: whether the training loss may be below 0 with this part
     tag: what the method's name in results shows about this part, as in `ccst(pixel)`; empty: nothing
     tasks: the tasks (fedsim.common.tasks) for which the part is made; it is refused on data sets with another task
     side_by_side: clients with this part may be trained together as one program (`clients/stacked/`), because its work
@@ -46,6 +49,8 @@ class Part:
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # every part is a dataclass
     requires: ClassVar[dict[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[tuple[str, ...]] = ()
+    signed_loss: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
     replaces: ClassVar[Facts] = ()

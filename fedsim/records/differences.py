@@ -14,7 +14,7 @@ from fedsim.parts.part import named_part
 from fedsim.settings.experiment import Experiment
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
-RUN_KEYS = ("run.select_on", "run.validation_domain")
+RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain")
 MACHINE_KEYS = ("data.root", "data.cache")
 # Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
 TESTED_KEYS = ("data.adapt_share",)

@@ -32,6 +32,7 @@ PACKAGES = (
 )
 
 
+THEN = ", then "  # between the versions of a package that a site had one after the other
 Scalar = str | int | float | bool | None
 Count = Annotated[StrictInt, Field(gt=0)]
 Share = Annotated[tuple[StrictInt, Count], Strict(False)]  # so many images, of so many; JSON has a list
@@ -105,6 +106,7 @@ class EnvironmentRecord(MachineRecord):
     undefined: dict[str, str] = {}
     tensors: TensorsRecord | None = None
     scale: ScaleRecord | None = None
+    sites: dict[str, dict[str, str]] = {}
 
 
 # What may change when a run is resumed: the keys of `environment()`, and what a session adds to them.
@@ -120,6 +122,36 @@ MAY_CHANGE = (
     "threads",
     "on_client_failure",
 )
+
+
+# What a site says of itself in the handshake, whose versions are compared with the server's.
+OF_SITES = ("fedsim", "python", "torch", "flwr", "numpy")
+
+
+def own_versions() -> dict[str, str]:
+    """The versions of this process that those of sites are compared with, by package."""
+    versions = {"fedsim": VERSION, "python": platform.python_version()}
+    for package in OF_SITES:
+        if version := installed_version(package):
+            versions.setdefault(package, version)
+    return versions
+
+
+def versions_so_far(
+    recorded: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    """The versions of packages by site in all parts of a run: `2.1, then 2.2` where they have changed.
+
+    recorded: those of the run so far. now: those of the sites that are there
+    """
+    versions = {site: dict(packages) for site, packages in recorded.items()}
+    for site, packages in now.items():
+        of_site = versions.setdefault(site, {})
+        for package, version in packages.items():
+            before = of_site.get(package, version)
+            is_new = before.split(THEN)[-1] != version
+            of_site[package] = f"{before}{THEN}{version}" if is_new else before
+    return versions
 
 
 def environment() -> dict[str, Any]:

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tasks import CLASSIFICATION, task_of
+from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, less_is_better, task_of
+from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment
 
 RULES = ("best_validation", "last", "oracle")
@@ -29,12 +30,22 @@ HELD_OUT = "validation_domain_"  # and the metric: column of rounds.csv with run
 REPLIES = "clients"  # column of rounds.csv: the number of clients whose replies made the round
 VALIDATED = "validated"  # column of rounds.csv: the number of clients that a mean validation is over, where it may vary
 Rows = list[dict[str, str]]  # of rounds.csv, as text
+BY_TITLES = {"loss": "loss", **OF_CLASSES}
 VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_validation_"}  # and the metric
 
 
 def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
     """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs."""
     runs = [experiment.run for experiment in experiments]
+    metrics = {run.select_by for run in runs}
+    if rule == DEFAULT_RULE and metrics - {"primary"}:
+        usual = [run.model_copy(update={"select_by": "primary"}) for run in runs]
+        by = BY_TITLES[metrics.pop()] if len(metrics) == 1 else "different metrics"
+        return f"{_title_of_runs(rule, usual)}, by {by}"
+    return _title_of_runs(rule, runs)
+
+
+def _title_of_runs(rule: str, runs: Sequence[RunSettings]) -> str:
     domains = sorted({run.validation_domain for run in runs} - {""})
     models = {run.select_on for run in runs if not run.validation_domain}
     if rule != DEFAULT_RULE or (not domains and models == {"aggregated"}):
@@ -47,22 +58,33 @@ def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
 
 
 def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
-    """The column of rounds.csv by which `run.select_on` or `run.validation_domain` selects a round.
+    """The column of rounds.csv by which `run.select_on`, `select_by` and `validation_domain` select a round.
 
     metric: the task's primary metric.
     """
+    by = experiment.run.select_by
+    return primary_column(experiment, metric if by == "primary" else by)
+
+
+def primary_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
+    """The column of rounds.csv with a metric of the validation that selects a round; metric: the primary one."""
     run = experiment.run
     start = HELD_OUT if run.validation_domain else VALIDATION_COLUMNS[run.select_on]
     return start + metric
 
 
+def upwards(values: Any, column: str) -> Any:
+    """The values of a column, turned so that the greatest is the best."""
+    return -values if less_is_better(column) else values
+
+
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
     """Row of the selected round, among the rounds >= 1.
 
-    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out,
-    and rounds in which no client's reply was accepted, whose model is that of the round before.
+    best_validation: the round with the best value of `column`, the first of equals. Left out are rounds with NaN, and
+    rounds in which no client's reply was accepted, whose model is that of the round before.
     last: the last round.
-    oracle: the round with the greatest primary metric (accuracy, Dice) on the target, the first of equals.
+    oracle: the round with the best primary metric (accuracy, Dice) on the target, the first of equals.
     Values are compared to nine digits (`comparable`).
 
     Raises UserError for an unknown rule, or when no round qualifies.
@@ -81,10 +103,10 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     column = f"target_{task.metric}" if rule == "oracle" else column
     if column not in rounds:
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
-    values = made[column].to_numpy(dtype=float)
+    values = upwards(made[column].to_numpy(dtype=float), column)
     if np.isnan(values).all():
         raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
-    return made.iloc[first_best(task.upwards(values))]
+    return made.iloc[first_best(values)]
 
 
 def first_best(scores: np.ndarray) -> int:

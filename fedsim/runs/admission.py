@@ -31,8 +31,9 @@ from fedsim.methods.recipe import Recipe
 from fedsim.models.tasks import TaskRules
 from fedsim.records.record_files import is_finished
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
-from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings, refuse_seen
+from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings
 from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.origin import refuse_seen
 from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import check_processes
@@ -175,7 +176,7 @@ def check_run(space: Space) -> Admitted:
     check_personal(experiment, plan.recipe, space.places)
     data, server_data = data_here(experiment, plan.recipe)
     check_folder(plan, lambda *_: (data, server_data))
-    refuse_seen(experiment, data)
+    refuse_seen(experiment, plan.recipe, data)
     if experiment.run.runtime != "deployment":
         shared = shared_images(experiment.data, experiment.run.target, plan.data)
         shared.refuse()

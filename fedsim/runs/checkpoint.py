@@ -3,7 +3,7 @@
 import json
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write, file_mode, writing
 from fedsim.data.fingerprint import Fingerprints
+from fedsim.runs.origin import Origin, metadata_of
 from strategies.state import ServerState
 
 FOLDER = "checkpoint"  # in a run's folder
@@ -56,13 +57,14 @@ def arrays_file(folder: Path, round: int) -> Path:
     return folder / f"arrays-{round:06d}.safetensors"
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, origins: Sequence[Origin] = ()) -> Path:
     """Write the arrays into a file named after their round, then atomically the file that names this round.
 
     Returns the path of the arrays' file. It is an ordinary model file, so that `best.safetensors` can be a link to it.
+    origins: the runs that trained the model
     """
     file = arrays_file(folder, checkpoint.round)
-    write_arrays(file, checkpoint.arrays, {"round": str(checkpoint.round)})
+    write_arrays(file, checkpoint.arrays, metadata_of(checkpoint.round, origins))
     state = checkpoint.state
     tensors = {
         json.dumps([bank, owner, name]): array

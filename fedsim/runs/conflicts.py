@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
-from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.variants import same_method
@@ -14,7 +13,6 @@ from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
 from fedsim.settings.experiment import Experiment
-from fedsim.settings.model import weights_file
 
 NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
@@ -50,25 +48,6 @@ def _refuse(folder: Path, differs: str) -> None:
     """Raise the UserError for other data, if they differ."""
     if differs:
         raise UserError(f"{folder} holds a run on other data ({differs}); {ELSEWHERE}")
-
-
-def refuse_seen(experiment: Experiment, data: Fingerprints) -> None:
-    """UserError when `model.weights` is a model of a run that trained on the unseen domain, or selected by it.
-
-    The records beside the file say so. A domain of that name with other images is another one.
-    """
-    file, target = weights_file(experiment.model.weights), experiment.run.target
-    if file is None or not (file.parent / "experiment.toml").is_file():
-        return
-    seen = {domain_of(name): record for name, record in read_environment(file.parent).get("data", {}).items()}
-    then = seen.get(target, {})
-    now = data.get(target, then)  # the sites of a deployment have their own
-    same = any(then[key] == now.get(key) for key in ("content", "nameless") if key in then)
-    if same and read_settings(file.parent).run.target != target:
-        raise UserError(
-            f"model.weights: {file} is of a run that trained on {target!r}, which would be unseen here; take the model "
-            f"of a run whose unseen domain is {target!r}, or other weights"
-        )
 
 
 def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:

@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.common.errors import UserError
 from fedsim.records.readers import named
 from fedsim.runs.checkpoint import write_arrays
+from fedsim.runs.origin import metadata_of, note_of, round_of
 from strategies.parts import Entries
 
 FOLDER = "inference"
@@ -22,9 +22,9 @@ def keep_entries(folder: Path, which: str, bank: str, entries: Entries) -> None:
         tensors = {
             json.dumps([client, name]): array for client, arrays in entries.items() for name, array in arrays.items()
         }
-        write_arrays(
-            folder / FOLDER / f"{which}.safetensors", tensors, {"round": round_of(folder / f"{which}.safetensors")}
-        )
+        note = note_of(folder / f"{which}.safetensors")
+        assert note is not None  # the run has just written the model
+        write_arrays(folder / FOLDER / f"{which}.safetensors", tensors, metadata_of(note.round, note.origins))
 
 
 def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
@@ -56,16 +56,10 @@ def take_over_best(folder: Path, waiting: Path, saved: int) -> None:
     model, entries = "best.safetensors", f"{FOLDER}/best.safetensors"
     if not (waiting / model).is_file():
         return
-    covered = int(round_of(waiting / model)) <= saved
+    covered = round_of(waiting / model) <= saved
     for name in (entries, model):  # the model last: until it is moved, a run that is killed here repeats both moves
         if covered and (waiting / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (waiting / name).replace(folder / name)
         else:
             (waiting / name).unlink(missing_ok=True)
-
-
-def round_of(file: Path) -> str:
-    """The round that a file of tensors says."""
-    with named(file, "the tensors"), safe_open(file, framework="numpy") as opened:
-        return (opened.metadata() or {}).get("round", "")

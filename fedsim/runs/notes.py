@@ -11,11 +11,13 @@ from clients.budget import Amount, fedavg_amount, local_plan
 from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from clients.store import ClientStore
-from fedsim.common.lists import times
+from fedsim.common.lists import first_few, times
 from fedsim.common.tasks import TASKS
 from fedsim.data import Benchmark, domain_of
 from fedsim.records.selection import BUDGET_TOLERANCE
 from fedsim.runs.plan import Plan
+
+DECISIVE = "install the same, or results may be another method's"
 
 
 def data_notes(
@@ -69,6 +71,27 @@ def code_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]
     return notes
 
 
+def version_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """One line for each package of fedsim's own whose version differs between the server and some sites.
+
+    server: the server's versions by package. sites: the versions that each site reported.
+    """
+    notes = []
+    for package, here in server.items():
+        others: dict[str, list[str]] = {}
+        for client, versions in sites.items():
+            if (there := versions.get(package, here)) != here:
+                others.setdefault(there, []).append(client)
+        if others:
+            places = [f"{here} on the server"]
+            for version, clients in others.items():
+                places.append(f"{version} at {first_few(clients)}")
+            text = f"{', '.join(places[:-1])} and {places[-1]}"
+            advice = DECISIVE if package in ("fedsim", "flwr") else "numbers may differ in the last digits"
+            notes.append(f"{package} is {text}; {advice}")
+    return notes
+
+
 def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | None:
     """(before the first round, in one round) over all clients; None where it depends on what other clients will send.
 
@@ -78,8 +101,8 @@ def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | N
     if augment and type(augment).copies is not Augment.copies:
         return None
     everyone, prelude = range(len(counts)), plan.recipe.prelude
-    before = _sum(_planned(plan, counts, client, prelude) for client in everyone if prelude)
-    each = _sum(_planned(plan, counts, client, "train") for client in everyone)
+    before = _sum(planned_of(plan, counts, client, prelude) for client in everyone if prelude)
+    each = _sum(planned_of(plan, counts, client, "train") for client in everyone)
     share = _drawn(plan, counts)
     return before, Amount(each.images * share, each.steps * share)
 
@@ -112,7 +135,7 @@ def _sum(amounts: Iterable[Amount]) -> Amount:
     return Amount(sum(each.images for each in spent), sum(each.steps for each in spent))
 
 
-def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
+def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
     """What one client's parts plan for a round."""
     train = plan.experiment.train
     round_ = LocalRound(
@@ -126,7 +149,7 @@ def _planned(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amou
         seed=0,
         device=torch.device("cpu"),
         store=ClientStore(None),
-        data=cast(LocalData, SimpleNamespace(examples=counts[client])),
+        data=cast(LocalData, SimpleNamespace(examples=counts[client], held=[counts[client]])),
         clients=plan.clients,
     )
     return Amount.of(local_plan(plan.recipe, round_, counts, plan.sources)[1])

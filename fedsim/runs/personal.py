@@ -1,6 +1,6 @@
 """Personal models of the clients, written into the run's folder at its end when `run.keep_personal` asks for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +34,15 @@ def write_personal(
     entries: Sequence[str],
     arrays: Mapping[str, np.ndarray],
     stored: Mapping[str, int],
+    metadata: Callable[[str], dict[str, str]],
 ) -> None:
     """Writes `personal-<client>.safetensors`, the last global model with the client's own tensors, for every client.
 
     The tensors are those of the round in `stored`, the last one with a state that the server counts on. Only clients
     with a state in the run's folder are written. Sites keep their state to themselves, and clients that never trained
     have none.
+
+    metadata: gives the metadata of the file of a client
     """
     for client in clients:
         state = client_folder(str(folder / "state"), client)
@@ -53,4 +56,4 @@ def write_personal(
         for entry in entries_of_client:
             model |= {name: tensor.numpy() for name, tensor in entry.items()}
         file = folder / f"personal-{client.replace('/', '-')}.safetensors"
-        write_arrays(file, model, {"client": client})
+        write_arrays(file, model, metadata(client))

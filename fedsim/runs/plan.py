@@ -10,7 +10,7 @@ import torch
 
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import REGRESSION, TASKS
+from fedsim.common.tasks import OF_CLASSES, REGRESSION, TASKS
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import assemble, build_net, build_recipe
@@ -97,6 +97,9 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
     recipe = build_recipe(experiment, recorded)
     if not recorded:
         check_loss(experiment.train, recipe, bench)
+        if experiment.run.select_by in OF_CLASSES and not TASKS[bench.task].has_classes:
+            raise UserError(f"run.select_by: {experiment.run.select_by} is a metric of classes, which the task "
+                            f"{bench.task} has none of; set it to primary or loss")  # fmt: skip
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
@@ -112,6 +115,11 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
         yield (
             "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix and "
             "data.clients_per_domain at their defaults"
+        )
+    if data.partition == "classes" and (data.mix or data.group or data.columns.get("group")):
+        yield (
+            "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.group and "
+            "data.columns.group out, or use 'dirichlet'"
         )
     if data.mix and runtime == "deployment":
         yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
@@ -196,6 +204,9 @@ def _validation_domain(experiment: Experiment, bench: Benchmark, target: str, re
     if (bench.same_images or bench.test_apart) and not recorded:
         raise UserError(f"run.validation_domain: the domains of {bench.title} show the same images, so that {domain!r} "
                         "would select on images that are tested or trained on elsewhere; leave it out")  # fmt: skip
+    if experiment.run.select_by in OF_CLASSES:
+        raise UserError("run.validation_domain selects by the primary metric or the loss; set run.select_by to one of "
+                        "them")  # fmt: skip
     if experiment.run.select_on != "aggregated":
         raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")
     return domain

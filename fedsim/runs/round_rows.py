@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.common.errors import ClientFailedError
-from fedsim.common.tasks import BY_METRIC
+from fedsim.common.tasks import BY_METRIC, OF_CLASSES
 from fedsim.common.values import Json, Row
 from fedsim.records.record_files import read_record
-from fedsim.records.selection import REPLIES, VALIDATED
+from fedsim.records.selection import REPLIES, VALIDATED, upwards
 from fedsim.settings.experiment import Experiment
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
@@ -22,7 +22,7 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
     rows = list(notes.clients.values())
     row = {
         "round": notes.round,
-        "train_loss": mean(rows, "train_loss", "examples"),
+        "train_loss": mean_of_most(rows, "train_loss", "examples"),
         f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
         "mean_validation_loss": mean(rows, "validation_loss"),
         f"target_{metric}": score.value,
@@ -48,20 +48,27 @@ def total_seconds(rows: list[Row], column: str) -> float:
 
 def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> Row:
     """The columns of a round that say what its selection rests on, where this is not the validation of all clients."""
-    train, run, local = experiment.train, experiment.run, f"local_validation_{metric}"
+    train, run = experiment.train, experiment.run
+    by = metric if run.select_by == "primary" else run.select_by
+    start = "local_validation_" if run.select_on == "local" else "validation_"
+    may_vary = train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue"
     columns: Row = {}
-    if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
-        used = local if run.select_on == "local" else f"validation_{metric}"
-        columns[VALIDATED] = sum(row.get(used) is not None for row in rows)
+    if may_vary or by in OF_CLASSES:  # a client with images of one class has no AUROC
+        columns[VALIDATED] = sum(row.get(start + by) is not None for row in rows)
     if run.select_on == "local":
-        columns[f"mean_{local}"] = mean(rows, local)
+        columns[f"mean_{start}{metric}"] = mean(rows, start + metric)
+    if by != metric:
+        columns[f"mean_{start}{by}"] = mean(rows, start + by)
     return columns
 
 
 def score_of(row: Mapping[str, Json], column: str) -> float:
-    """What a round is selected by; NaN without a validation, and where no client's reply made the round."""
+    """What a round is selected by, of which the greatest is the best.
+
+    NaN without a validation, and where no client's reply made the round.
+    """
     value = row.get(column) if row.get(REPLIES) != 0 else None
-    return math.nan if value is None else float(value)
+    return math.nan if value is None else upwards(float(value), column)
 
 
 def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
@@ -76,6 +83,13 @@ def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
         f"no round was made: no client's reply was accepted in {len(trained)} rounds, so that {folder} has no result"
         f"{why}. Change the settings and choose another --output or name, or remove the folder"
     )
+
+
+def mean_of_most(rows: list[Row], column: str, weight: str) -> float | None:
+    """Mean of a column, weighted by another; None where at most half of the clients that count have it."""
+    counted = [row for row in rows if "weight" in row]
+    having = [row for row in rows if row.get(column) is not None]
+    return mean(rows, column, weight) if 2 * len(having) > len(counted) else None
 
 
 def mean(rows: list[Row], column: str, weight: str = "") -> float | None:

@@ -10,18 +10,23 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
+from fedsim.data.fingerprint import Fingerprints
 from fedsim.data.of_apps import NO_TARGET
 from fedsim.data.reader import reader
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
+from fedsim.parts.part import Part
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
+from fedsim.records.cases import STRUCTURE_QUANTITIES
+from fedsim.records.environment import own_versions
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
-from fedsim.runs.notes import budget_notes, code_notes, data_notes
+from fedsim.runs.notes import budget_notes, code_notes, data_notes, version_notes
+from fedsim.runs.orders import orders
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
 from fedsim.runs.target import SharedTarget, TargetEvaluator
@@ -38,9 +43,10 @@ from strategies.wire.fused_check import model_probe
 from strategies.wire.grids import PatientGrid, QuickGrid
 from strategies.wire.handshake import Roster
 from strategies.wire.pulling import expected_bytes
+from strategies.wire.reply_checks import OPTIONAL
 from strategies.wire.scales import scale_config
 from strategies.wire.sites import Identify, Site, missing_classes
-from strategies.wire.target_site import Asked, TargetScore, TargetSite
+from strategies.wire.target_site import Asked, DetailForm, TargetScore, TargetSite
 
 SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
 
@@ -104,9 +110,9 @@ def play_rounds(
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
     roster = make_roster(grid, space, run_config, identify)
-    server.exchange.join(roster)
+    meet(server, roster, space)
     settle_scale(space, session, roster, run_config)
-    server.target = asked_for_target(server, evaluator, roster)
+    server.target = asked_for_target(space, server, evaluator, roster)
     tested = tested_images(evaluator, roster)
     session.note("undefined", undefined_on_target(space, evaluator, tested))
     record_sites(space, session, roster, tested)
@@ -118,20 +124,53 @@ def play_rounds(
     session.finish()
 
 
+def meet(server: Server, roster: Roster, space: Workspace) -> None:
+    """Waits for the clients, and notes how much work a round orders of each."""
+    server.exchange.join(roster)
+    examples = {name: site.examples for name, site in roster.sites.items()}
+    server.exchange.orders = orders(space.plan, examples)
+
+
 def make_strategy(space: Workspace, session: Session, run_config: Config) -> FedDG:
     """The strategy of a run, which knows no clients yet."""
     experiment = session.experiment
     strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
     shape = space.plan.data.example_shape(experiment.data.image_size)
+    exchange = strategy.server.exchange
+    exchange.columns = columns_of(space)
     strategy.server.probe = model_probe(space.net, *shape)
     return strategy
 
 
-def asked_for_target(server: Server, evaluator: TargetEvaluator | None, roster: Roster) -> Asked | None:
+def columns_of(space: Workspace) -> set[str]:
+    """The metrics that a reply of our own client to a train message may have, beside those that every reply has."""
+    columns = set(OPTIONAL)
+    for part in space.recipe.of(Part):
+        columns.update(part.columns)
+        columns.update(part.needs)
+    if space.experiment.run.select_on == "local":
+        names = (space.task.metric, space.experiment.run.select_by)
+        columns.update(f"local_validation_{name}" for name in names)
+    return columns
+
+
+def asked_for_target(
+    space: Workspace, server: Server, evaluator: TargetEvaluator | None, roster: Roster
+) -> Asked | None:
     """Who evaluates the unseen domain: this process and those of the grid, or its site; None where there is none."""
     if evaluator:
         return SharedTarget(evaluator, roster.grid, roster.run_config)
-    return TargetSite(server.exchange, roster) if roster.target else None
+    return TargetSite(server.exchange, roster, detail_form(space)) if roster.target else None
+
+
+def detail_form(space: Workspace) -> DetailForm:
+    """The details that the site of the unseen domain may send: those of the inference rule and of the task."""
+    quantities = set(space.recipe.infer.quantities)
+    names = {path for path, _ in space.net.named_modules()}
+    if space.task.maps:
+        quantities.update(STRUCTURE_QUANTITIES)
+        names.update(space.plan.data.outputs)
+    return DetailForm(quantities, names)
 
 
 def settle_scale(space: Workspace, session: Session, roster: Roster, run_config: Config) -> None:
@@ -190,7 +229,13 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
     plan, sites = space.plan, roster.sites
     session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
-    roster.check_late = session.note_data
+    session.note_versions(separate_versions(roster))
+
+    def check_late(data: Fingerprints) -> None:
+        session.note_data(data)
+        session.note_versions(separate_versions(roster))
+
+    roster.check_late = check_late
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
     session.note("missing_classes", missing)
     for client, names in list(missing.items())[:SAID_CLIENTS]:
@@ -223,7 +268,9 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
     notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
-    return notes + code_notes(outside_versions(packages_of(experiment)), versions_of(roster))
+    versions = versions_of(roster)
+    notes += version_notes(own_versions(), versions)
+    return notes + code_notes(outside_versions(packages_of(experiment)), versions)
 
 
 def versions_of(roster: Roster) -> dict[str, dict[str, str]]:
@@ -232,6 +279,12 @@ def versions_of(roster: Roster) -> dict[str, dict[str, str]]:
     if roster.target:
         versions[roster.target.client] = roster.target.versions
     return versions
+
+
+def separate_versions(roster: Roster) -> dict[str, dict[str, str]]:
+    """The versions of packages at those sites that are machines of their own; empty in a simulation."""
+    sites = [*roster.sites.values(), *([roster.target] if roster.target else [])]
+    return {site.client: site.versions for site in sites if site.data and site.versions}
 
 
 def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:

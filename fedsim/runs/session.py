@@ -19,16 +19,17 @@ from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record
 from fedsim.records.callbacks import RunCallback
 from fedsim.records.client_rows import client_rows, detail_rows
-from fedsim.records.environment import earlier_environments, environment, read_environment
+from fedsim.records.environment import earlier_environments, environment, read_environment, versions_so_far
 from fedsim.records.predictions import forget_after, keep_selected, too_many
 from fedsim.records.record_files import read_record
 from fedsim.records.recorder import Recorder
-from fedsim.records.selection import last_is_best, summary_row, validation_column
+from fedsim.records.selection import last_is_best, primary_column, summary_row, validation_column
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
@@ -61,9 +62,11 @@ class Session:
         admitted = admission.check_run(space)
         self.data, self.server_data = admitted.data, admitted.server_data
         self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
+        self.origins_before = earlier_origins(space.experiment, space.recipe)
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None
+        self.sites_before = read_environment(self.folder).get("sites", {}) if self.checkpoint else {}
         self._resume(done)
         self._record(done)
         self.evaluate_held_out: Evaluate | None = None
@@ -127,6 +130,10 @@ class Session:
             self.data |= own
             self._write_environment()
 
+    def note_versions(self, sites: Mapping[str, Mapping[str, str]]) -> None:
+        """Records the versions of packages by site, with those of the run's earlier parts."""
+        self.note("sites", versions_so_far(self.environment.get("sites", self.sites_before), sites))
+
     def note(self, name: str, value: Json) -> None:
         """Record a fact of this run beside its environment, if there is anything to say."""
         if value:
@@ -153,9 +160,7 @@ class Session:
         number, target, rows = result.number, self.experiment.run.target, result.notes.clients
         metric = self.space.task.metric
         row = round_row(result.notes, result.target, self.experiment, metric, self._round_ended)
-        if self.evaluate_held_out:
-            held_out = self.evaluate_held_out(result.model)
-            row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
+        row |= self._held_out(result.model, row["evaluation_seconds"])
         details = [*result.notes.details, *_target_details(target, result.target)]
         grouping = self.experiment.run.client_rows
         details = detail_rows(details, len(rows), domain_of, grouping)
@@ -181,6 +186,17 @@ class Session:
                 self.note("undefined", {**noted, VALIDATIONS: line})
                 logger.warning(line)
 
+    def _held_out(self, model: ArrayRecord, seconds: float) -> Row:
+        """The columns of a round on `run.validation_domain`; empty without one. seconds: of all other evaluations."""
+        if self.evaluate_held_out is None:
+            return {}
+        score = self.evaluate_held_out(model)
+        columns: Row = {"evaluation_seconds": seconds + score.seconds}
+        columns[primary_column(self.experiment, self.space.task.metric)] = score.value
+        if self.experiment.run.select_by == "loss":
+            columns[self.validation] = score.loss
+        return columns
+
     def finish(self) -> None:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
@@ -192,7 +208,7 @@ class Session:
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
-            write_personal(self.folder, self.space.plan.clients, entries, last, stored)
+            write_personal(self.folder, self.space.plan.clients, entries, last, stored, self._metadata_of_client)
         label = self.space.recipe.label(self.experiment.method_name)
         if changes := self.space.plan.changes:
             label += f"@{changes}"
@@ -211,6 +227,14 @@ class Session:
         for callback in self.callbacks:
             callback.on_end(summary)
 
+    @property
+    def origins(self) -> list[Origin]:
+        """The runs that trained the model: this one, and those of the weights with which it began."""
+        return [own_origin(self.experiment, self.data), *self.origins_before]
+
+    def _metadata_of_client(self, client: str) -> dict[str, str]:
+        return metadata_of(self.experiment.train.rounds, self.origins, client=client)
+
     def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
         """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
 
@@ -222,7 +246,7 @@ class Session:
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
             state = Checkpoint(round, values, self.strategy.server.state, self.data | self.server_data)
             self._check()
-            saved = save_checkpoint(self.checkpoint_folder, state)
+            saved = save_checkpoint(self.checkpoint_folder, state, self.origins)
             take_over_best(self.folder, self.checkpoint_folder, round)
             self.strategy.server.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
@@ -230,17 +254,14 @@ class Session:
                 keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
-        self.scores.append(self._score_of(row))
+        self.scores.append(score_of(row, self.validation))
         if last_is_best(self.scores):
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
-                write_arrays(self.checkpoint_folder / "best.safetensors", values, {"round": str(round)})
+                waiting = self.checkpoint_folder / "best.safetensors"
+                write_arrays(waiting, values, metadata_of(round, self.origins))
             self._keep_entries("best", self.strategy.server.state, self.folder if saved else self.checkpoint_folder)
-
-    def _score_of(self, row: Row) -> float:
-        """What a round is selected by; the greatest is the best."""
-        return float(BY_METRIC[self.space.task.metric].upwards(score_of(row, self.validation)))
 
     def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
         """Save what the inference rule needs of the clients beside that model (of the run's folder by default)."""
@@ -255,7 +276,7 @@ class Session:
         if not self.checkpoint:
             return []
         rounds = read_record(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
-        scores = [self._score_of(row) for row in rounds.to_dict("records")]
+        scores = [score_of(row, self.validation) for row in rounds.to_dict("records")]
         if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)

@@ -107,8 +107,15 @@ class DataSettings(Settings):
         "are never tested; 0: half of the images with such a method, and none with other methods",
     )
     clients_per_domain: int = Field(1, ge=1, le=100_000, description="clients that share one domain")
-    partition: Annotated[Literal["iid", "dirichlet"], Only(clients_per_domain=Above(1)), Only(mix=Above(0))] = Field(
-        "iid", description="how a domain is shared between its clients"
+    partition: Annotated[
+        Literal["iid", "dirichlet", "classes"], Only(clients_per_domain=Above(1)), Only(mix=Above(0))
+    ] = Field(
+        "iid",
+        description="how a domain is shared between its clients: alike, by shares of every class, or so that each has "
+        "only classes_per_client classes",
+    )
+    classes_per_client: Annotated[int, Only(partition="classes", clients_per_domain=Above(1), refused=True)] = Field(
+        2, ge=1, description="classes of each client of a domain"
     )
     alpha: Annotated[
         float, Only(partition="dirichlet", clients_per_domain=Above(1)), Only(partition="dirichlet", mix=Above(0))

@@ -67,6 +67,11 @@ class RunSettings(Settings):
         "aggregated",
         description="the validation that selects the round: of the aggregated model, or the mean of the local models",
     )
+    select_by: Literal["primary", "loss", "macro_f1", "auroc"] = Field(
+        "primary",
+        description="the metric of the validation that selects the round: the task's own (accuracy, Dice), the loss, "
+        "or for classes the macro F1 or the AUROC, which clients then measure too",
+    )
     client_rows: Literal["auto", "clients", "domains"] = Field(
         "auto",
         description="rows of a round in clients.csv: one per client, one per domain, or (auto) one per domain if "

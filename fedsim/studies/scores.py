@@ -14,7 +14,7 @@ from fedsim.analysis.statistics import ranks
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_of
 from fedsim.records.record_files import read_record
-from fedsim.records.selection import DEFAULT_RULE, select, validation_column
+from fedsim.records.selection import DEFAULT_RULE, primary_column, select, validation_column
 from fedsim.studies.plan import Cell
 
 NOT_RUN, DIVERGED = "not run", "diverged"
@@ -39,7 +39,8 @@ def validation_of(cell: Cell, on_target: bool = False) -> float | str:
         selected = select(rounds, DEFAULT_RULE, column)
     except UserError:  # NaN in every round
         return DIVERGED
-    value = float(selected[f"target_{metric}" if on_target else column])
+    ranked_by = f"target_{metric}" if on_target else primary_column(cell.experiment, metric)
+    value = float(selected[ranked_by])
     return DIVERGED if math.isnan(value) else value
 
 
@@ -48,7 +49,7 @@ def curve_of(cell: Cell) -> dict[int, float]:
     rounds = read_record(cell.folder / "rounds.csv")
     if rounds.empty:
         return {}
-    column = validation_column(cell.experiment, task_of(rounds).metric)
+    column = primary_column(cell.experiment, task_of(rounds).metric)
     if column not in rounds:
         return {}
     trained = rounds[rounds["round"] > 0]

@@ -24,7 +24,7 @@ from fedsim.common.tables import csv_text
 from fedsim.common.tasks import TASKS, Task
 from fedsim.data.benchmarks import task_of_data
 from fedsim.records.differences import short_names, value_text
-from fedsim.records.selection import DEFAULT_RULE, rule_title, validation_column
+from fedsim.records.selection import DEFAULT_RULE, primary_column, rule_title
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.studies.axes import Axes, sweep_command
 from fedsim.studies.budget import Budget
@@ -446,7 +446,7 @@ def search_text(plan: PlannedSearch) -> str:
 def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     """Return the rows of search.csv, one per trial."""
     ranks, text = plan.ranks, search_text(plan)
-    scored_by = validation_column(plan.runs[0], plan.task.metric)
+    scored_by = primary_column(plan.runs[0], plan.task.metric)
     rows = []
     for trial in plan.trials:
         row: dict[str, Any] = {"method": plan.search.method, "search": text, "trial": trial.number}

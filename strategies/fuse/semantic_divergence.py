@@ -18,7 +18,8 @@ class SemanticDivergence(Fuse):
     distances are equal, so that the rule is the plain mean. `strategy = "average"` gives FedAvg with uniform weights.
 
     metric: l2 (default), l1 or cosine
-    strategy: divergence (default), average or similarity
+    strategy: divergence (default); average, c = 1/H; or similarity, c_l^h = (1/dist_l^h) / sum_j (1/dist_l^j), for
+    which the paper prints no formula, so that this one is ours
     granularity: one c per `tensor` (released code; default) or per leaf `module` (the paper's "layer")
     """
 

@@ -77,8 +77,8 @@ class EnsembleDistillation(Refine):
 
     @property
     def tag(self) -> str:
-        """Marks the results that have distillation."""
-        return "kd" if self.data else ""
+        """Says whether the results have the server's distillation."""
+        return "kd" if self.data else "no kd"
 
     @property
     def remark(self) -> str:

@@ -1,5 +1,6 @@
 """Builds the messages to the clients, and decides which of their replies are used."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -8,12 +9,13 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Rec
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
-from fedsim.tensors.records import Config, arrays_of
+from fedsim.tensors.records import Config, arrays_of, metrics_of
 from strategies.server_round import Arrays, RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import LOST, Sent
 from strategies.wire.reply_checks import (
+    LARGEST_METRIC,
     MEASURED,
     Expected,
     RejectedReplyError,
@@ -26,6 +28,7 @@ from strategies.wire.round_notes import RoundNotes, payloads
 from strategies.wire.sites import Site
 
 KEPT_RECORDS = 8  # of an encoder
+CLOCKS = 1.0  # seconds that a client's clock may count more than the server's
 
 T = TypeVar("T")
 
@@ -36,6 +39,8 @@ class Exchange:
     `sites` maps client names to Flower nodes (from the handshake). `notes` are those of the round. `saved_round` is
     the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies,
     and `measured` are the metrics of every reply to a train message. `validates` says whether clients validate.
+    `columns` are the further metrics that a reply to a train message may have; None: any. `orders` are the images and
+    steps that a round orders of each client, as far as they are known.
     """
 
     def __init__(
@@ -54,6 +59,9 @@ class Exchange:
         self.saved_round = -1
         self.measured: Collection[str] = MEASURED
         self.validates = True
+        self.columns: Collection[str] | None = None
+        self.orders: Mapping[str, Mapping[str, float]] = {}
+        self._asked_at = time.perf_counter()  # when the messages of this phase began to be sent
         self._sent = Sent()
         self._asked: list[str] = []  # in this phase
         self._phase = ""
@@ -91,6 +99,7 @@ class Exchange:
             self.roster.gather(self.experiment.run, clients)
             away = set(self.roster.missing(clients))
         self._sent, self._phase = Sent(), phase
+        self._asked_at = time.perf_counter()
         for client in clients:
             self.notes.row(client)
             if client in away:
@@ -160,6 +169,7 @@ class Exchange:
                 expected = wanted(self._expected(client))
                 names = {"arrays", *(bank.name for bank in expected.banks)}
                 self.notes.count(client, "up", payloads(arrays_of(reply.content)), names)
+                self.bound_seconds(client, reply.content)
                 try:
                     results[client] = keep(judged(check, reply.content, expected))
                 except RejectedReplyError as error:
@@ -168,6 +178,24 @@ class Exchange:
                     failures[client] = f"{refusal}: {one_line(error.reason)}", ""
             del reply  # while the next one is on its way, there is room for one reply
         return results, failures
+
+    def bound_seconds(self, client: str, content: RecordDict) -> None:
+        """Puts the time since the phase began in the place of every longer time that a reply reports, with a note.
+
+        The time of the reply's work cannot be longer. The reply is not refused: a server whose machine slept has
+        waited less than its clients worked.
+        """
+        waited = time.perf_counter() - self._asked_at
+        record = metrics_of(content).get("metrics")
+        if record is None:
+            return
+        for name, value in list(record.items()):
+            if not str(name).endswith("_seconds") or not isinstance(value, int | float):
+                continue
+            if waited + CLOCKS < value <= LARGEST_METRIC:
+                record[name] = waited
+                self.notes.note(f"client {client!r}: its {name} is {value:.3g}, and the server waited {waited:.3g} s, "
+                                "which is recorded")  # fmt: skip
 
     def settle(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
@@ -187,6 +215,7 @@ class Exchange:
         elif reply.has_error():
             self.fail(expected.client, failure_reason(reply), str(reply.error.reason))
         else:
+            self.bound_seconds(expected.client, reply.content)
             try:
                 return judged(check, reply.content, expected)
             except RejectedReplyError as error:
@@ -220,7 +249,9 @@ class Exchange:
             phase=self._phase,
             examples=self.sites[client].examples,
             metrics=self.measured,
+            order=self.orders.get(client, {}),
             metric=self.metric,
+            select_by=self.experiment.run.select_by,
             data=self.sites[client].content,
         )
 

@@ -141,7 +141,7 @@ def lower(lowest: MutableMapping[str, float], client: str, loss: float) -> None:
 
 
 COUNTS = {"gradient_count", "steps", "learning_rate"}
-TRAINING_LOSSES = {"received_loss", "train_loss"}
+TRAINING_LOSSES = {"received_loss", "train_loss", "gap"}  # a gap is a difference of losses
 USUAL_LOSS = 1.0  # of clients whose models are good the losses differ by any factor, and none is too large for it
 
 
@@ -157,14 +157,31 @@ def metrics_over_limit(
     for name in sorted((COUNTS | TRAINING_LOSSES) & set(needed)) if len(metrics) > 1 else ():
         setting = "update_limit" if name in TRAINING_LOSSES else "examples_limit"
         limit = getattr(run, setting) / (1 if name in TRAINING_LOSSES else 1 - momentum)
-        ordered = sorted(values[name] for values in metrics.values())
+        ordered = sorted(abs(values[name]) for values in metrics.values())
         for client, values in metrics.items():
-            median = upper_median_of_others(ordered, values[name])
+            median = upper_median_of_others(ordered, abs(values[name]))
             bound = max(median, USUAL_LOSS) if name in TRAINING_LOSSES else median
-            if limit and bound > 0 and values[name] > limit * bound:
+            if limit and bound > 0 and abs(values[name]) > limit * bound:
                 comparison = f"its {name} is {values[name]:.3g}, the median of the others {median:.3g}"
                 refused.setdefault(client, f"{comparison}; run.{setting} is {getattr(run, setting):g}")
     return both_of_two(refused, metrics)
+
+
+def doubtful_losses(losses: Mapping[str, float], signed: bool, limit: float) -> dict[str, str]:
+    """Clients whose training loss cannot be true, with the reason.
+
+    losses: by client. signed: whether a loss of this recipe may be below 0. A loss whose size is more than `limit`
+    (0: off) times the upper median of the others' and of 1 is none of the same task.
+    """
+    reasons: dict[str, str] = {}
+    ordered = sorted(map(abs, losses.values()))
+    for client, loss in losses.items():
+        median = upper_median_of_others(ordered, abs(loss))
+        if loss < 0 and not signed:
+            reasons[client] = f"{loss:.3g} is below 0"
+        elif limit and len(losses) > 1 and abs(loss) > limit * max(median, USUAL_LOSS):
+            reasons[client] = f"{loss:.3g} is more than {limit:g} times that of the others ({median:.3g})"
+    return reasons
 
 
 def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, SEGMENTATION, TASKS
+from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, OF_CLASSES, TASKS
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import ArrayDict, Arrays, Bank, RefusedUpdateError, ServerRound, Update
@@ -24,18 +24,25 @@ LARGEST_METRIC = 1e30  # sums and means of such numbers stay finite
 REASON_CHARACTERS = 300
 MOST_TRACEBACK = 20_000  # characters of a client's own error text that are shown
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+METRICS = (*(task.metric for task in TASKS.values()), *OF_CLASSES)
+ERRORS = {task.metric for task in TASKS.values() if not task.is_fraction}
 # Columns of clients.csv that only the server writes; a metric of that name would imitate them.
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
-    f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples", "threshold")
+    f"validation_{name}" for name in (*METRICS, "loss", "examples", "threshold")
 }
 STARTS = ("", "local_validation_", "personal_")  # of a name that ends in the task's primary metric
 # Metrics that are fractions, and those that are never negative, as a reply names them.
-RATES = {f"{start}{task.metric}" for task in (CLASSIFICATION, SEGMENTATION) for start in STARTS}
-NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss"}
+RATES = {f"{start}{metric}" for metric in METRICS if metric not in ERRORS for start in STARTS}
+NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss", "local_validation_loss"} | {
+    f"{start}{metric}" for metric in ERRORS for start in STARTS
+}
 VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
 VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
 MEASURED = ("train_loss", "train_seconds")  # metrics of every reply of our own client to a train message
+SPENT = ("images", "steps")  # the work of a client, which the order of its round bounds
+OPTIONAL = (*SPENT, "compile_seconds", "side_by_side")  # metrics of some replies of our own client
+SLACK = 2  # a client may do so many times what its parts plan: a plan may differ a little from round to round
 ECHOED = ("token", "client", "round", "phase")
 
 T = TypeVar("T")
@@ -54,8 +61,10 @@ class Expected:
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
-    those that every reply has, and those that a server part needs. `metric` is the task's primary metric. `data` is the
-    hash of the data that the client's site had in the handshake; empty in a simulation.
+    those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
+    have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
+    `metric` is the task's primary metric, and `select_by` what selects the round. `data` is the hash of the data that
+    the client's site had in the handshake; empty in a simulation.
     """
 
     client: str
@@ -68,7 +77,10 @@ class Expected:
     banks: tuple[Bank, ...] = ()
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = MEASURED
+    columns: Collection[str] | None = None
+    order: Mapping[str, float] = field(default_factory=dict)
     metric: str = CLASSIFICATION.metric
+    select_by: str = "primary"
     data: str = ""
 
 
@@ -98,7 +110,8 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     check_echo(content, expected)
     metrics = read_metrics(content)
     examples = check_examples(metrics, expected.examples)
-    check_metrics(metrics, expected.metrics, expected.metric)
+    check_metrics(metrics, expected.metrics)
+    check_columns(metrics, expected)
     records: dict[str, Arrays] = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
@@ -113,13 +126,14 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
     metrics = read_metrics(content)
-    task = BY_METRIC[expected.metric]
-    metric, optional = task.metric, {f"personal_{task.metric}", "personal_loss", *task.further}
+    task, by = BY_METRIC[expected.metric], expected.select_by
+    metric = task.metric
+    optional = {f"personal_{metric}", "personal_loss", metric, *task.further} | ({by} & set(OF_CLASSES))
     needed = VALIDATION_METRICS if task.can_be_undefined else VALIDATION_METRICS | {metric}
-    check_names("metrics", sorted(metrics), sorted(needed), optional | {metric})
+    check_names("metrics", sorted(metrics), sorted(needed), optional)
     examples = check_examples(metrics)
-    check_ranges(metrics, metric)
-    validation = {name: f"validation_{name}" for name in (metric, "loss", *task.further)}
+    check_ranges(metrics)
+    validation = {name: f"validation_{name}" for name in (metric, by, "loss", *task.further)}
     columns = {validation.get(name, name): value for name, value in metrics.items()}
     return {**columns, "validation_examples": examples}
 
@@ -184,36 +198,36 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     return metrics
 
 
-def check_metrics(metrics: Mapping[str, float], needed: Collection[str], metric: str = CLASSIFICATION.metric) -> None:
-    """Raises unless the needed metrics are there and the method's own have plain names that imitate no other column.
-
-    metric: the task's primary one
-    """
+def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None:
+    """Raises unless the needed metrics are there and the method's own have plain names that imitate no other column."""
     missing = sorted(needed - metrics.keys())
     if missing:
         raise RejectedReplyError(f"missing metrics {missing[:3]}")
     for name in metrics:
         if name in RESERVED or name.startswith("bytes_") or not METRIC_NAME.fullmatch(name):
             raise RejectedReplyError(f"a metric may not be called {reprlib.repr(name)}")
-    check_ranges(metrics, metric)
+    check_ranges(metrics)
 
 
-def check_ranges(metrics: Mapping[str, float], metric: str = CLASSIFICATION.metric) -> None:
-    """Raises for a fraction that is not between 0 and 1, and for a negative time, count, error or loss of a validation.
+def check_columns(metrics: Mapping[str, float], expected: Expected) -> None:
+    """Raises for a metric that no part of the recipe reports, and for more work than the order of the round says."""
+    if expected.columns is not None:
+        check_names("metrics", sorted(metrics), (), {*expected.metrics, *expected.columns})
+    for name in SPENT:
+        value, order = metrics.get(name, 0), expected.order.get(name)
+        if expected.columns is not None and not float(value).is_integer():
+            raise RejectedReplyError(f"{name} is {value!r}, not a whole number")
+        if order is not None and value > SLACK * order:
+            raise RejectedReplyError(f"{name} is {value:g}, more than twice the {order:g} of the order")
 
-    metric: the task's primary one, a fraction or an error
-    """
-    of_task = {f"{start}{metric}" for start in STARTS}
-    rates, nonnegative = RATES, NONNEGATIVE | VALIDATION_LOSSES
-    if BY_METRIC[metric].is_fraction:
-        rates = rates | of_task
-    else:
-        nonnegative = nonnegative | of_task
+
+def check_ranges(metrics: Mapping[str, float]) -> None:
+    """Raises for a fraction outside of 0 to 1, and for a negative time, count, error or loss of a validation."""
     for name, value in metrics.items():
-        if name in rates and not 0 <= value <= 1:
+        if name in RATES and not 0 <= value <= 1:
             raise RejectedReplyError(f"{name} is {value!r}, not between 0 and 1")
         least = -ROUNDING if name in VALIDATION_LOSSES else 0.0
-        if (name in nonnegative or name.endswith("_seconds")) and value < least:
+        if (name in NONNEGATIVE | VALIDATION_LOSSES or name.endswith("_seconds")) and value < least:
             raise RejectedReplyError(f"{name} is {value!r}, and may not be negative")
 
 

@@ -1,8 +1,9 @@
 """The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,17 @@ UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for 
 PHASE = "target"
 MOST_ROWS = 10_000  # of details
 MOST_LETTERS = 300  # of a name in them
+
+
+@dataclass(frozen=True)
+class DetailForm:
+    """The details that a site may send: the quantities of the inference rule and of the task, and what they are of.
+
+    names: the layers of the network, and the names of structures
+    """
+
+    quantities: Collection[str] = ()
+    names: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,8 @@ class Asked(Protocol):
 class TargetSite:
     """The exchange with the unseen domain's site: one message per round, and its reply is checked like a client's."""
 
-    def __init__(self, exchange: Exchange, roster: Roster) -> None:
-        self.exchange, self.roster = exchange, roster
+    def __init__(self, exchange: Exchange, roster: Roster, form: DetailForm | None = None) -> None:
+        self.exchange, self.roster, self.form = exchange, roster, form or DetailForm()
         self._score = TargetScore()
         self._sent: Message | None = None
         self._round = 0
@@ -118,7 +130,7 @@ class TargetSite:
             exchange, site = self.exchange, self.site
             fields = site.client, exchange.token, self._round, PHASE, site.examples
             expected = Expected(*fields, metric=exchange.metric, data=site.content)
-            answer = exchange.settle_one(self._reply, read_score, expected, "evaluation refused")
+            answer = exchange.settle_one(self._reply, partial(read_score, self.form), expected, "evaluation refused")
             if answer is not None:
                 self._score, seconds = answer
                 exchange.notes.row(site.client)["evaluation_seconds"] = seconds
@@ -153,8 +165,11 @@ def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
     )
 
 
-def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, float]:
-    """The score in a reply, and the seconds that the site took; RejectedReplyError says what is wrong."""
+def read_score(form: DetailForm, content: RecordDict, expected: Expected) -> tuple[TargetScore, float]:
+    """The score in a reply, and the seconds that the site took; RejectedReplyError says what is wrong.
+
+    form: the details that it may have
+    """
     check_records(content, set(), {"metrics"}, {"echo", "details"})
     check_echo(content, expected)
     metrics = read_metrics(content)
@@ -163,9 +178,21 @@ def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, fl
     if not BY_METRIC[metric].can_be_undefined:
         needed = sorted([metric, *needed])
     check_names("metrics", sorted(metrics), needed, {metric})
-    check_ranges(metrics, metric)
+    check_ranges(metrics)
     rows = _detail_rows(config_of(content, "details"))
+    check_form(rows, form)
     return TargetScore(metrics.get(metric, math.nan), metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
+
+
+def check_form(rows: Sequence[tuple[str, str, float]], form: DetailForm) -> None:
+    """Raises RejectedReplyError for a detail that was not asked for, and for one that is there twice."""
+    seen: set[tuple[str, str]] = set()
+    for quantity, name, _ in rows:
+        if quantity not in form.quantities or name not in form.names:
+            raise RejectedReplyError(f"the record 'details' has {quantity!r} of {name!r}, and nobody asked for it")
+        if (quantity, name) in seen:
+            raise RejectedReplyError(f"the record 'details' has {quantity!r} of {name!r} twice")
+        seen.add((quantity, name))
 
 
 def _detail_rows(details: ConfigRecord) -> list[tuple[str, str, float]]:

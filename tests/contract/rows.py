@@ -1,7 +1,7 @@
 """Two rounds of every row, each as one digest: `python tests/contract/rows.py FILE [NAME=VALUE ...]`.
 
 Run it with another tree before this one on PYTHONPATH and another FILE, and compare the two files: `diff A B`. The
-digest covers rounds.csv and clients.csv without times, and every byte of last.safetensors. NAME=VALUE are settings of
+digest covers rounds.csv and clients.csv without times, and every tensor of last.safetensors. NAME=VALUE are settings of
 the runs, such as `run.runtime=ray`.
 """
 
@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pandas as pd
+from safetensors.numpy import load_file
 
 from fedsim.methods.table import METHODS
 from fedsim.runtime.launch import carry_out
@@ -22,7 +23,8 @@ def digest(folder: Path) -> str:
     for name in ("rounds.csv", "clients.csv"):
         table = pd.read_csv(folder / name, dtype=str)
         found.update(table[[column for column in table if "seconds" not in column]].to_csv().encode())
-    found.update((folder / "last.safetensors").read_bytes())
+    for name, array in sorted(load_file(folder / "last.safetensors").items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
     return found.hexdigest()[:16]
 
 

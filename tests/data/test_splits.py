@@ -9,6 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import load_client, load_target
 from fedsim.data.fingerprint import fingerprints
 from fedsim.data.splits import (
+    classes_partition,
     dirichlet_partition,
     fraction_subset,
     iid_partition,
@@ -17,6 +18,9 @@ from fedsim.data.splits import (
     shuffled,
     stratified_split,
 )
+from fedsim.runs.plan import resolve
+from fedsim.settings import DataSettings
+from fedsim.settings.experiment import read_experiment
 
 quick = settings(max_examples=30)
 labellings = st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array)
@@ -153,3 +157,36 @@ def test_lists_that_cannot_be_meant_are_refused(lists, tmp_path, lines, said):
 def test_missing_lists_are_named(lists, changes, client, said):
     with pytest.raises(UserError, match=said):
         load_client(lists[0].model_copy(update=changes), client)
+
+
+@given(clients=st.integers(2, 6), per_client=st.integers(1, 4), seed=st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_parts_of_classes_have_so_many_classes_and_every_image(clients, per_client, seed):
+    labels = np.arange(120) % 4
+    if clients * per_client < 4:
+        with pytest.raises(UserError, match=r"data.classes_per_client is .* every class belongs to a client"):
+            classes_partition(labels, clients, per_client, seed)
+        return
+    parts = classes_partition(labels, clients, per_client, seed)
+    assert [len(np.unique(labels[part])) for part in parts] == [per_client] * clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(120))
+    owners = [sum(label in labels[part] for part in parts) for label in range(4)]
+    assert max(owners) - min(owners) <= 1
+
+
+def test_parts_of_classes_by_hand():
+    """Three clients, three classes, two each: every class has two owners, who share its 10 images as 5 and 5."""
+    labels = np.repeat([0, 1, 2], 10)
+    parts = classes_partition(labels, 3, 2, seed=0)
+    assert [np.sort(np.bincount(labels[part], minlength=3)).tolist() for part in parts] == [[0, 5, 5]] * 3
+
+
+def test_clients_of_a_run_have_so_many_classes():
+    data = DataSettings(clients_per_domain=5, partition="classes", classes_per_client=2)
+    for number in range(5):
+        assert np.count_nonzero(load_client(data, f"rot0/{number}").class_counts()) == 2
+    experiment = read_experiment("digits", ["data.clients_per_domain=5", "data.partition=classes", "data.mix=0.5"])
+    with pytest.raises(UserError, match=r"data.partition = 'classes' deals single images of a domain's own clients"):
+        resolve(experiment)
+    with pytest.raises(UserError, match=r"data.classes_per_client is 1: 5 clients .* 10 classes need between 2 and 10"):
+        load_client(data.model_copy(update={"classes_per_client": 1}), "rot0/0")

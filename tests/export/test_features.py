@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from image_trees import write_tree
 from matplotlib.image import imread
 from PIL import Image
@@ -14,8 +15,10 @@ from fedsim.analysis.report import feature_pictures
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.cli import export
-from fedsim.export.features import domain_features, plot_features
+from fedsim.export.features import domain_features, extractor, plot_features
 from fedsim.export.pictures import draw_pictures
+from fedsim.export.trained import trained_net
+from fedsim.models.infer.base import EvalMode
 from fedsim.records import read_runs
 from fedsim.runs.plan import resolve
 
@@ -140,3 +143,30 @@ def test_nothing_is_exported_when_the_selected_round_is_lost(folder, change):
     with pytest.raises(UserError, match=r"\A.*rounds\.csv: .*; copy the file again.*\Z"):
         export(folder, "torch", "last")
     assert not list(folder.glob("last.pt2"))
+
+
+def test_features_are_those_of_the_runs_inference_rule(tmp_path):
+    """FedIG-A predicts by its adapters: on these features, and not on those of eval mode, the head gives its logits."""
+    experiment = small_experiment(tmp_path, "fedig-a", data=SMALL, train={"rounds": 2, "iterations": 4})
+    run, _ = run_small(experiment)
+    plan, net = trained_net(run / "best.safetensors")
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    extract = extractor(net, plan.recipe.infer)
+    with torch.inference_mode():
+        features = extract(images)
+        assert torch.equal(net.head(features), plan.recipe.infer.begin(net, tuple)(images))
+        assert not torch.allclose(features, net.features(images))
+        assert torch.equal(extractor(net, EvalMode())(images), net.features(images))
+    files = plot_features(run, run / "plots", 10)
+    assert all(file.is_file() for file in files)
+
+
+@pytest.mark.parametrize(("infer", "own"), [("fixed_alpha", True), ("mix_norm", False), ("tsmo_bn", False)])
+def test_a_rule_on_a_copy_of_the_network_has_its_own_features(infer, own, tmp_path):
+    """Rules that look at all images of a domain, or at several views of one, have none: eval mode's are drawn."""
+    run, _ = run_small(small_experiment(tmp_path, {"name": "fedavg", "infer": infer}, data=SMALL, train={"rounds": 1}))
+    plan, net = trained_net(run / "best.safetensors")
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        differs = not torch.allclose(extractor(net, plan.recipe.infer)(images), net.features(images))
+    assert differs == own

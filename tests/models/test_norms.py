@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from networks import outline
+from safetensors.numpy import load_file
+from support import run_small, tiny_experiment
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from fedsim.models.norms import BIN, DSON, IBN, XAN
+from fedsim.models.norms import BIN, DSON, IBN, XAN, FreezeBn
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.dson import DSONLayer
 from fedsim.models.norms.ibn import IBNLayer, ResidualIBNBlock
@@ -197,3 +199,34 @@ def test_the_block_of_ibn_b_normalizes_its_residual_sum(kind):
     plain.relu.register_forward_pre_hook(lambda module, args: before_relu.append(args[0].clone()))
     plain(x)
     close(block(x), F.instance_norm(before_relu[-1]).relu())
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d])
+def test_frozen_statistics_stay_and_the_affine_map_is_trained(kind):
+    """By hand: (5 - 1) / sqrt(4) * 3 + 2 = 8 in training mode too; the derivative by gamma is 2."""
+    net = nn.Sequential(kind(1, eps=0.0))
+    with torch.no_grad():
+        net[0].running_mean.fill_(1.0)
+        net[0].running_var.fill_(4.0)
+        net[0].weight.fill_(3.0)
+        net[0].bias.fill_(2.0)
+    names = list(net.state_dict())
+    FreezeBn().apply(net)
+    net.train()
+    images = torch.full((2, 1) if kind is nn.BatchNorm1d else (2, 1, 1, 1), 5.0)
+    output = net(images)
+    assert output.flatten().tolist() == [8.0, 8.0]
+    output[0].sum().backward()
+    assert net[0].weight.grad.item() == 2.0
+    assert (net[0].running_mean.item(), net[0].running_var.item(), net[0].num_batches_tracked.item()) == (1.0, 4.0, 0)
+    assert list(net.state_dict()) == names
+    assert not copy.deepcopy(net).train()[0].training
+
+
+def test_a_run_keeps_the_statistics_of_its_start(tmp_path, caplog):
+    folder, _ = run_small(tiny_experiment(tmp_path, {"name": "fedavg", "norm": "freeze_bn"}))
+    model = load_file(folder / "last.safetensors")
+    statistics = {name: array for name, array in model.items() if "running" in name}
+    assert statistics
+    assert all((array == (1 if name.endswith("var") else 0)).all() for name, array in statistics.items())
+    assert "with model.weights = 'none' they are mean 0 and variance 1" in caplog.text

@@ -1,5 +1,7 @@
 """Replies that must not touch the global model: each is refused by name with its reason. Banks in whole runs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -10,7 +12,7 @@ from fedsim.common.errors import ClientFailedError
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
 from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_update, judged
-from strategies.wire.target_site import TargetScore, read_score, score_records
+from strategies.wire.target_site import DetailForm, TargetScore, read_score, score_records
 
 
 def check_reason(check, content, expected, reason):
@@ -66,6 +68,7 @@ def test_a_training_metric_out_of_range_is_refused(name, value):
 
 
 ECHO = {"token": "t", "client": "rot75", "round": 3, "phase": "target"}
+READ = partial(read_score, DetailForm({"alpha_mean"}, {"layer1.0"}))
 EXPECTED = Expected("rot75", "t", 3, "target", 100)
 
 
@@ -95,9 +98,9 @@ def target_reply(metrics=None, details=None, extra=None):
     ({"details": {"names": "a", "quantities": "a"}}, "three lists"),
 ])  # fmt: skip
 def test_the_target_sites_reply_is_exactly_what_was_asked_for(change, reason):
-    score, seconds = judged(read_score, target_reply(), EXPECTED)
+    score, seconds = judged(READ, target_reply(), EXPECTED)
     assert (score.value, score.details, seconds) == (0.5, [("alpha_mean", "layer1.0", 0.5)], 0.1)
-    check_reason(read_score, target_reply(**change), EXPECTED, reason)
+    check_reason(READ, target_reply(**change), EXPECTED, reason)
 
 
 def multiplied(bank):

@@ -111,6 +111,7 @@ class ZeroShotAdapter(Infer):
 
     on_sources: ClassVar[bool] = True
     assumes = (Fact.ADAPTERS,)
+    quantities: ClassVar[tuple[str, ...]] = QUANTITIES
 
     def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network with its adapters switched on. Raises UserError when it has none."""

@@ -23,6 +23,8 @@ class Infer(Part):
     rules are compared on one and the same selected model
     batch: the number of images that the rule looks at together, for every `run.evaluate_batch_size`; 0: each by itself
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
+    quantities: the names of the quantities in its details, which are of layers of the network; a site's reply to a
+    deployed run may have no others
     random: every prediction draws other numbers, which no file can hold
     by_image: each image is predicted by itself, from the model alone, and there are no details: processes may share the
     batches, and `begin` gets no images then. It counts only in the class that sets it: a class derived from it may
@@ -36,6 +38,7 @@ class Infer(Part):
     on_sources: ClassVar[bool] = False
     batch: int = 0
     bank: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False
 

@@ -27,6 +27,9 @@ def moved_style(x: Tensor, own: Style, other: Style, lam: Tensor) -> Tensor:
     """Each map x [B, C, H, W], with its statistics (m, s) moved towards others (m_o, s_o); lam [B]:
 
     out = (x - m)/s (lam s + (1 - lam) s_o) + lam m + (1 - lam) m_o
+
+    It is computed as x a + (b - m a), which saves a pass over the map. Where a map is nearly constant, the two products
+    cancel: in float32 the error is up to 3e-5 there, and in bfloat16 five times that of the order above.
     """
     (mean, std), (other_mean, other_std) = own, other
     lam = lam.to(x.dtype)[:, None, None, None]

@@ -40,7 +40,10 @@ def style_of(mean: Tensor, std: Tensor) -> Tensor:
 
 
 def in_style(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """std (x - m)/s + mean, with x's own moments m and s without a gradient, which as std and mean change nothing."""
+    """std (x - m)/s + mean, with x's own moments m and s without a gradient, which as std and mean change nothing.
+
+    It is computed as x a + (mean - m a), whose products cancel where a map is nearly constant (see `moved_style`).
+    """
     own_mean, own_std = moments(x.detach())
     slope = std / own_std
     return torch.addcmul(mean - own_mean * slope, x, slope)

@@ -243,7 +243,8 @@ def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Genera
 class MixIG(Norm):
     """Gives every batch norm, also that of the bottleneck, a second pass by mixed statistics.
 
-    Source: FedIG, section 3.2, and FedIG-A (one anonymous submission to ICLR 2023, without released code).
+    Source: FedIG, section 3.2, and FedIG-A (one anonymous submission to ICLR 2023, without released code). After the
+    mixed statistics of pass 2 the client's own gamma and beta act, which is our reading of the equation.
 
     adapter: add a zero-shot adapter beside every BatchNorm2d (FedIG-A)
     u: the range of the uniform draw. Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1). Equal ends fix u (Table 1: 0 has

@@ -95,7 +95,8 @@ class XAN(Norm):
     stages: the stages in which norms are replaced, those of shortcuts included (1 = layer1, or denseblock1 and its
     transition)
     stem: replace the norm before stage 1 too (bn1, norm0), as the released code does
-    mix: "softmax" of two scores (code, default) or "free" weights (paper)
+    mix: "softmax" of two scores that both start at 1 (code, default), so that each branch has the weight 0.5; or "free"
+    weights (paper), which both start at 0.5 here and are drawn at random in the paper
     in_init: "ones" starts IN at gamma 1 and beta 0 (paper), "copy_bn" at the pretrained affine parameters of BN
     """
 
