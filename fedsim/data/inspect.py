@@ -33,7 +33,7 @@ SMALL = 16  # pixels to which images are decoded, which reads them to the end
 SHOWN = 20  # problems of one kind that are listed
 ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 CELL = 96  # pixels of a picture in the grid
-SETTINGS = ("data.classes", "data.columns", "data.domains")
+SETTINGS = ("data.classes", "data.columns", "data.domains", "data.task")
 
 
 class Found(NamedTuple):

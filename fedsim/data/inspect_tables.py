@@ -9,6 +9,7 @@ import pandas as pd
 import tomli_w
 
 from fedsim.common.errors import UserError
+from fedsim.common.tasks import MULTI_LABEL, OF_TENSORS
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.feature_tables import (
     TRUTHS,
@@ -17,12 +18,14 @@ from fedsim.data.feature_tables import (
     columns_of,
     names_of_labels,
     read_table,
+    targets_of,
     text_of_names,
     with_features,
 )
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import SUFFIXES, header_of, read_pieces
+from fedsim.data.targets import STRATUM
 from fedsim.settings import DataSettings
 
 MOST_VALUES = 30  # different texts of a column of categories; a column with more is rather a name or a date
@@ -53,7 +56,7 @@ def is_table_of_numbers(path: Path, data: DataSettings) -> bool:
     if not files or data.column("path", "path") in header_of(files[0]) or (path.is_dir() and subfolders(path)):
         return False
     first = next(read_pieces(files[0], header_of(files[0])), pd.DataFrame())
-    named = {data.column(name, name) for name in ("label", "domain", "split", "group")}
+    named = {data.column(name, name) for name in ("domain", "split", "group")} | set(columns_of(data, {}).labels)
     features = [name for name in first.columns if name not in named]
     return any(pd.to_numeric(first[name], errors="coerce").notna().any() for name in features)
 
@@ -77,26 +80,33 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     columns = with_features(columns_of(data, {}), rows.columns, path)
     columns, left_out = _with_kinds(columns, rows)
     domains = text_of_names(rows[columns.domain])
-    labels = names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
+    has_targets = data.task in OF_TENSORS
+    if has_targets:
+        labels = pd.Series(STRATUM, index=rows.index)
+        for name in columns.labels:
+            targets_of(rows[name], data.task, f"{path}, column {name!r}")
+    else:
+        labels = names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
     empty = {name: columns.empty(rows, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
     problems = left_out + [text for _, text in suspects]
-    problems += _tell_the_class(columns, rows, labels)
-    problems += _one_class(labels, domains)
+    if not has_targets:
+        problems += _tell_the_class(columns, rows, labels)
+        problems += _one_class(labels, domains)
     problems += _without_values(domains, empty)
     problems += _equal_rows(columns, rows, domains)
     return TableInspection(
         _counts(labels, domains),
         _described(columns, rows, domains, empty),
         problems,
-        _experiment(path, columns, len(files) > 1, [name for name, _ in suspects]),
+        _experiment(path, columns, len(files) > 1, [name for name, _ in suspects], data.task),
     )
 
 
 def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
     """A table with its column of domains; in a folder of tables it may be the name of the file."""
     table, columns = read_table(file), columns_of(data, {})
-    for name, key in ((columns.label, "label"), (columns.domain, "domain")):
+    for name, key in (*((label, "label") for label in columns.labels), (columns.domain, "domain")):
         if name not in table and not (key == "domain" and len(tables_in(file.parent)) > 1):
             raise UserError(f"{file} has no column {name!r}; say which one it is with --set data.columns.{key}=NAME; "
                             f"it has: {', '.join(table.columns)}")  # fmt: skip
@@ -248,9 +258,10 @@ def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> lis
     return sentences + ([f"{within} rows occur more than once in their domain"] if within else [])
 
 
-def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequence[str]) -> str:
+def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequence[str], task: str) -> str:
     """The text of an experiment file for the table."""
-    named: dict[str, object] = {"label": columns.label, "features": list(columns.features)}
+    label = list(columns.labels) if task == MULTI_LABEL.name else columns.label
+    named: dict[str, object] = {"label": label, "features": list(columns.features)}
     if not is_folder:
         named["domain"] = columns.domain
     if columns.group:
@@ -259,8 +270,16 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
         named["categories"] = {name: list(values) for name, values in columns.categories.items()}
     if missing := {name: list(values) for name, values in columns.missing.items()}:
         named["missing"] = missing
+    chosen = {"task": task} if task else {}
     settings = {
-        "data": {"dataset": "arrays", "root": str(path), "split": "stratified", "holdout": 0.2, "columns": named},
+        "data": {
+            "dataset": "arrays",
+            "root": str(path),
+            **chosen,
+            "split": "stratified",
+            "holdout": 0.2,
+            "columns": named,
+        },
         "model": {"backbone": "mlp", "options": {"widths": [32], "norm": "batch"}},
         "train": {"rounds": 20, "batch_size": 16, "lr": 0.05, "momentum": 0.9},
     }

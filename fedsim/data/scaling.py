@@ -96,6 +96,12 @@ def summed_features(data: DataSettings, bench: Benchmark) -> int:
     return bench.numeric if scale_rule(data, bench) == "federated" else 0
 
 
+def scale_of_features(scale: Scale | None, data: DataSettings, bench: Benchmark) -> Scale | None:
+    """The part of a run's scale that standardizes features, without that of targets; None where none are scaled."""
+    features = summed_features(data, bench)
+    return scale.part(0, features) if scale and features else None
+
+
 def scales_targets(data: DataSettings, bench: Benchmark) -> bool:
     """Whether targets are standardized, by sums that all clients send."""
     return bench.task == REGRESSION.name and data.scale != "none"

@@ -18,7 +18,7 @@ from fedsim.data import Benchmark, benchmark
 from fedsim.data.augment import Scaler, Transforms, make_transforms
 from fedsim.data.loading import read_whole
 from fedsim.data.reader import reader
-from fedsim.data.scaling import Scale
+from fedsim.data.scaling import Scale, scale_of_features
 from fedsim.data.tensor_records import recorded_scale
 from fedsim.export.trained import model_file, trained_net
 from fedsim.methods.variants import method_label
@@ -96,6 +96,7 @@ def _transforms(experiment: Experiment, bench: Benchmark, scale: Scale | None) -
     """What the run did with images, or with tensors that it scaled so."""
     if bench.images:
         return make_transforms(experiment.data, bench.channels, weight_statistics(experiment.model))
+    scale = scale_of_features(scale, experiment.data, bench)
     scaler = Scaler(bench.shape, waits=scale is not None)
     if scale:
         scaler.use(scale)

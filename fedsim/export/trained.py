@@ -16,7 +16,7 @@ from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
-from fedsim.data.scaling import Scale, summed_features
+from fedsim.data.scaling import Scale, scale_of_features, scales_targets
 from fedsim.data.tensor_records import recorded_scale, with_recorded_shape
 from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
@@ -60,10 +60,9 @@ class TrainedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.plan, self.file, self.scale = plan, file, scale
-        features = summed_features(plan.experiment.data, plan.data)
-        self.feature_scale = scale.part(0, features) if scale and features else None
+        self.feature_scale = scale_of_features(scale, plan.experiment.data, plan.data)
         self.rules = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
-        if scale and len(scale.mean) > features:
+        if scale and scales_targets(plan.experiment.data, plan.data):
             self.rules.use_units(scale.mean[-1], scale.std[-1])
         self.experiment: Experiment = plan.experiment
         self.classes, self.channels = plan.data.outputs, plan.data.channels

@@ -69,7 +69,7 @@ def test_a_table_is_inspected_too(tree):
 
 
 @pytest.mark.parametrize(("path", "override", "said"), [
-    ("t.csv", "data.image_size=64", "an inspection reads only data.classes, data.columns and data.domains"),
+    ("t.csv", "data.image_size=64", "an inspection reads only data.classes, data.columns, data.domains and data.task"),
     ("t.csv", "data.columns.paht=file", "no column 'paht'; did you mean 'path'"),
     (".", "data.columns.path=file", "is a folder, which has no columns"),
     ("nowhere", "data.domains=['one']", "are for a folder or table, and there is none at 'nowhere'"),

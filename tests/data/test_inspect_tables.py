@@ -77,3 +77,22 @@ def test_what_the_command_prints_and_refuses(tmp_path, capsys):
     assert 'backbone = "mlp"' in capsys.readouterr().out
     pd.DataFrame({"path": ["a.png"], "label": ["x"], "domain": ["d"]}).to_csv(tmp_path / "images.csv", index=False)
     assert not is_table_of_numbers(tmp_path / "images.csv", columns_in([]))
+
+
+def test_a_table_of_targets_is_described_and_its_experiment_has_the_task(tmp_path):
+    """A continuous label names the task; with it the rows are of one stratum, and nothing is said of classes."""
+    file = tmp_path / "t.csv"
+    frame = pd.DataFrame(
+        {"domain": ["a", "a", "b", "b"], "x": [1, 2, 4, 3], "days": [1.5, 2, 3, 4], "flu": [0, 1, 1, 0]}
+    )
+    frame.to_csv(file, index=False)
+    with pytest.raises(UserError, match=r"has a fraction; .* set data.task = 'regression'"):
+        inspect_table(file, columns_in(["data.columns.label=days"]))
+    inspection = inspect_table(file, columns_in(["data.columns.label=days", "data.task=regression"]))
+    assert inspection.counts["all"].to_list() == [2, 2]
+    assert 'task = "regression"' in inspection.experiment
+    assert not any("class" in text for text in inspection.problems)
+    several = inspect_table(file, columns_in(['data.columns.label=["flu"]', "data.task=multi-label"]))
+    assert 'label = [\n    "flu",\n]' in several.experiment
+    with pytest.raises(UserError, match=r"row 2: the label '1.5' is neither 0 nor 1"):
+        inspect_table(file, columns_in(['data.columns.label=["days"]', "data.task=multi-label"]))

@@ -22,6 +22,7 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import TASKS
 from fedsim.data import load_client
 from fedsim.data.scaling import moments_of, scale_of
+from fedsim.export.features import plot_features
 from fedsim.export.targets import evaluate_targets
 from fedsim.export.trained import load_trained
 from fedsim.methods.assembly import build_recipe
@@ -157,6 +158,7 @@ def test_fedavg_on_a_regression_is_the_loop_by_hand_to_the_bit(tmp_path):
     table, _ = evaluate_targets(trained_model, "oslo", oslo.images, oslo.masks, np.arange(40))
     rounds = pd.read_csv(folder / "rounds.csv")
     assert table["mae"].iloc[0] == pytest.approx(rounds["target_mae"].iloc[-1], rel=1e-5)
+    plot_features(folder, tmp_path / "figures")
     assert float(np.ravel(trained_model(torch.from_numpy(oslo.images)).detach()).mean()) > 20  # days, not deviations
 
 
