@@ -20,6 +20,12 @@ def started() -> None:
 
 
 def ending() -> None:
-    """At the end of a command: the interpreter's last search would go through all objects of all modules."""
-    if "triton" not in sys.modules:  # it prints a page about each of its objects that no search has freed
+    """At the end of a command: the interpreter's last search would go through all objects of all modules.
+
+    Triton prints a page about its objects that no search has freed, so that with it all objects are searched, those
+    too that `started` had taken out.
+    """
+    if "triton" in sys.modules:
+        gc.unfreeze()
+    else:
         gc.freeze()

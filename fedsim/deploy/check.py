@@ -122,7 +122,9 @@ def names_lacking(experiment: Experiment, findings: Sequence[Finding]) -> str:
 
 def add_contact(finding: Finding, contact: Contact, now: float) -> None:
     """Add what the server's gate knows of a site: why it is refused, its clock, a second node with its key."""
-    if not finding.online and now - contact.refused_at < REFUSED_SECONDS:
+    is_refused = now - contact.refused_at < REFUSED_SECONDS
+    # A site whose clock was moved counts as online for a minute, and its answer does not come through the gate.
+    if is_refused and (not finding.online or finding.problems):
         finding.problems.insert(0, f"refused: {contact.refused}")
     if finding.online and (problem := clock_problem(contact.offset)):
         finding.notes.append(problem)

@@ -162,6 +162,11 @@ def failure(state: str, details: str) -> Exception:
             ": the server app gave no sign for a minute, because it was stopped or its machine was too busy; the same "
             "command continues the run"
         )
+    if state == "unknown":
+        reason = (
+            f"the SuperLink does not know this run ({reason or 'it lists none'}): its state is older than the run, or "
+            "was removed; the same command submits the run anew, which goes on from its last checkpoint"
+        )
     return ClientFailedError(reason or f"the run ended as {state}; see the SuperLink's log")
 
 

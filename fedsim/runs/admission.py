@@ -193,4 +193,9 @@ def check_sent_data(plan: Plan, checkpoint: Checkpoint | None, data: Fingerprint
     """Raises UserError when the data that sites hold do not fit the run; `data` are all fingerprints known now."""
     refuse_equal_domains(plan.data, data)
     check_server(plan, data)
-    refuse_other_data(plan.folder, checkpoint.data if checkpoint else {}, data)
+    try:
+        refuse_other_data(plan.folder, checkpoint.data if checkpoint else {}, data)
+    except UserError as error:
+        raise UserError(
+            f"{error}; where the images are as before again, restart the site (stop.sh, start.sh)"
+        ) from None

@@ -88,8 +88,8 @@ def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
 def mean_of_most(rows: list[Row], column: str, weight: str) -> float | None:
     """Mean of a column, weighted by another; None where at most half of the clients that count have it."""
     counted = [row for row in rows if "weight" in row]
-    having = [row for row in rows if row.get(column) is not None]
-    return mean(rows, column, weight) if 2 * len(having) > len(counted) else None
+    having = sum(row.get(column) is not None for row in rows)
+    return mean(rows, column, weight) if 2 * having > len(counted) else None
 
 
 def mean(rows: list[Row], column: str, weight: str = "") -> float | None:

@@ -18,7 +18,7 @@ from fedsim.common.lists import first_few
 from fedsim.data.fingerprint import Fingerprints, difference
 from fedsim.settings import RunSettings
 from fedsim.tensors.records import Config
-from strategies.wire.reply_checks import Expected, RejectedReplyError, judged, one_line
+from strategies.wire.reply_checks import RESTART, Expected, RejectedReplyError, judged, one_line
 from strategies.wire.sites import UNANSWERED, Identify, Site, check_site, implausible, impostor, name_of, read_sites
 
 POLL_SECONDS = 1.0
@@ -153,7 +153,9 @@ class Roster:
         if earlier is None:
             return
         if earlier.data and (differs := difference({site.client: earlier.data}, {site.client: site.data})):
-            raise UserError(f"client {site.client!r} came back with other data than the run began with ({differs})")
+            raise UserError(
+                f"client {site.client!r} came back with other data than the run began with ({differs}); {RESTART}"
+            )
         if self._examples_limit and site.role == "source" and earlier.examples != site.examples:
             self._refuse_out_of_proportion(site)
         if self.check_late and site.data and not earlier.data:  # last, because it records the data

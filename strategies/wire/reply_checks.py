@@ -42,6 +42,8 @@ VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside th
 MEASURED = ("train_loss", "train_seconds")  # metrics of every reply of our own client to a train message
 SPENT = ("images", "steps")  # the work of a client, which the order of its round bounds
 OPTIONAL = (*SPENT, "compile_seconds", "side_by_side")  # metrics of some replies of our own client
+# The process of a site keeps the images of a run and their fingerprint in memory.
+RESTART = "put back those of before, and restart the site (stop.sh, start.sh), whose process remembers what it read"
 SLACK = 2  # a client may do so many times what its parts plan: a plan may differ a little from round to round
 ECHOED = ("token", "client", "round", "phase")
 
@@ -171,7 +173,7 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
         if type(value) is not type(want) or value != want:
             raise RejectedReplyError(f"it answers another message: {key} is {reprlib.repr(value)}, expected {want!r}")
     if expected.data and echo.get("data", expected.data) != expected.data:
-        raise RejectedReplyError("the images or labels of its site have changed since the run began")
+        raise RejectedReplyError(f"the images or labels of its site have changed since the run began; {RESTART}")
 
 
 def stored_entries(content: RecordDict) -> int:

@@ -9,8 +9,9 @@ from demo import DOMAINS, text_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsim.deploy import check_app
-from fedsim.deploy.check import judge, refusal, table, with_names
+from fedsim.deploy.check import Finding, add_contact, judge, refusal, table, with_names
 from fedsim.deploy.check_app import answer, installed_versions, lacking
+from fedsim.deploy.contacts import Contact
 from fedsim.flower.identity import assume_identity
 from fedsim.settings.experiment import from_table, read_experiment
 
@@ -164,3 +165,19 @@ def test_what_the_run_would_refuse_is_said_by_the_check(table, said, federation,
     settings = {"dataset": "digits", "domains": DOMAINS}
     found = refusal(from_table({**table, "data": {**settings, **table.get("data", {})}}), federation)
     assert re.search(said, found) if said else not found
+
+
+@pytest.mark.parametrize(("online", "problems", "first"), [
+    (True, ["Node Unavailable"], "refused: the clock of this machine is 172800 s ahead"),  # it was online a moment ago
+    (False, ["offline: call its start.sh"], "refused: the clock of this machine is 172800 s ahead"),
+    (True, [], None),  # what was wrong is over
+])  # fmt: skip
+def test_the_gates_refusal_comes_before_what_flower_says_of_the_site(federation, online, problems, first):
+    now = 1000.0
+    finding = Finding(federation.sites[0], online, problems=list(problems))
+    contact = Contact(refused="the clock of this machine is 172800 s ahead of the server's", refused_at=now - 1)
+    add_contact(finding, contact, now)
+    if first is None:
+        assert finding.problems == []
+    else:
+        assert finding.problems[0].startswith(first)

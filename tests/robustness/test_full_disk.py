@@ -80,3 +80,9 @@ def test_a_stopped_server_app_says_that_the_same_command_continues():
     assert text.startswith("No heartbeat received from the task: the server app gave no sign for a minute")
     assert text.endswith("the same command continues the run")
     assert str(failure("finished:failed", "ServerApp failed with exception: photo: gone")) == "photo: gone"
+
+
+def test_a_run_that_the_superlink_has_forgotten_says_why_and_what_to_do():
+    text = str(failure("unknown", "[code: 16] Run ID not found"))
+    assert text.startswith("the SuperLink does not know this run ([code: 16] Run ID not found): its state is older")
+    assert text.endswith("the same command submits the run anew, which goes on from its last checkpoint")
