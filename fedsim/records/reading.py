@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from fedsim.records.differences import Recipe, by_part, with_recorded_values
 from fedsim.records.environment import read_environment
 from fedsim.records.readers import AGAIN, named, read_text
 from fedsim.records.record_files import is_finished, read_record, summary_rows, trained_rounds
-from fedsim.records.selection import notes_on
+from fedsim.records.selection import RULES, notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -158,6 +159,7 @@ def _read_run(path: Path, only: Sequence[str]) -> Record:
             raise UserError(f"{path / 'summary.csv'}: it is empty or cut off; {AGAIN}")
         selected = tables["summary"]["best_validation_round"].iloc[0]
         _require_keys(path / "summary.csv", experiment, tables["summary"])
+        _require_rules(path / "summary.csv", tables["summary"])
         _require_rounds(path / "rounds.csv", tables)
     with named(path / "rounds.csv"):
         notes = notes_on(trained_rounds(path), selected)
@@ -172,6 +174,17 @@ def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> 
         recorded = summary[key].fillna("").iloc[0]
         if value == default != recorded:
             raise UserError(f"{file}: its {key} is {recorded!r}, and that of experiment.toml {value!r}; {AGAIN}")
+
+
+def _require_rules(file: Path, summary: pd.DataFrame) -> None:
+    """UserError for a summary that has a metric on the target under one selection rule and not under all of them."""
+    metrics = set()
+    for rule, column in product(RULES, summary.columns):
+        if column.startswith(f"{rule}_target_"):
+            metrics.add(column.removeprefix(f"{rule}_target_"))
+    for rule, metric in product(RULES, sorted(metrics)):
+        if f"{rule}_target_{metric}" not in summary:
+            raise UserError(f"{file}: no column {rule}_target_{metric}; {AGAIN}")
 
 
 def _require_rounds(file: Path, tables: Mapping[str, pd.DataFrame]) -> None:
