@@ -1,5 +1,6 @@
 """The reader of an image tree domain/class/image, and of what has a listing like one."""
 
+from collections.abc import Mapping
 from pathlib import PurePath
 
 import numpy as np
@@ -7,11 +8,14 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.data.beside import file_digests, image_looks
 from fedsim.data.cache import Arrays, Entry
-from fedsim.data.folders import Listing, dataset_folder, list_domain
+from fedsim.data.findings import Finding
+from fedsim.data.folders import Listing, dataset_folder, list_domain, other_files
+from fedsim.data.levels import split_domains
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
+from fedsim.data.pixel_findings import pixel_findings
 from fedsim.data.reader import Images, Reader, content_hash, numbers_of_groups, with_repeats
 from fedsim.data.row import Benchmark
-from fedsim.settings import DataSettings, cache_root
+from fedsim.settings import DataSettings, cache_root, data_root
 
 
 class ImageTree(Reader):
@@ -71,26 +75,45 @@ class ImageTree(Reader):
         if self.data.group != "folder":
             return super().groups(domain)
         listing = self.listing(domain)
-        folders = [folder_below_class(file) for file in listing.files]
+        folders = [folder_below_class(file, listing.depth) for file in listing.files]
         if "" in folders:
             file = listing.folder / listing.files[folders.index("")]
             raise UserError(f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
                             "of its group, or leave out data.group")  # fmt: skip
         return numbers_of_groups(folders)
 
-    def ungrouped(self) -> list[str]:
-        """A remark where images lie in folders below their class, any of these has two images, and none is a group."""
+    def findings(self) -> list[Finding]:
+        """Images in folders below their class that are no group, files that are not read, and splits as domains."""
+        listings = {domain: self.listing(domain) for domain in self.found.domains}
+        findings = [*self._ungrouped(listings), *other_files(listings)]
+        if self.found.name == "folder":
+            remedy = "make one folder for each domain, and leave its split to data.split"
+            findings += split_domains(self.found.domains, data_root(self.data), remedy)
+        return findings
+
+    def _ungrouped(self, listings: Mapping[str, Listing]) -> list[Finding]:
+        """A finding where images lie in folders below their class, any of these has two images, and none is a group."""
         folders = {}
-        for domain in self.found.domains if not self.data.group else ():
-            names = with_repeats(map(folder_below_class, self.listing(domain).files))
+        for domain, listing in listings.items() if not self.data.group else ():
+            names = with_repeats(folder_below_class(file, listing.depth) for file in listing.files)
             if names:
                 folders[domain] = names
         if not folders:
             return []
         count, first = sum(map(len, folders.values())), min(set().union(*folders.values()))
-        return [f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and "
-                "are drawn one by one; if such a folder is a patient or a sequence, data.group = 'folder' keeps its "
-                "images together"]  # fmt: skip
+        text = (
+            f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and are "
+            "drawn one by one"
+        )
+        remedy = "if such a folder is a patient or a sequence, data.group = 'folder' keeps its images together"
+        return [Finding("groups", ", ".join(folders), count, text, remedy)]
+
+    def file_findings(self) -> list[Finding]:
+        """What the images of the used domains lose when they are decoded."""
+        findings = []
+        for domain in self.found.domains:
+            findings += pixel_findings(domain, self._entry(domain).seen())
+        return findings
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the files' bytes, from the cache or by reading the files."""
@@ -121,7 +144,10 @@ class ImageTree(Reader):
         return listed(self.data, domain, part, self.listing(domain), domains)
 
 
-def folder_below_class(file: str) -> str:
-    """The first folder below the class in the path CLASS/FOLDER/.../IMAGE; empty for CLASS/IMAGE."""
+def folder_below_class(file: str, depth: int = 1) -> str:
+    """The first folder below the class in the path CLASS/FOLDER/.../IMAGE; empty for CLASS/IMAGE.
+
+    depth: how many folders the path has up to the class, with the class itself
+    """
     parts = PurePath(file).parts
-    return parts[1] if len(parts) > 2 else ""
+    return parts[depth] if len(parts) > depth + 1 else ""

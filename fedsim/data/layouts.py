@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError
+from fedsim.data.findings import Finding
 from fedsim.data.folders import Listing, is_image, places, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import matching, names_in, plain, read_from, subfolders
@@ -86,15 +87,19 @@ class PublishedRows(ImageTree):
         patients = [row.patient for row in self._sorted(domain)] if self.data.group == "patient" else [""]
         return numbers_of_groups(patients) if all(patients) else Reader.groups(self, domain)
 
-    def ungrouped(self) -> list[str]:
-        """A remark where images have patients, any of these has two images, and they are split by image."""
+    def findings(self) -> list[Finding]:
+        """A finding where images have patients, any of these has two images, and they are split by image."""
         patients: set[str] = set()
         for domain in self.found.domains if not self.data.group else ():
             patients |= with_repeats(row.patient for row in self.rows(domain))
         if not patients:
             return []
-        return [f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
-                "validates; data.group = 'patient' keeps a patient's images together"]  # fmt: skip
+        text = (
+            f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
+            "validates"
+        )
+        remedy = "data.group = 'patient' keeps a patient's images together"
+        return [Finding("groups", self.found.title, len(patients), text, remedy)]
 
     def _lists(self, domain: str) -> list[bytes]:
         return []  # the rows contain the parts

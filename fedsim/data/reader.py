@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.data.findings import Finding
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
@@ -77,8 +78,12 @@ class Reader:
             )
         return None
 
-    def ungrouped(self) -> list[str]:
-        """Remarks on images of the used domains that seem to be in groups which no setting names."""
+    def findings(self) -> list[Finding]:
+        """What the names, labels and folders of the used domains show; opens no image."""
+        return []
+
+    def file_findings(self) -> list[Finding]:
+        """What decoding the images of the used domains has seen; they are decoded on first use."""
         return []
 
     def digests(self, domain: str) -> np.ndarray | None:

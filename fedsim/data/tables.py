@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
+from fedsim.data.findings import Finding
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import PARTS, reads_lists
@@ -104,8 +105,8 @@ class TableReader(ImageTree):
             return Reader.groups(self, domain)
         return numbers_of_groups(self._rows(domain)["group"])
 
-    def ungrouped(self) -> list[str]:
-        """Nothing, because the folders of a table's files say nothing about its rows."""
+    def findings(self) -> list[Finding]:
+        """What the labels and the domains of the table show; the folders of its files say nothing about its rows."""
         return []
 
     def unlisted(self, domain: str, part: str) -> str:

@@ -58,6 +58,12 @@ class SharedRecord(_Recorded):
     validation: dict[str, Share] = {}
 
 
+class FindingRecord(_Recorded):
+    """One thing that the files of the data show."""
+
+    text: str
+
+
 class MachineRecord(_Recorded):
     """What computed some rounds."""
 
@@ -99,6 +105,7 @@ class EnvironmentRecord(MachineRecord):
     server_data: dict[str, DomainRecord] = {}
     recipe: dict[str, dict[str, Any]] = {}
     shared_images: SharedRecord | str | None = None
+    findings: list[FindingRecord] = []
     domains: list[str] = []
     classes: list[str] = []
     tensors: TensorsRecord | None = None

@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
+from fedsim.data.findings import lines_of
 from fedsim.data.of_apps import NO_TARGET
-from fedsim.data.reader import reader
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
@@ -194,6 +194,7 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
         logger.info("client %r has no training images of %s", client, ", ".join(names))
     if session.shared:
         session.note("shared_images", session.shared.record())
+    session.note("findings", [finding.record() for finding in session.findings])
     notes = notes_before_rounds(space, session, roster, tested)
     session.note("data_remarks", notes)
     for text in notes:
@@ -210,7 +211,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
     if session.shared:  # the images are here
         notes += session.shared.notes() if session.shared.record() else []
-        notes += reader(experiment.data, plan.data).ungrouped()
+        notes += lines_of(session.findings, experiment.data.accept)
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
     facts |= data_facts(experiment, plan.data)

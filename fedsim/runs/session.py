@@ -59,6 +59,7 @@ class Session:
         admitted = admission.check_run(space)
         self.data, self.server_data = admitted.data, admitted.server_data
         self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
+        self.findings = admitted.findings
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None

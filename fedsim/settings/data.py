@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -18,6 +18,12 @@ SMALLEST_SIZE = 8  # pixels of an image's side
 # Names of columns by what they are, in [data.columns]; of a table of numbers also lists of them.
 Columns = dict[str, str | list[str] | dict[str, list[str]]]
 TENSORS = ("arrays", "hospitals")  # data sets of tensors that are no images
+# Kinds of findings that refuse a run, and what each of them is; docs/own-data.md lists them.
+Accepted = Literal[
+    "few-levels", "alpha", "pages", "mask-values", "split-domains", "hidden-signs", "numbers", "missing-labels",
+    "multi-label", "continuous",
+]  # fmt: skip
+ACCEPTED: tuple[str, ...] = get_args(Accepted)
 
 
 class DataSettings(Settings):
@@ -50,6 +56,17 @@ class DataSettings(Settings):
         description="names of a table's columns, if they are not path, label, domain and split; group: the column of "
         "patients or sequences, whose images are never split; of a table of numbers also features, categories = "
         "{COLUMN = [values]} and missing = {COLUMN = [values]}",
+    )
+    levels: Annotated[str, Only(dataset="folder", refused=True), Only(Scene.OUTSIDE)] = Field(
+        "",
+        description="what the levels of folders below data.root are, such as 'domain/*/class': * is a level that is "
+        "neither, whose folders are read together; a folder's name in its place reads this folder alone; empty: "
+        "domain/class",
+    )
+    accept: list[Accepted] = Field(
+        [],
+        description="kinds of findings in the data with which a run begins all the same; `fedsim datasets PATH` "
+        "shows the findings",
     )
     group: Literal["", "folder", "patient"] = Field(
         "",

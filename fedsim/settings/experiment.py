@@ -80,10 +80,10 @@ class Experiment(Settings):
         del table["method"], table["name"]
         table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
-        for key in ("root", "cache"):
+        for key in ("root", "cache", "accept"):
             del table["data"][key]
         # Settings that came later; runs from before them have the same hash.
-        for key, usual in (("shape", []), ("scale", "auto"), ("missing", "mean"), ("group", "")):
+        for key, usual in (("shape", []), ("scale", "auto"), ("missing", "mean"), ("group", ""), ("levels", "")):
             if table["data"][key] == usual:
                 del table["data"][key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
