@@ -256,7 +256,8 @@ def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Seri
             continue
         number = float(text)
         if not number.is_integer():
-            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes")
+            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of "
+                            "classes, and a measured value is the task 'regression'")  # fmt: skip
         names[text] = str(int(number))
     return cells.map(names)
 

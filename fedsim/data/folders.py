@@ -143,6 +143,15 @@ def _side_files(folder: Path) -> list[str]:
     return [name for name in names if not name.startswith(".")]
 
 
+def _side_text(folder: Path, name: str) -> str:
+    """Which files that are not read lie in the folder of a class without images; empty for none."""
+    endings = Counter(_parted(file)[1] for _, files in walk(folder / name) for file in files)
+    if not endings:
+        return ""
+    kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(3))
+    return f", whose {kinds} files are no images ({', '.join(sorted(IMAGE_SUFFIXES))})"
+
+
 def _parted(name: str) -> tuple[str, str]:
     """(the stem, the ending with all its points): 'a.nii.gz' is ('a', '.nii.gz')."""
     stem, _, suffix = name.rpartition(".")
@@ -223,8 +232,8 @@ def _check_counts(bench: Benchmark, domain: str, folder: Path, counts: list[int]
     empty = [name for name, has in zip(bench.classes, counts) if has == 0]
     if empty and (not lenient or not any(counts)):
         raise UserError(
-            f"{bench.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images, "
-            "unless all classes are named in data.classes"
+            f"{bench.title} {domain}: no image of class {empty[0]!r} in {folder}{_side_text(folder, empty[0])}; every "
+            "class needs images, unless all classes are named in data.classes"
         )
     if bench.counts and sum(counts) < bench.counts[domain]:
         raise UserError(

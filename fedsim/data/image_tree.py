@@ -91,6 +91,10 @@ class ImageTree(Reader):
             findings += split_domains(self.found.domains, data_root(self.data), remedy)
         return findings
 
+    def missing_text(self, domain: str) -> str:
+        """Says which files of a domain are not there; empty for a tree, whose files were found in its folders."""
+        return ""
+
     def _ungrouped(self, listings: Mapping[str, Listing]) -> list[Finding]:
         """A finding where images lie in folders below their class, any of these has two images, and none is a group."""
         folders = {}

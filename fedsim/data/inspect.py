@@ -25,7 +25,7 @@ from fedsim.data.inspect_tables import is_table_of_numbers
 from fedsim.data.levels import levels_of, refuse_unclear_levels, tree_of
 from fedsim.data.names import subfolders
 from fedsim.data.pixel_findings import pixel_findings, tally_of
-from fedsim.data.pixels import Measures, decode, decode_measured, read_bytes
+from fedsim.data.pixels import Measures, MissingImageError, decode, decode_measured, read_bytes
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
@@ -50,6 +50,7 @@ class Found(NamedTuple):
     digest: bytes = b""
     treated: tuple[str, ...] = ()
     problem: str = ""
+    is_missing: bool = False
     measures: Measures | None = None  # None where the file cannot be read
 
 
@@ -84,7 +85,7 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         fine = [each for each in checked if not each.problem]
         rows.append(_summary(domain, len(listing.files), checked, fine))
         counts.append(np.bincount(listing.labels, minlength=len(bench.classes)))
-        problems += _problems_of_files(domain, checked)
+        problems += _problems_of_files(read, domain, checked)
         problems += _absent_classes(path, domain, bench.classes, counts[-1])
         for each in fine:
             examples.setdefault((domain, bench.classes[each.label]), each.file)
@@ -100,11 +101,13 @@ def _by_domain(counts: list[np.ndarray], bench: Benchmark) -> pd.DataFrame:
     return pd.DataFrame(counts, index=domains, columns=list(bench.classes))
 
 
-def _problems_of_files(domain: str, checked: list[Found]) -> list[str]:
-    """The files of a domain that cannot be read, and what the others lose when they are decoded."""
-    faults = [each.problem for each in checked if each.problem]
+def _problems_of_files(read: ImageTree, domain: str, checked: list[Found]) -> list[str]:
+    """The files of a domain that are missing or cannot be read, and what the others lose when they are decoded."""
+    missing = read.missing_text(domain)
+    faults = [each.problem for each in checked if each.problem and not each.is_missing]
     measured = [each.measures for each in checked if each.measures]
-    return _listed(faults, f"in {domain}") + lines_of(pixel_findings(domain, tally_of(measured)))
+    listed = _listed(faults, f"in {domain}")
+    return [*filter(None, [missing]), *listed, *lines_of(pixel_findings(domain, tally_of(measured)))]
 
 
 def _absent_classes(path: Path, domain: str, classes: Sequence[str], counts: np.ndarray) -> list[str]:
@@ -173,7 +176,7 @@ def _check(file: Path, domain: str, label: int) -> Found:
             with Image.open(io.BytesIO(content)) as image:
                 size, mode, treated = image.size, image.mode, treatment(image)
     except UserError as error:
-        return Found(file, domain, label, problem=str(error))
+        return Found(file, domain, label, problem=str(error), is_missing=isinstance(error, MissingImageError))
     return Found(file, domain, label, size, mode, digest(content), treated, measures=measures)
 
 

@@ -79,4 +79,4 @@ def _form(kind: str, top: float) -> str:
     if kind in DEEP_KINDS:
         bits = max(int(top).bit_length(), 1)
         return f"files of 16 bits, whose largest value, {top:,.0f}, takes {bits} {'bit' if bits == 1 else 'bits'}"
-    return f"mode {kind}"
+    return f"mode {kind}, whose transparent parts are white" if "A" in kind else f"mode {kind}"

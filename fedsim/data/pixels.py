@@ -140,10 +140,19 @@ def read_bytes(path: Path) -> bytes:
         raise unreadable(path, error) from None
 
 
+class MissingImageError(UserError):
+    """There is no file of an image that a table, a list or a folder names."""
+
+
 def unreadable(path: Path | str, reason: str | Exception) -> UserError:
-    """The error for an image file that cannot be used."""
-    reason = getattr(reason, "strerror", None) or str(reason)
-    return UserError(f"cannot read the image {path} ({reason}); replace or remove it")
+    """The error for an image file that cannot be used, with what can be done about it."""
+    cause = getattr(reason, "strerror", None) or str(reason)
+    text = f"cannot read the image {path} ({cause})"
+    if isinstance(reason, FileNotFoundError | NotADirectoryError):
+        return MissingImageError(f"{text}; put the file there, or correct its path where it is named")
+    if isinstance(reason, PermissionError):
+        return UserError(f"{text}; let this user read it")
+    return UserError(f"{text}; replace or remove it")
 
 
 def _rgb(image: Image.Image, content: bytes) -> tuple[Image.Image, str, float, float]:

@@ -177,6 +177,13 @@ class DataSettings(Settings):
                             "data.dataset = 'arrays'")  # fmt: skip
         return named
 
+    @field_validator("root", "lists", "cache")
+    @classmethod
+    def _path_has_no_control_sign(cls, path: str) -> str:
+        if any(sign < " " for sign in path):
+            raise ValueError("a tab or line end is in the path, which \\t and \\n mean in \"...\"; write / or '...'")
+        return path
+
     @field_validator("image_size")
     @classmethod
     def _size_is_none_or_enough(cls, size: int) -> int:
