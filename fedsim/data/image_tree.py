@@ -1,5 +1,7 @@
 """The reader of an image tree domain/class/image, and of what has a listing like one."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePath
 
@@ -17,11 +19,14 @@ from fedsim.data.reader import Images, Reader, content_hash, numbers_of_groups, 
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root, data_root
 
+SERIES = re.compile(r"(.*\d.*?)[\W_]+[^\W_]{1,4}")  # a name whose first part has a number, and a short last part
+
 
 class ImageTree(Reader):
     """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
 
     own_files = True
+    takes_lists = True
 
     def __init__(self, data: DataSettings, bench: Benchmark) -> None:
         super().__init__(data, bench)
@@ -87,6 +92,7 @@ class ImageTree(Reader):
         listings = {domain: self.listing(domain) for domain in self.found.domains}
         findings = [*self._ungrouped(listings), *other_files(listings)]
         if self.found.name == "folder":
+            findings += [] if self.data.group else numbered_series(listings)
             remedy = "make one folder for each domain, and leave its split to data.split"
             findings += split_domains(self.found.domains, data_root(self.data), remedy)
         return findings
@@ -146,6 +152,33 @@ class ImageTree(Reader):
         """Indices of the images that a list in `data.lists` names."""
         domains = self.found.all_domains or self.found.domains
         return listed(self.data, domain, part, self.listing(domain), domains)
+
+
+def numbered_series(listings: Mapping[str, Listing]) -> list[Finding]:
+    """A finding for each domain whose files are called NUMBERED_NUMBER, several for one first part, as P03_1, P03_2.
+
+    Where all files have one first part, or each has another one, it says nothing about them.
+    """
+    findings = []
+    for domain, listing in listings.items():
+        series: Counter[tuple[str, str]] = Counter()  # files by folder and first part
+        for file in map(PurePath, listing.files):
+            if matched := SERIES.fullmatch(file.stem):
+                series[str(file.parent), matched[1]] += 1
+        beginnings = sorted({beginning for _, beginning in series})
+        images = len(listing.files)
+        if len(beginnings) < 2 or series.total() < images or images < 2 * len(series):
+            continue
+        text = (
+            f"the names of the {images:,} images of {domain} have {len(beginnings):,} beginnings, such as "
+            f"{beginnings[0]!r}, and the images are drawn one by one"
+        )
+        remedy = (
+            "if a beginning is a patient or a sequence, put its images into a folder below the class (data.group = "
+            "'folder') or name it in a table (data.columns.group)"
+        )
+        findings.append(Finding("groups", domain, len(beginnings), text, remedy))
+    return findings
 
 
 def folder_below_class(file: str, depth: int = 1) -> str:

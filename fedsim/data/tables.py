@@ -86,6 +86,8 @@ def named(
 class TableReader(ImageTree):
     """Reads the images that a table names through the cache; paths are relative to the table's folder."""
 
+    takes_lists = False  # a column says it
+
     def find(self) -> None:
         """The table must be there."""
         table_file(self.data)

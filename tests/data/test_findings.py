@@ -355,6 +355,31 @@ def test_what_no_level_is(tmp_path):
         benchmark(DataSettings(dataset="folder", root=str(tmp_path / "plain")))
 
 
+SERIES = {
+    "P1_0 P1_1 P2_0 P2_1": 2,
+    "s01-a s01-b s02-a s02-b": 2,
+    "3-slice-1 3-slice-2 4-slice-1 4-slice-2": 2,
+    "case7.1 case7.2 case8.1 case8.2": 2,
+    "2021_x1 2021_x2 2022_x1 2022_x2": 2,
+    "img_1 img_2 img_3 img_4": 0,
+    "IMG_2021_1 IMG_2021_2 IMG_2021_3 IMG_2021_4": 0,
+    "10_1 20_1 30_1 40_1": 0,
+    "0 1 2 3": 0,
+}
+
+
+@pytest.mark.parametrize(("text", "count"), SERIES.items())
+def test_names_that_seem_to_be_in_series(tmp_path, text, count):
+    for domain in ("a", "b"):
+        for number, name in enumerate(text.split()):
+            for kind in CLASSES:
+                save(shades(number), tmp_path / domain / kind / f"{name}.png")
+    data = DataSettings(dataset="folder", root=str(tmp_path))
+    found = reader(data, benchmark(data)).findings()
+    assert [finding.count for finding in found] == ([count] * 2 if count else [])
+    assert not any(finding.is_grave for finding in found)
+
+
 def test_files_of_other_kinds_are_counted_and_companions_are_not(tmp_path):
     root = write(tmp_path / "images", shades)
     for index in range(3):
