@@ -1,4 +1,4 @@
-# make demo   install into .venv and run the main job on the embedded data: table, CSV files, plot
+# make demo   install into .venv, train three methods on the embedded drawings: table, CSV files, plot
 # make test   install and run the tests
 # make oldest-flower   run the tests that touch Flower on the oldest version of the range
 # make trials   run all long trials in order (hours), resumable, into one page
@@ -23,9 +23,9 @@ install: .venv/installed
 	@touch $@
 
 demo: install
-	$(BIN)/fedsim sweep digits --methods fedavg,fedsb,gperxan,deepall --targets rot0,rot45,rot75 --seeds 0 --output $(OUTPUT)
-	$(BIN)/fedsim compare $(OUTPUT)/digits --baseline fedavg
-	$(BIN)/fedsim plot $(OUTPUT)/digits
+	$(BIN)/fedsim sweep drawings --methods fedavg,gperxan,deepall --targets openmoji_black,twemoji --seeds 0 --output $(OUTPUT)
+	$(BIN)/fedsim compare $(OUTPUT)/drawings --baseline fedavg
+	$(BIN)/fedsim plot $(OUTPUT)/drawings
 
 test: install
 	$(BIN)/pytest -n 2 --dist worksteal

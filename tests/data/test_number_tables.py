@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, load_client, load_target
+from fedsim.data import arrays, benchmark, load_client, load_target
+from fedsim.data.feature_tables import read_table
 from fedsim.data.fingerprint import fingerprint, fingerprints
 from fedsim.data.reader import reader
 from fedsim.data.shared_images import shared_images
@@ -65,6 +66,22 @@ def test_missing_values_are_named_marked_or_left_out(tmp_path):
 def test_columns_may_be_chosen_and_categories_declared(tmp_path):
     columns = {**COLUMNS, "features": ["cp", "age"], "categories": {"cp": ["typical", "odd"]}}
     assert benchmark(table(tmp_path, columns=columns)).features == ("age", "cp=typical", "cp=odd", "cp=(other)")
+
+
+def test_a_table_is_read_once_for_all_unseen_domains_unless_categories_depend_on_the_sources(tmp_path, monkeypatch):
+    """With 1,935 cells of the vowels' 15 unseen speakers the plan of a sweep spent most of its time in reading."""
+    reads = []
+    monkeypatch.setattr(arrays, "read_table", lambda file: reads.append(file) or read_table(file))
+    numbers = table(tmp_path, columns={"label": "sick", "domain": "hospital", "features": ["age"]})
+    for target in "abc":
+        benchmark(numbers.model_copy(update={"unseen_domain": target}))
+    assert len(reads) == 1
+    categories = {target: benchmark(table(tmp_path, target=target)).features[2:] for target in "abc"}
+    assert categories == {
+        "a": ("cp=odd", "cp=typical", "cp=(other)"),
+        "b": ("cp=atypical", "cp=odd", "cp=typical", "cp=(other)"),
+        "c": ("cp=atypical", "cp=typical", "cp=(other)"),
+    }
 
 
 def test_true_and_false_are_numbers_and_parquet_is_read(tmp_path):
