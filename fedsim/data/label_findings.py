@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 
 from fedsim.data.findings import Finding, joined_names
+from fedsim.data.names import plain
 
 SEPARATORS = "|;,+&"  # that stand between the labels of one image
 MEASURED = 10  # different numbers from which labels may be measured values
@@ -26,7 +27,12 @@ FirstRow = Callable[[str], int]  # the number of the first row with a name; 0 wh
 def label_findings(counts: Counts, where: object, column: str, first_row: FirstRow = lambda name: 0) -> list[Finding]:
     """The findings in the labels of a column: in the names themselves, and in what they say together."""
     place = f"{where}, column {column!r}"
-    return [*name_findings(counts, where, column, first_row), *_several(counts, place), *_measured(counts, place)]
+    return [
+        *name_findings(counts, where, column, first_row),
+        *_several(counts, place),
+        *_measured(counts, place),
+        *_below_zero(counts, place, first_row),
+    ]
 
 
 def name_findings(counts: Counts, where: object, column: str, first_row: FirstRow = lambda name: 0) -> list[Finding]:
@@ -34,6 +40,7 @@ def name_findings(counts: Counts, where: object, column: str, first_row: FirstRo
     place = f"{where}, column {column!r}"
     return [
         *_hidden(counts, place, first_row),
+        *_spelling(counts, place),
         *_number_forms(counts, place, first_row),
         *_missing(counts, place, first_row),
     ]
@@ -72,6 +79,21 @@ def _hidden(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
         if len(names) > 1:
             text += f", which makes {len(names)} names that look alike"
         findings.append(Finding("hidden-signs", place, rows, text, "make them equal", len(names) > 1))
+    return findings
+
+
+def _spelling(counts: Counts, place: str) -> list[Finding]:
+    """A finding for names that differ in blanks, separators or case only, as Cat and cat; they may be meant as two."""
+    alike: dict[str, list[str]] = {}
+    for name in counts:
+        if _number(name) is None:
+            alike.setdefault(plain(visible(name)), []).append(name)
+    findings = []
+    for names in alike.values():
+        if len({visible(name) for name in names}) > 1:
+            shown = ", ".join(f"{name!r} (rows: {counts[name]:,})" for name in sorted(names))
+            text = f"{place}: {shown} differ in spelling only and are {len(names)} names"
+            findings.append(Finding("spelling", place, len(names), text, "if they are one, make them equal"))
     return findings
 
 
@@ -154,6 +176,18 @@ def _measured(counts: Counts, place: str) -> list[Finding]:
     text = f"{place}: the labels are {len(numbers):,} different numbers in {rows:,} rows, each a class of its own"
     remedy = "a measured value is the task 'regression'; for classes, write the name of a range"
     return [Finding("continuous", place, rows, text, remedy, is_grave=True)]
+
+
+def _below_zero(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
+    """A finding where one label is a negative number and the others, two at least, are numbers from 0 on."""
+    numbers = {name: number for name in counts if (number := _number(name)) is not None}
+    negative = [name for name, number in numbers.items() if number < 0]
+    if len(negative) != 1 or len(numbers) < max(3, len(counts)):
+        return []
+    [name] = negative
+    text = f"{place}: {_rows(counts[name])} {name!r}{_row(name, first_row)}, the only number below 0, as a class"
+    remedy = "if it marks what is not known, leave these rows out"
+    return [Finding("below-zero", place, counts[name], text, remedy)]
 
 
 def one_hot(rows: pd.DataFrame) -> tuple[list[str], bool]:

@@ -18,13 +18,15 @@ def tally_of(measured: Iterable[Measures]) -> dict[str, Any]:
     """The measures of many files as one table of numbers that JSON can hold.
 
     images: how many files; kinds: {kind: images, low, high, top} over the files of each kind; alpha: files of which
-    most pixels are neither quite transparent nor quite opaque; stacks: files of several pages; pages: the most of them
+    most pixels are neither quite transparent nor quite opaque; flat: files of one grey level, or of two next to each
+    other; stacks: files of several pages; pages: the most of them
     """
-    images, alpha, stacks, pages = 0, 0, 0, 1
+    images, alpha, flat, stacks, pages = 0, 0, 0, 0, 1
     kinds: dict[str, dict[str, Any]] = {}
     for one in measured:
         images += 1
         alpha += one.between > HALF
+        flat += one.high - one.low < 2
         stacks += one.pages > 1
         pages = max(pages, one.pages)
         so_far = kinds.setdefault(one.kind, {"images": 0, "low": one.low, "high": one.high, "top": one.top})
@@ -32,13 +34,20 @@ def tally_of(measured: Iterable[Measures]) -> dict[str, Any]:
         so_far["low"] = min(so_far["low"], one.low)
         so_far["high"] = max(so_far["high"], one.high)
         so_far["top"] = max(so_far["top"], one.top)
-    return {"images": images, "kinds": kinds, "alpha": alpha, "stacks": stacks, "pages": pages}
+    return {"images": images, "kinds": kinds, "alpha": alpha, "flat": flat, "stacks": stacks, "pages": pages}
 
 
 def pixel_findings(domain: str, numbers: Tally) -> list[Finding]:
     """The findings in the numbers of `tally_of` of one domain; grave where they concern half of its images or more."""
     images = numbers["images"]
     findings = list(_few_levels(domain, numbers))
+    count = numbers["flat"]
+    if count and not findings:
+        text = (
+            f"{count:,} of the {images:,} images of {domain} have one grey level everywhere, or two next to each other"
+        )
+        remedy = "look at these files (black and white ones show nothing), and leave them out or write them again"
+        findings.append(Finding("few-levels", domain, count, text, remedy, count >= HALF * images))
     if count := numbers["alpha"]:
         text = (
             f"{count:,} of the {images:,} images of {domain} have a fourth channel with middle values in most pixels, "

@@ -248,12 +248,31 @@ def test_labels_that_are_not_what_they_look_like(counts, kind, text):
 
 
 @pytest.mark.parametrize("names", [
-    ("cat", "dog", "Cat"), ("0", "1", "2"), ("0.5", "1", "1.5"), ("none", "crack"), ("animal/cat", "animal/dog"),
+    ("-1", "1"), ("0", "1", "2"), ("0.5", "1", "1.5"), ("none", "crack"), ("animal/cat", "animal/dog"),
     ("Rock & roll", "Jazz"), ("T-shirt", "Trouser"), tuple(map(str, range(1000))), ("salt, pepper", "salt, no pepper"),
     ("big|red", "big|blue", "small|red", "small|blue"), ("1e400", "2"), ("não", "sim"),
 ])  # fmt: skip
 def test_usual_labels_are_no_finding(names):
     assert label_findings(dict.fromkeys(names, 9), "t.csv", "label") == []
+
+
+def test_names_of_two_spellings_and_a_number_below_0_are_remarks():
+    [finding] = label_findings({"Cat": 4, "cat": 5, "dog": 1}, "t.csv", "label")
+    assert "'Cat' (rows: 4), 'cat' (rows: 5) differ in spelling only and are 2 names" in finding.line
+    assert not finding.is_grave
+    [finding] = label_findings({"-1": 4, "0": 5, "1": 1}, "t.csv", "label", lambda name: 9)
+    assert "4 rows have '-1', first in row 9, the only number below 0, as a class" in finding.line
+    assert not finding.is_grave
+
+
+@pytest.mark.parametrize(("black", "is_grave"), [(1, False), (4, True)])
+def test_images_that_show_nothing_are_counted(tmp_path, black, is_grave):
+    for number in range(8):
+        save(shades(number) if number >= black else np.full((8, 8), 7, np.uint8), tmp_path / f"{number}.png")
+    measured = [decode_measured(tmp_path / f"{number}.png", 8)[2] for number in range(8)]
+    [finding] = pixel_findings("oslo", tally_of(measured))
+    assert finding.text.startswith(f"{black} of the 8 images of oslo have one grey level everywhere")
+    assert (finding.kind, finding.is_grave) == ("few-levels", is_grave)
 
 
 def test_a_name_with_a_joiner_of_its_own_script_is_a_remark():
