@@ -19,7 +19,9 @@ def tree(tmp_path):
     def image(path, mode="RGB", size=(12, 10)):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         shade = next(shades)
-        Image.new(mode, size, (shade, 0, 0) if mode == "RGB" else shade).save(root / path)
+        picture = Image.new(mode, size, (shade, 0, 0) if mode == "RGB" else shade)
+        picture.putpixel((0, 0), (255, 255, 255) if mode == "RGB" else 255)  # no image has one shade alone
+        picture.save(root / path)
 
     for name in ("cat", "dog"):
         for index in range(3):
