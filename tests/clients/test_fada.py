@@ -28,6 +28,7 @@ from fedsim.methods.table import METHODS
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.net import Net
 from fedsim.runs.workspace import close_workspaces
+from fedsim.settings.experiment import read_experiment
 from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.server_round import ServerRound, Update
@@ -105,6 +106,13 @@ def watch(round, part, name):
         torch.manual_seed(0)
         step(round.data.batch(np.arange(6)))
     return seen
+
+
+def test_a_backbone_without_weights_is_refused_before_the_first_round(tmp_path):
+    experiment = read_experiment("hospitals", ["run.target=hungary", f"run.output={tmp_path}", "method.name=fada"])
+    with pytest.raises(UserError, match="insert Disentangler: the backbone has no weights"):
+        run_small(experiment)
+    assert not list(tmp_path.rglob("rounds.csv"))
 
 
 @pytest.mark.parametrize(("method", "settings", "moves"), [

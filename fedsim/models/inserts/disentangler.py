@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import nn
 
+from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 
@@ -30,7 +31,13 @@ class Disentangler(Insert):
     order: ClassVar[int] = 1
 
     def apply(self, net: Net) -> None:
-        """Adds the bottleneck and makes a new classifier of its width."""
+        """Adds the bottleneck and makes a new classifier of its width.
+
+        Raises UserError for a backbone without weights, whose features no training can change.
+        """
+        if not any(True for _ in net.backbone.parameters()):
+            raise UserError("insert Disentangler: the backbone has no weights, so that its features cannot be adapted "
+                            "to the unseen domain; use mlp, cnn-1d or a backbone for images")  # fmt: skip
         if not isinstance(net.bottleneck, nn.Identity):
             return
         d, classes = net.feature_dim, net.outputs

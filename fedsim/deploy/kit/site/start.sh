@@ -62,7 +62,7 @@ fi
 for tool in fedsim flower-supernode flock; do
   PATH="$PWD/.venv/bin:$PATH" command -v "$tool" >/dev/null || fail "$tool is not installed here; see README.md"
 done
-[ -z "$DATA_DIR" ] || [ -d "$DATA_DIR" ] || fail "no folder $DATA_DIR; put the data there or change DATA_DIR in site.env"
+[ -z "$DATA_DIR" ] || [ -e "$DATA_DIR" ] || fail "nothing at $DATA_DIR; put the data there or change DATA_DIR in site.env"
 if [ ! -e key ]; then # a key that is made at the site never travels
   PATH="$PWD/.venv/bin:$PATH" fedsim deploy key "$SITE" key key.pub
   echo "$SITE has made its key; give the operator this line (fedsim deploy register --site $SITE --key FILE):"
