@@ -32,6 +32,7 @@ class ImageTree(Reader):
         super().__init__(data, bench)
         self._open: dict[str, Arrays] = {}
         self._known: dict[str, dict[str, str]] = {}
+        self._entries: dict[str, Entry] = {}
 
     def find(self) -> None:
         """The folder with the domains must be there."""
@@ -56,8 +57,11 @@ class ImageTree(Reader):
         return self._open[domain]
 
     def _entry(self, domain: str) -> Entry:
-        """A domain's place in the cache."""
-        return Entry(self.listing(domain), self.found.name, domain, self.data.image_size, cache_root(self.data))
+        """A domain's place in the cache, whose files are looked at once."""
+        if domain not in self._entries:
+            listing, size = self.listing(domain), self.data.image_size
+            self._entries[domain] = Entry(listing, self.found.name, domain, size, cache_root(self.data))
+        return self._entries[domain]
 
     def labels(self, domain: str) -> np.ndarray:
         """The labels of the existing files; no file is opened."""
