@@ -142,10 +142,10 @@ def _several(counts: Counts, place: str) -> list[Finding]:
     for separator in SEPARATORS:
         parts = {name: [part.strip() for part in name.split(separator)] for name in counts if separator in name}
         combined = {name: of_name for name, of_name in parts.items() if all(of_name)}
-        whole = [name for name, of_name in combined.items() if all(part in counts for part in of_name)]
-        if whole or _are_combined_anew(list(combined.values())):
+        composed = [name for name, of_name in combined.items() if all(part in counts for part in of_name)]
+        if composed or _are_combined_anew(list(combined.values())):
             rows = sum(counts[name] for name in combined)
-            shown = joined_names(sorted(whole or combined, key=lambda name: -counts[name]), 3)
+            shown = joined_names(sorted(composed or combined, key=lambda name: -counts[name]), 3)
             text = (
                 f"{place}: {_rows(rows)} several labels in one, such as {shown}, and each combination is a class "
                 "of its own"

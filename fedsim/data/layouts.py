@@ -210,10 +210,10 @@ class VLCS(PublishedRows):
         numbers = list(map(str, range(len(classes))))
         if name in numbers:
             return numbers.index(name)
-        if (known := matching(name, classes)) is None:
+        if (class_name := matching(name, classes)) is None:
             raise UserError(f"{self.found.title}: {folder / name} is none of the classes {', '.join(classes)}, which "
                             "may be numbered from 0")  # fmt: skip
-        return classes.index(known)
+        return classes.index(class_name)
 
 
 class OfficeCaltechHome(PublishedRows):

@@ -324,10 +324,10 @@ def _refuse_separator(file: Path, header: Sequence[str]) -> None:
     """UserError for a text with one column, whose name has another separator between what look like names."""
     if len(header) == 1 and (signs := [sign for sign in (";", "\t", "|", ",") if sign in header[0]]):
         usual = "tabs" if file.suffix.lower() == ".tsv" else "commas"
-        found = "tabs" if signs[0] == "\t" else repr(signs[0])
+        separator = "tabs" if signs[0] == "\t" else repr(signs[0])
         raise UserError(
-            f"{file}: its columns are separated by {found} ({header[0]!r}), and a {file.suffix} file has {usual}; save "
-            "it with commas as .csv, or with tabs as .tsv"
+            f"{file}: its columns are separated by {separator} ({header[0]!r}), and a {file.suffix} file has {usual}; "
+            "save it with commas as .csv, or with tabs as .tsv"
         )
 
 
