@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS
+from fedsim.data.findings import recorded_texts
 from fedsim.data.fingerprint import came_and_went
 from fedsim.data.shared_images import copy_texts
 from fedsim.records.differences import TESTED_KEYS, comparable_settings, differing_parts
@@ -145,6 +146,7 @@ def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
 def provenance_notes(recorded: Environments) -> list[str]:
     """Notes on images that were not unseen, and on everything that differs between the environments of the runs."""
     notes = shared_notes(recorded)
+    notes += finding_notes(recorded)
     notes += privacy_notes(recorded)
     notes += site_notes(recorded)
     values: dict[str, dict[str, Any]] = {}  # {what is recorded: {run, or part of its rounds: its value}}
@@ -192,6 +194,14 @@ def shared_notes(recorded: Environments) -> list[str]:
     if copies:
         notes.append(f"Copies: {'; '.join(copies)}.")
     return notes
+
+
+def finding_notes(recorded: Environments) -> list[str]:
+    """A note on what the runs have found in their data, each finding once."""
+    texts: dict[str, None] = {}
+    for table in recorded.values():
+        texts |= dict.fromkeys(recorded_texts(table.get("findings", [])))
+    return [f"Found in the data: {'; '.join(texts)}."] if texts else []
 
 
 def privacy_notes(recorded: Environments) -> list[str]:

@@ -78,15 +78,15 @@ def own_data(name: str, bench: Benchmark) -> str:
 
 def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()) -> None:
     """Print counts, sizes and modes of the images of a folder or table, and the problems found in it."""
-    from fedsim.data.inspect import columns_in, draw_grid, inspect
+    from fedsim.data.inspect import draw_grid, given_in, inspect
     from fedsim.data.inspect_tables import is_table_of_numbers
 
     if not path.exists():
         raise UserError(f"--grid and --set are for a folder or table, and there is none at {str(path)!r}")
-    if path.suffix.lower() == ".npz" or is_table_of_numbers(path, columns_in(overrides)):
+    if path.suffix.lower() == ".npz" or is_table_of_numbers(path, given_in(overrides)):
         if grid is not None:
             raise UserError(f"--grid draws pictures, and {path} is a table of numbers; leave it out")
-        show_table(path, columns_in(overrides))
+        show_table(path, given_in(overrides))
         return
     inspection = inspect(path, overrides)
     for title, frame in (("images", inspection.counts.reset_index()), ("files", inspection.domains)):

@@ -38,6 +38,8 @@ from fedsim.data.feature_tables import (
     with_categories,
     with_features,
 )
+from fedsim.data.findings import Finding
+from fedsim.data.label_findings import count_names, label_findings, one_hot_hint
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
@@ -142,6 +144,12 @@ class ArrayReader(Reader):
     def find(self) -> None:
         """The files must be there, and readable."""
         open_arrays(self.data, self.found)
+
+    def findings(self) -> list[Finding]:
+        """What the labels of the used domains show."""
+        labels = np.concatenate([self._examples(domain).labels for domain in self.found.domains])
+        place = data_root(self.data) if self.found.name == "arrays" else self.found.title
+        return label_findings(count_names(labels.tolist()), place, self.data.column("label", "label"))
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""
@@ -449,8 +457,10 @@ def _rows_by_domain(file: Path, table: pd.DataFrame, columns: Columns) -> list[t
     """The rows of each domain of a table, with their numbers in it; a table without domains is called like its file."""
     for label in columns.labels:
         if label not in table:
-            raise UserError(f"{file} has no column {label!r}; {nearest(label, table.columns)}it has: "
-                            f"{', '.join(table.columns)}; name it with data.columns.label")  # fmt: skip
+            hint = f"{nearest(label, table.columns)}it has: {', '.join(table.columns)}"
+            raise UserError(
+                f"{file} has no column {label!r}; {hint}; name it with data.columns.label{one_hot_hint(table)}"
+            )
     if columns.domain not in table:
         return [(composed(file.stem), table)]
     names = text_of_names(table[columns.domain])

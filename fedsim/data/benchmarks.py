@@ -3,7 +3,7 @@
 benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,11 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import BINARY, OF_TENSORS, TASKS
 from fedsim.data.array_rows import MAPPING, is_mapping
 from fedsim.data.catalog import BENCHMARKS
+from fedsim.data.findings import joined_names
 from fedsim.data.hf_rows import ROW, is_federated
+from fedsim.data.levels import levels_of, refuse_unclear_levels, tree_of
 from fedsim.data.lists import PARTS
-from fedsim.data.names import composed, matching, names_in, read_from, refuse_alike, refuse_repeated, same, subfolders
+from fedsim.data.names import composed, matching, read_from, refuse_alike, refuse_repeated, same
 from fedsim.data.reader import Reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
@@ -120,12 +122,16 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     if not root.is_dir():
         hint = "set data.root or $FEDSIM_DATA; a server without images needs data.domains and data.classes"
         raise UserError(f"no folder of images {root}{read_from(root)}; {hint}")
-    on_disk = names_in(root)
+    refuse_unclear_levels(root, data)
+    levels = levels_of(data)
+    classes_of = {name: sorted(classes) for name, classes in tree_of(root, levels).items()}
+    on_disk = sorted(classes_of)
     _refuse_missing_domains(root, asked, on_disk)
     used = [name for name in on_disk if not asked or name in asked]
     if not used:
-        raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
-    classes = _common_classes(root, used, named)
+        expected = f"{'/'.join(levels)}/image"
+        raise UserError(f"no domain folders in {root}: expected {expected} below it; set data.root")
+    classes = _common_classes(root, {name: classes_of[name] for name in used}, named)
     domains = tuple(sorted({*on_disk, *asked}))
     return replace(row, domains=domains, classes=tuple(classes))
 
@@ -139,27 +145,37 @@ def _refuse_missing_domains(root: Path, asked: Sequence[str], on_disk: Sequence[
     refuse_alike([asked] if asked else [[name] for name in on_disk], "domains", root)
 
 
-def _common_classes(root: Path, domains: Sequence[str], named: list[str]) -> list[str]:
-    """The classes of all domains: those that the settings name, or the class folders, which must then be equal."""
-    folder_of = {composed(name): root / name for name in subfolders(root)}
-    classes_of = {name: names_in(folder_of[name]) for name in domains}
-    classes = named or classes_of[domains[0]]
-    for name in domains:
-        if named and (unknown := sorted(set(classes_of[name]) - set(classes))):
+def _common_classes(root: Path, classes_of: Mapping[str, list[str]], named: list[str]) -> list[str]:
+    """The classes of all domains: those that the settings name, or those of each domain, which must then be equal."""
+    first = next(iter(classes_of))
+    classes = named or classes_of[first]
+    for name, of_domain in classes_of.items():
+        if named and (unknown := sorted(set(of_domain) - set(classes))):
             raise UserError(f"{root / name}: the class folders are not data.classes ({', '.join(unknown[:5])})")
-        if not named and classes_of[name] != classes:
-            difference = sorted(set(classes_of[name]) ^ set(classes))
+        if not named and of_domain != classes:
+            difference = sorted(set(of_domain) ^ set(classes))
             raise UserError(
-                f"{root}: domains {domains[0]!r} and {name!r} have different class folders "
+                f"{root}: domains {first!r} and {name!r} have different class folders "
                 f"({', '.join(difference[:5])}); every domain needs the same classes; set data.domains, "
                 "or name all classes in data.classes"
             )
     refuse_alike([*classes_of.values(), *([name] for name in classes)], "classes", root)
     if len(classes) < 2:
-        where = root / domains[0]
+        _refuse_plain(root, classes_of)
+        where = root / first
         raise UserError(f"{where}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
     if {name.casefold() for name in classes} <= PARTS.keys():
         raise UserError(f"{root}: the class folders are called {', '.join(classes)}, which are parts of a split; "
                         "expected domain/class/image: put the images of a class into one folder, or name them in a "
                         "table with the column split (data.dataset = 'table')")  # fmt: skip
     return classes
+
+
+def _refuse_plain(root: Path, classes_of: Mapping[str, list[str]]) -> None:
+    """Raises UserError where no folder of the root has folders, so that it holds classes of images and no domains."""
+    if len(classes_of) > 1 and not any(classes_of.values()):
+        raise UserError(
+            f"{root}: the images lie in {joined_names(sorted(classes_of))} themselves. If these are domains, put the "
+            "images into a folder for each class, domain/class/image; if they are classes, the images have no domains, "
+            "of which one must be unseen: make a folder for each, or name them in a table (data.dataset = 'table')"
+        )

@@ -20,11 +20,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
@@ -33,15 +34,19 @@ from fedsim.common.about import FORMAT
 from fedsim.common.console import errors
 from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing
-from fedsim.data.pixels import decode_sized, read_bytes, unreadable
+from fedsim.data.pixel_findings import tally_of
+from fedsim.data.pixels import decode_measured, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
 
+DECODER = 2  # grows when the same file is decoded to other pixels than before
+SEEN = "seen"  # in an entry's manifest: what decoding has seen of the files
 DIGESTS = "digests.npy"
 DIGEST_BYTES = 16
 HASHES = ("content", "nameless")  # in an entry's manifest, from `hashes_of`
 THREADS = min(8, max(2, os.cpu_count() or 2))  # that read files
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
+Decoded = tuple[np.ndarray, tuple[int, int], Any]  # planes, the file's height and width, what was seen of it
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 
 
@@ -49,12 +54,14 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 class Planes:
     """What a file is decoded to by decode(path, side, bytes): `count` planes [C, s, s] of uint8, and its own size.
 
-    `key` names what the result depends on beside the file; it is empty for the colours of an image.
+    `key` names what the result depends on beside the file; it is empty for the colours of an image. The third thing
+    that `decode` gives is what it has seen of the file, and `tally` makes one table for JSON of that of all files.
     """
 
     count: int = 3
     key: str = ""
-    decode: Callable[[Path, int, bytes], tuple[np.ndarray, tuple[int, int]]] = decode_sized
+    decode: Callable[[Path, int, bytes], Decoded] = decode_measured
+    tally: Callable[[Iterable[Any]], dict[str, Any]] = tally_of
 
 
 COLOURS = Planes()
@@ -76,6 +83,7 @@ class Entry:
         """Everything the decoded array depends on, and its hash."""
         shape = [len(self.listing.files), self.planes.count, self.side, self.side]
         content = {"format": FORMAT, "dataset": self.dataset, "domain": self.domain, "shape": shape}
+        content |= {"decoder": DECODER}
         content |= {"planes": self.planes.key} if self.planes.key else {}
         digest_of_all = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         digest_of_all.update(os.fsencode(self.listing.folder.resolve()))
@@ -109,6 +117,11 @@ class Entry:
                 f"the image cache {self.folder} cannot be read back; delete it or set data.cache or $FEDSIM_CACHE"
             )
         return opened
+
+    def seen(self) -> dict[str, Any]:
+        """What decoding has seen of the files, as `planes.tally` gives it; images are decoded on first use."""
+        self.arrays()
+        return _stored(self.folder)[SEEN]
 
     def hashes(self) -> dict[str, str]:
         """The hashes of the files, see `hashes_of`: from the cache, else by reading the files."""
@@ -156,6 +169,7 @@ def _open(entry: Entry) -> Arrays | None:
     shape = tuple(entry.manifest["shape"])
     sound = (
         "content" in stored
+        and SEEN in stored
         and stored | entry.manifest == stored
         and images.shape == shape
         and images.dtype == np.uint8
@@ -184,11 +198,12 @@ def _build(entry: Entry) -> None:
         raise _unwritable(parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        digests, sizes = _write_images(entry, temporary / "images.npy")
+        digests, sizes, seen = _write_images(entry, temporary / "images.npy")
         np.save(temporary / DIGESTS, rows_of(digests), allow_pickle=False)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", entry.listing.labels, allow_pickle=False)
-        (temporary / "manifest.json").write_text(json.dumps({**entry.manifest, **hashes_of(entry.listing, digests)}))
+        manifest = {**entry.manifest, **hashes_of(entry.listing, digests), SEEN: entry.planes.tally(seen)}
+        (temporary / "manifest.json").write_text(json.dumps(manifest))
         _publish(temporary, entry)
     except OSError as error:
         raise _unwritable(entry.folder, error) from None
@@ -215,24 +230,25 @@ def _publish(temporary: Path, entry: Entry) -> None:
             raise
 
 
-def _write_images(entry: Entry, path: Path) -> tuple[list[bytes], np.ndarray]:
+def _write_images(entry: Entry, path: Path) -> tuple[list[bytes], np.ndarray, list[Any]]:
     """Decodes all files with a few threads (PIL releases the GIL) directly into the memory-mapped file.
 
-    Returns the digests of the files, and the heights and widths of the images.
+    Returns the digests of the files, the heights and widths of the images, and what was seen of each file.
     """
     files = entry.listing.paths
+    seen: list[Any] = [None] * len(files)
     images, sizes = reserved(path, tuple(entry.manifest["shape"])), np.empty((len(files), 2), np.int32)
 
     def fill(index: int) -> bytes:
         content = read_bytes(files[index])
-        images[index], sizes[index] = entry.planes.decode(files[index], entry.side, content)
+        images[index], sizes[index], seen[index] = entry.planes.decode(files[index], entry.side, content)
         return digest(content)
 
     with ThreadPoolExecutor(THREADS) as pool:
         title = f"decoding {entry.dataset} {entry.domain}"
         digests = list(_with_bar(pool.map(fill, range(len(files))), len(files), title))
     images.flush()
-    return digests, sizes
+    return digests, sizes, seen
 
 
 def reserved(path: Path, shape: tuple[int, ...]) -> np.memmap:

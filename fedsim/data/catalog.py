@@ -91,7 +91,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         class_counts=VLCS_COUNTS,
         folder=("vlcs",),
         source="Fang et al., Unbiased Metric Learning, ICCV 2013; folders of DomainBed",
-        note="SUN09 has 20 birds and 30 dogs: a class can be absent from a small validation split",
+        note="SUN09 has 20 birds and 30 dogs: a class can be absent from a small validation split; also read as "
+        "CALTECH, LABELME, SUN and PASCAL with the folders train, crossval and test, which data.split = 'lists' uses",
+        reader="fedsim.data.layouts:VLCS",
     ),
     "office-home": Benchmark(
         "office-home", "Office-Home", ("Art", "Clipart", "Product", "Real_World"), OFFICE_HOME_CLASSES, 3,

@@ -2,17 +2,21 @@
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.data.findings import Finding
+from fedsim.data.levels import levels_of, tree_of
 from fedsim.data.names import matching, plain, read_from, same, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 
+LONGEST_ENDING = 4  # of the first part of an ending with two points
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
 SIDE_FILES = frozenset({
     ".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".toml", ".md", ".html", ".pdf", ".db", ".ini", ".log",
@@ -22,11 +26,15 @@ SIDE_FILES = frozenset({
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files of one domain in ImageFolder's order: by class, then by path; labels are class ranks [N]."""
+    """Image files of one domain in ImageFolder's order: by class, then by path; labels are class ranks [N].
+
+    depth: how many folders the path of a file has up to its class, with the class itself
+    """
 
     folder: Path
     files: tuple[str, ...]  # relative to `folder`
     labels: np.ndarray
+    depth: int = 1
 
     @property
     def paths(self) -> list[Path]:
@@ -69,6 +77,8 @@ def list_domain(data: DataSettings, bench: Benchmark, domain: str) -> Listing:
     Raises UserError for a missing folder, an empty or unknown class, a foreign file or missing images.
     """
     root = dataset_folder(data, bench)
+    if data.levels:
+        return _list_by_levels(root, data, bench, domain)
     name = (matching if bench.folder else same)(domain, subfolders(root))
     if name is None:
         raise UserError(
@@ -80,8 +90,75 @@ def list_domain(data: DataSettings, bench: Benchmark, domain: str) -> Listing:
     images = [images_of(folder, name) if name else [] for name in class_folders]
     counts = list(map(len, images))
     _check_counts(bench, domain, folder, counts, lenient)
-    labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return Listing(folder, tuple(itertools.chain(*images)), labels)
+    return Listing(folder, tuple(itertools.chain(*images)), _labels_of(counts))
+
+
+def _labels_of(counts: Sequence[int]) -> np.ndarray:
+    """The labels int64 [N] of images that stand class by class."""
+    return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
+
+def _list_by_levels(root: Path, data: DataSettings, bench: Benchmark, domain: str) -> Listing:
+    """Files and labels of a domain whose class folders `data.levels` finds."""
+    levels = levels_of(data)
+    folders = tree_of(root, levels)[domain]
+    images = []
+    for name in bench.classes:
+        images.append([file for folder in sorted(folders.get(name, [])) for file in images_of(root, folder)])
+    counts = list(map(len, images))
+    _check_counts(bench, domain, root, counts, lenient=bool(data.classes))
+    return Listing(root, tuple(itertools.chain(*images)), _labels_of(counts), depth=len(levels))
+
+
+def other_files(listings: Mapping[str, Listing]) -> list[Finding]:
+    """A finding where the class folders of a domain hold files of other kinds, which stand beside no image.
+
+    A file that has an image's name with another ending belongs to it, and one file of its kind is a note or a list.
+    """
+    findings = []
+    for domain, listing in listings.items():
+        images: dict[str, set[str]] = {}  # {folder: the names of its images without their endings}
+        for file in listing.files:
+            folder, _, name = file.rpartition("/")
+            images.setdefault(folder, set()).add(name.rpartition(".")[0])
+        counts: Counter[str] = Counter()
+        for folder, stems in images.items():
+            for name in _side_files(listing.folder / folder):
+                stem, suffix = _parted(name)
+                counts[suffix] += stem not in stems
+        several = {suffix: count for suffix, count in counts.items() if count > 1}
+        if several:
+            kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(several.items()))
+            text = f"{kinds} files lie in the class folders of {domain} beside its {len(listing.files):,} images and "
+            text += "are not read"
+            remedy = "if they are images, write them as PNG"
+            findings.append(Finding("other-files", domain, sum(several.values()), text, remedy))
+    return findings
+
+
+def _side_files(folder: Path) -> list[str]:
+    """The names of the visible files of a folder that are no images."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if not is_image(entry.name) and entry.is_file()]
+    return [name for name in names if not name.startswith(".")]
+
+
+def _side_text(folder: Path, name: str) -> str:
+    """Which files that are not read lie in the folder of a class without images; empty for none."""
+    endings = Counter(_parted(file)[1] for _, files in walk(folder / name) for file in files)
+    if not endings:
+        return ""
+    kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(3))
+    return f", whose {kinds} files are no images ({', '.join(sorted(IMAGE_SUFFIXES))})"
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """(the stem, the ending with all its points): 'a.nii.gz' is ('a', '.nii.gz')."""
+    stem, _, suffix = name.rpartition(".")
+    inner, _, longer = stem.rpartition(".")
+    if inner and longer.isalpha() and len(longer) <= LONGEST_ENDING:
+        return inner, f".{longer}.{suffix}"
+    return stem, f".{suffix}"
 
 
 def _class_folders(bench: Benchmark, domain: str, folder: Path, lenient: bool) -> list[str]:
@@ -155,8 +232,8 @@ def _check_counts(bench: Benchmark, domain: str, folder: Path, counts: list[int]
     empty = [name for name, has in zip(bench.classes, counts) if has == 0]
     if empty and (not lenient or not any(counts)):
         raise UserError(
-            f"{bench.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images, "
-            "unless all classes are named in data.classes"
+            f"{bench.title} {domain}: no image of class {empty[0]!r} in {folder}{_side_text(folder, empty[0])}; every "
+            "class needs images, unless all classes are named in data.classes"
         )
     if bench.counts and sum(counts) < bench.counts[domain]:
         raise UserError(

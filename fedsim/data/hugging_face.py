@@ -13,10 +13,14 @@ import numpy as np
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.cache import DIGEST_BYTES, digest
+from fedsim.data.findings import Finding
 from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
+from fedsim.data.label_findings import count_names, label_findings, name_findings
+from fedsim.data.levels import split_domains
 from fedsim.data.lists import PARTS, reads_lists
-from fedsim.data.made_once import content, decoded
+from fedsim.data.made_once import Kept, content, decoded
 from fedsim.data.names import composed
+from fedsim.data.pixel_findings import pixel_findings
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
 from fedsim.data.row import Benchmark
@@ -56,10 +60,13 @@ class HuggingFaceReader(Reader):
         """Heights and widths of the images."""
         return self._decoded(domain)[1]
 
-    def _decoded(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
-        """A domain's decoded images and their sizes, from two files of the cache, which are made anew when damaged."""
+    def _decoded(self, domain: str) -> Kept:
+        """A domain's decoded images, their sizes and what was seen of them, from files of the cache.
+
+        They are made anew when one is damaged.
+        """
         size = self.data.image_size
-        name = content_hash(b"3", domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
+        name = content_hash(b"4", domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
         shape = (len(self._of(domain)), 3, size, size)
         return decoded(self._kept_in(f"{name}.npy"), shape, lambda: self._cells(domain))
 
@@ -71,6 +78,25 @@ class HuggingFaceReader(Reader):
         groups = self.groups(domain)
         more = [] if groups is None else [groups.tobytes()]
         return content_hash(*parts, *([named] if named else []), *splits, *more)
+
+    def findings(self) -> list[Finding]:
+        """What the labels and the domains show; row numbers are not counted as in a text."""
+        texts, where = list(zip(_texts(self.data, "domain"), _texts(self.data, "label"))), _where(self.data)
+        labels = count_names([label for domain, label in texts if domain in self.found.domains])
+        domains = count_names([domain for domain, _ in texts])
+        remedy = "name the column of the domains in data.columns.domain"
+        return [
+            *label_findings(labels, where, _column(self.data, "label")),
+            *name_findings(domains, where, _column(self.data, "domain")),
+            *split_domains(self.found.domains, where, remedy),
+        ]
+
+    def file_findings(self) -> list[Finding]:
+        """What the images of the used domains lose when they are decoded."""
+        findings = []
+        for domain in self.found.domains:
+            findings += pixel_findings(domain, self._decoded(domain)[2])
+        return findings
 
     def groups(self, domain: str) -> np.ndarray | None:
         """The numbers int64 [N] of the values of the column `data.columns.group`; None where it names none."""

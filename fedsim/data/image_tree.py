@@ -1,5 +1,8 @@
 """The reader of an image tree domain/class/image, and of what has a listing like one."""
 
+import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import PurePath
 
 import numpy as np
@@ -7,22 +10,29 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.data.beside import file_digests, image_looks
 from fedsim.data.cache import Arrays, Entry
-from fedsim.data.folders import Listing, dataset_folder, list_domain
+from fedsim.data.findings import Finding
+from fedsim.data.folders import Listing, dataset_folder, list_domain, other_files
+from fedsim.data.levels import split_domains
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
+from fedsim.data.pixel_findings import pixel_findings
 from fedsim.data.reader import Images, Reader, content_hash, numbers_of_groups, with_repeats
 from fedsim.data.row import Benchmark
-from fedsim.settings import DataSettings, cache_root
+from fedsim.settings import DataSettings, cache_root, data_root
+
+SERIES = re.compile(r"(.*\d.*?)[\W_]+[^\W_]{1,4}")  # a name whose first part has a number, and a short last part
 
 
 class ImageTree(Reader):
     """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
 
     own_files = True
+    takes_lists = True
 
     def __init__(self, data: DataSettings, bench: Benchmark) -> None:
         super().__init__(data, bench)
         self._open: dict[str, Arrays] = {}
         self._known: dict[str, dict[str, str]] = {}
+        self._entries: dict[str, Entry] = {}
 
     def find(self) -> None:
         """The folder with the domains must be there."""
@@ -47,8 +57,11 @@ class ImageTree(Reader):
         return self._open[domain]
 
     def _entry(self, domain: str) -> Entry:
-        """A domain's place in the cache."""
-        return Entry(self.listing(domain), self.found.name, domain, self.data.image_size, cache_root(self.data))
+        """A domain's place in the cache, whose files are looked at once."""
+        if domain not in self._entries:
+            listing, size = self.listing(domain), self.data.image_size
+            self._entries[domain] = Entry(listing, self.found.name, domain, size, cache_root(self.data))
+        return self._entries[domain]
 
     def labels(self, domain: str) -> np.ndarray:
         """The labels of the existing files; no file is opened."""
@@ -71,26 +84,50 @@ class ImageTree(Reader):
         if self.data.group != "folder":
             return super().groups(domain)
         listing = self.listing(domain)
-        folders = [folder_below_class(file) for file in listing.files]
+        folders = [folder_below_class(file, listing.depth) for file in listing.files]
         if "" in folders:
             file = listing.folder / listing.files[folders.index("")]
             raise UserError(f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
                             "of its group, or leave out data.group")  # fmt: skip
         return numbers_of_groups(folders)
 
-    def ungrouped(self) -> list[str]:
-        """A remark where images lie in folders below their class, any of these has two images, and none is a group."""
+    def findings(self) -> list[Finding]:
+        """Images in folders below their class that are no group, files that are not read, and splits as domains."""
+        listings = {domain: self.listing(domain) for domain in self.found.domains}
+        findings = [*self._ungrouped(listings), *other_files(listings)]
+        if self.found.name == "folder":
+            findings += [] if self.data.group else numbered_series(listings)
+            remedy = "make one folder for each domain, and leave its split to data.split"
+            findings += split_domains(self.found.domains, data_root(self.data), remedy)
+        return findings
+
+    def missing_text(self, domain: str) -> str:
+        """Says which files of a domain are not there; empty for a tree, whose files were found in its folders."""
+        return ""
+
+    def _ungrouped(self, listings: Mapping[str, Listing]) -> list[Finding]:
+        """A finding where images lie in folders below their class, any of these has two images, and none is a group."""
         folders = {}
-        for domain in self.found.domains if not self.data.group else ():
-            names = with_repeats(map(folder_below_class, self.listing(domain).files))
+        for domain, listing in listings.items() if not self.data.group else ():
+            names = with_repeats(folder_below_class(file, listing.depth) for file in listing.files)
             if names:
                 folders[domain] = names
         if not folders:
             return []
         count, first = sum(map(len, folders.values())), min(set().union(*folders.values()))
-        return [f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and "
-                "are drawn one by one; if such a folder is a patient or a sequence, data.group = 'folder' keeps its "
-                "images together"]  # fmt: skip
+        text = (
+            f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and are "
+            "drawn one by one"
+        )
+        remedy = "if such a folder is a patient or a sequence, data.group = 'folder' keeps its images together"
+        return [Finding("groups", ", ".join(folders), count, text, remedy)]
+
+    def file_findings(self) -> list[Finding]:
+        """What the images of the used domains lose when they are decoded."""
+        findings = []
+        for domain in self.found.domains:
+            findings += pixel_findings(domain, self._entry(domain).seen())
+        return findings
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the files' bytes, from the cache or by reading the files."""
@@ -121,7 +158,37 @@ class ImageTree(Reader):
         return listed(self.data, domain, part, self.listing(domain), domains)
 
 
-def folder_below_class(file: str) -> str:
-    """The first folder below the class in the path CLASS/FOLDER/.../IMAGE; empty for CLASS/IMAGE."""
+def numbered_series(listings: Mapping[str, Listing]) -> list[Finding]:
+    """A finding for each domain whose files are called NUMBERED_NUMBER, several for one first part, as P03_1, P03_2.
+
+    Where all files have one first part, or each has another one, it says nothing about them.
+    """
+    findings = []
+    for domain, listing in listings.items():
+        series: Counter[tuple[str, str]] = Counter()  # files by folder and first part
+        for file in map(PurePath, listing.files):
+            if matched := SERIES.fullmatch(file.stem):
+                series[str(file.parent), matched[1]] += 1
+        beginnings = sorted({beginning for _, beginning in series})
+        images = len(listing.files)
+        if len(beginnings) < 2 or series.total() < images or images < 2 * len(series):
+            continue
+        text = (
+            f"the names of the {images:,} images of {domain} have {len(beginnings):,} beginnings, such as "
+            f"{beginnings[0]!r}, and the images are drawn one by one"
+        )
+        remedy = (
+            "if a beginning is a patient or a sequence, put its images into a folder below the class (data.group = "
+            "'folder') or name it in a table (data.columns.group)"
+        )
+        findings.append(Finding("groups", domain, len(beginnings), text, remedy))
+    return findings
+
+
+def folder_below_class(file: str, depth: int = 1) -> str:
+    """The first folder below the class in the path CLASS/FOLDER/.../IMAGE; empty for CLASS/IMAGE.
+
+    depth: how many folders the path has up to the class, with the class itself
+    """
     parts = PurePath(file).parts
-    return parts[1] if len(parts) > 2 else ""
+    return parts[depth] if len(parts) > depth + 1 else ""

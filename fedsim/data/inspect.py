@@ -18,11 +18,14 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import digest
+from fedsim.data.findings import lines_of
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.inspect_tables import is_table_of_numbers
-from fedsim.data.names import names_in, subfolders
-from fedsim.data.pixels import decode, read_bytes
+from fedsim.data.levels import levels_of, refuse_unclear_levels, tree_of
+from fedsim.data.names import subfolders
+from fedsim.data.pixel_findings import pixel_findings, tally_of
+from fedsim.data.pixels import Measures, MissingImageError, decode, decode_measured, read_bytes
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
@@ -33,7 +36,7 @@ SMALL = 16  # pixels to which images are decoded, which reads them to the end
 SHOWN = 20  # problems of one kind that are listed
 ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 CELL = 96  # pixels of a picture in the grid
-SETTINGS = ("data.classes", "data.columns", "data.domains", "data.task")
+SETTINGS = ("data.classes", "data.columns", "data.domains", "data.levels", "data.task")
 
 
 class Found(NamedTuple):
@@ -47,6 +50,8 @@ class Found(NamedTuple):
     digest: bytes = b""
     treated: tuple[str, ...] = ()
     problem: str = ""
+    is_missing: bool = False
+    measures: Measures | None = None  # None where the file cannot be read
 
 
 @dataclass
@@ -66,7 +71,7 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     without images, images beside class folders, and files with equal bytes in two classes or two domains. It counts
     other duplicates. Raises UserError where there are no domains and classes, and for an override without effect here.
     """
-    usual = _settings(path, columns_in(overrides, path))
+    usual = _settings(path, given_in(overrides, path))
     data = _with(overrides, path, usual)
     bench = benchmark(data)
     read = reader(data, bench)
@@ -80,14 +85,13 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
         fine = [each for each in checked if not each.problem]
         rows.append(_summary(domain, len(listing.files), checked, fine))
         counts.append(np.bincount(listing.labels, minlength=len(bench.classes)))
-        faults = [each.problem for each in checked if each.problem]
-        problems += _listed(faults, f"in {domain}")
+        problems += _problems_of_files(read, domain, checked)
         problems += _absent_classes(path, domain, bench.classes, counts[-1])
         for each in fine:
             examples.setdefault((domain, bench.classes[each.label]), each.file)
         files += fine
     problems += _loose(path)
-    problems += _doubles(files, bench.classes) + read.ungrouped()
+    problems += _doubles(files, bench.classes) + lines_of(read.findings())
     return Inspection(_by_domain(counts, bench), pd.DataFrame(rows), problems, examples)
 
 
@@ -95,6 +99,15 @@ def _by_domain(counts: list[np.ndarray], bench: Benchmark) -> pd.DataFrame:
     """Counts [domain x class] with the names of both."""
     domains = pd.Index(bench.domains, name="domain")
     return pd.DataFrame(counts, index=domains, columns=list(bench.classes))
+
+
+def _problems_of_files(read: ImageTree, domain: str, checked: list[Found]) -> list[str]:
+    """The files of a domain that are missing or cannot be read, and what the others lose when they are decoded."""
+    missing = read.missing_text(domain)
+    faults = [each.problem for each in checked if each.problem and not each.is_missing]
+    measured = [each.measures for each in checked if each.measures]
+    listed = _listed(faults, f"in {domain}")
+    return [*filter(None, [missing]), *listed, *lines_of(pixel_findings(domain, tally_of(measured)))]
 
 
 def _absent_classes(path: Path, domain: str, classes: Sequence[str], counts: np.ndarray) -> list[str]:
@@ -115,21 +128,22 @@ def _check_domain(domain: str, listing: Listing) -> list[Found]:
         return list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
 
 
-def _settings(path: Path, columns: DataSettings) -> DataSettings:
-    """Settings that read the whole folder or table, even where a domain lacks classes. columns: names of columns"""
+def _settings(path: Path, given: DataSettings) -> DataSettings:
+    """Settings that read the whole folder or table, even where a domain lacks classes. given: names and levels"""
     if path.is_file():
-        if is_table_of_numbers(path, columns):
+        if is_table_of_numbers(path, given):
             raise UserError(f"{path} is a table of numbers, for data.dataset = 'arrays', and no table of images")
         return DataSettings(dataset="table", root=str(path))
     if form := _other_form(path):
         inspected = "this command inspects folders DOMAIN/CLASS/IMAGE and tables only"
         raise UserError(f"{path} looks like data for data.dataset = {form!r}; {inspected}")
-    classes = sorted({name for domain in subfolders(path) for name in names_in(path / domain)})
+    refuse_unclear_levels(path, given)
+    classes = sorted(set().union(*tree_of(path, levels_of(given)).values()))
     return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
 
 
-def columns_in(overrides: Sequence[str], path: Path = Path("table")) -> DataSettings:
-    """Settings that have only what `overrides` say of a table's columns; see `inspect`."""
+def given_in(overrides: Sequence[str], path: Path = Path("table")) -> DataSettings:
+    """Settings that have only what `overrides` say of a table's columns or a folder's levels; see `inspect`."""
     return _with(overrides, path, DataSettings(dataset="arrays"))
 
 
@@ -158,12 +172,12 @@ def _check(file: Path, domain: str, label: int) -> Found:
         content = read_bytes(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of images that are decoded all the same
-            decode(file, SMALL, content)
+            measures = decode_measured(file, SMALL, content)[2]
             with Image.open(io.BytesIO(content)) as image:
                 size, mode, treated = image.size, image.mode, treatment(image)
     except UserError as error:
-        return Found(file, domain, label, problem=str(error))
-    return Found(file, domain, label, size, mode, digest(content), treated)
+        return Found(file, domain, label, problem=str(error), is_missing=isinstance(error, MissingImageError))
+    return Found(file, domain, label, size, mode, digest(content), treated, measures=measures)
 
 
 def treatment(image: Image.Image) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError
-from fedsim.data.folders import Listing, is_image, places, walk
+from fedsim.data.findings import Finding
+from fedsim.data.folders import Listing, dataset_folder, is_image, places, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import matching, names_in, plain, read_from, subfolders
 from fedsim.data.reader import Reader, numbers_of_groups, with_repeats
@@ -52,6 +53,7 @@ def classes_on_disk(data: DataSettings, bench: Benchmark) -> Benchmark:
 class PublishedRows(ImageTree):
     """Reads the rows that `rows(domain)` gives, sorted by class and path, with their published parts."""
 
+    takes_lists = False
     root: ClassVar[str] = ""  # a file or folder that tells the data set's folder
 
     def folder(self) -> Path:
@@ -86,15 +88,19 @@ class PublishedRows(ImageTree):
         patients = [row.patient for row in self._sorted(domain)] if self.data.group == "patient" else [""]
         return numbers_of_groups(patients) if all(patients) else Reader.groups(self, domain)
 
-    def ungrouped(self) -> list[str]:
-        """A remark where images have patients, any of these has two images, and they are split by image."""
+    def findings(self) -> list[Finding]:
+        """A finding where images have patients, any of these has two images, and they are split by image."""
         patients: set[str] = set()
         for domain in self.found.domains if not self.data.group else ():
             patients |= with_repeats(row.patient for row in self.rows(domain))
         if not patients:
             return []
-        return [f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
-                "validates; data.group = 'patient' keeps a patient's images together"]  # fmt: skip
+        text = (
+            f"the images are of {len(patients):,} patients and are drawn one by one, so that a patient trains and "
+            "validates"
+        )
+        remedy = "data.group = 'patient' keeps a patient's images together"
+        return [Finding("groups", self.found.title, len(patients), text, remedy)]
 
     def _lists(self, domain: str) -> list[bytes]:
         return []  # the rows contain the parts
@@ -136,6 +142,78 @@ class DigitsDG(PublishedRows):
                 name_of_class = matching(sub, self.found.classes)
                 if name_of_class is not None:
                     yield from self.below(folder / sub, self.found.classes.index(name_of_class), part)
+
+
+class VLCS(PublishedRows):
+    """DomainBed's folders of VLCS, or its other distribution DOMAIN/{train,crossval,test,full}/CLASS/IMAGE.
+
+    There the domains are CALTECH, LABELME, SUN and PASCAL, and the classes may be the numbers 0 to 4 in the order of
+    their names. `full` repeats images of other parts: train, crossval and test are read, which are all images. They
+    are the published parts.
+    """
+
+    takes_lists = True
+    folders: ClassVar[dict[str, str]] = {
+        "Caltech101": "CALTECH",
+        "LabelMe": "LABELME",
+        "SUN09": "SUN",
+        "VOC2007": "PASCAL",
+    }
+    parts: ClassVar[dict[str, str]] = {"train": "train", "crossval": "validation", "test": "test"}
+
+    @functools.cached_property
+    def _root_of_parts(self) -> Path | None:
+        """The folder of the other distribution; None where it is not there."""
+        for folder in places(self.data, self.found) if data_root(self.data).is_dir() else ():
+            name = matching(next(iter(self.folders.values())), subfolders(folder))
+            if name is not None and set(self.parts) <= set(subfolders(folder / name)):
+                return folder
+        return None
+
+    def folder(self) -> Path:
+        """The folder of the domains."""
+        return self._root_of_parts or dataset_folder(self.data, self.found)
+
+    def listing(self, domain: str) -> Listing:
+        """Files and labels of a domain, in whichever distribution is there."""
+        if self._root_of_parts is None:
+            return ImageTree.listing(self, domain)
+        return super().listing(domain)
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images of a published part, or of those that a list names."""
+        if self._root_of_parts is None:
+            return ImageTree.listed(self, domain, part)
+        return super().listed(domain, part)
+
+    def groups(self, domain: str) -> np.ndarray | None:
+        """The groups of an image tree; see `ImageTree.groups`."""
+        return ImageTree.groups(self, domain)
+
+    def findings(self) -> list[Finding]:
+        """Nothing of the other distribution, whose folders are known; else those of an image tree."""
+        return ImageTree.findings(self) if self._root_of_parts is None else []
+
+    def _lists(self, domain: str) -> list[bytes]:
+        return ImageTree._lists(self, domain) if self._root_of_parts is None else []
+
+    def rows(self, domain: str) -> Iterator[ImageRow]:
+        """The images of all parts of a domain; UserError for a folder that is none of the classes."""
+        for sub, part in self.parts.items():
+            folder = self.folder() / str(matching(self.folders[domain], subfolders(self.folder()))) / sub
+            for name in subfolders(folder):
+                yield from self.below(folder / name, self._label_of(folder, name), part)
+
+    def _label_of(self, folder: Path, name: str) -> int:
+        """The index of a class by its folder, which is called like it or has its number."""
+        classes = self.found.classes
+        numbers = list(map(str, range(len(classes))))
+        if name in numbers:
+            return numbers.index(name)
+        if (class_name := matching(name, classes)) is None:
+            raise UserError(f"{self.found.title}: {folder / name} is none of the classes {', '.join(classes)}, which "
+                            "may be numbered from 0")  # fmt: skip
+        return classes.index(class_name)
 
 
 class OfficeCaltechHome(PublishedRows):

@@ -18,9 +18,11 @@ from PIL import Image, ImageOps
 from fedsim.common.errors import UserError
 from fedsim.data.beside import kept
 from fedsim.data.cache import Entry, Planes, rows_of
+from fedsim.data.findings import Finding
 from fedsim.data.folders import Listing, images_of
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
+from fedsim.data.mask_values import mask_findings, value_counts, value_tally
 from fedsim.data.names import composed, names_in, read_from, refuse_alike, same, subfolders
 from fedsim.data.pixels import read_bytes, refusals, unreadable
 from fedsim.data.reader import content_hash
@@ -77,12 +79,17 @@ class MaskFolders(ImageTree):
         _check_structures(entry.listing, domain, masks, self.data.structures)
         return masks
 
+    def file_findings(self) -> list[Finding]:
+        """What images lose when they are decoded, and values of masks that no structure names."""
+        tallies = {domain: self._mask_entry(domain).seen() for domain in self.found.domains}
+        return [*super().file_findings(), *mask_findings(tallies, self.data.structures)]
+
     def _mask_entry(self, domain: str) -> Entry:
         """The place of a domain's masks in the cache."""
         pairs, values = self._pairs(domain), self.data.structures
         listing = Listing(self._folder(domain), tuple(mask for _, mask in pairs), np.zeros(len(pairs), np.int64))
         key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16] + ",".join(values)
-        planes = Planes(len(values), key, functools.partial(decode_mask, structures=values))
+        planes = Planes(len(values), key, functools.partial(decode_mask, structures=values), value_tally)
         name, side = f"{domain}-masks", self.data.image_size
         return Entry(listing, self.found.name, name, side, cache_root(self.data), planes)
 
@@ -204,8 +211,8 @@ def _of_table(file: Path) -> list[tuple[str, str]]:
 
 def decode_mask(
     path: Path, side: int, content: bytes, structures: dict[str, list[int]]
-) -> tuple[np.ndarray, tuple[int, int]]:
-    """One mask file as planes uint8 [Q,s,s] of 0 and 1, and its height and width.
+) -> tuple[np.ndarray, tuple[int, int], dict[int, int]]:
+    """One mask file as planes uint8 [Q,s,s] of 0 and 1, its height and width, and its pixels by value.
 
     A plane marks the pixels whose value a structure names, resized to the nearest.
 
@@ -214,7 +221,7 @@ def decode_mask(
     values = _values(path, content)
     planes = [np.isin(values, named).astype(np.uint8) for named in structures.values()]
     resized = [Image.fromarray(plane).resize((side, side), Image.Resampling.NEAREST) for plane in planes]
-    return np.stack([np.asarray(plane) for plane in resized]), values.shape
+    return np.stack([np.asarray(plane) for plane in resized]), values.shape, value_counts(values)
 
 
 def _values(path: Path, content: bytes) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.data.findings import Finding
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
@@ -20,6 +21,7 @@ class Reader:
     """Reads the domains of one data set; a row of BENCHMARKS names its reader as "module:class"."""
 
     own_files: ClassVar[bool] = False  # every domain has image files of its own, so that no two fingerprints are equal
+    takes_lists: ClassVar[bool] = False  # `data.lists` may name a folder of lists, which say what trains and is tested
 
     def __init__(self, data: DataSettings, bench: Benchmark) -> None:
         self.data, self.found = data, bench
@@ -80,8 +82,12 @@ class Reader:
             )
         return None
 
-    def ungrouped(self) -> list[str]:
-        """Remarks on images of the used domains that seem to be in groups which no setting names."""
+    def findings(self) -> list[Finding]:
+        """What the names, labels and folders of the used domains show; opens no image."""
+        return []
+
+    def file_findings(self) -> list[Finding]:
+        """What decoding the images of the used domains has seen; they are decoded on first use."""
         return []
 
     def digests(self, domain: str) -> np.ndarray | None:

@@ -6,7 +6,7 @@ A table is read in pieces, so that opening one of a million rows takes seconds a
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +17,23 @@ import pandas as pd
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
+from fedsim.data.cache import Entry
+from fedsim.data.findings import Finding
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
+from fedsim.data.label_findings import label_findings, name_findings, one_hot_hint
+from fedsim.data.levels import split_domains
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
+from fedsim.data.pixels import MissingImageError
 from fedsim.data.reader import Reader, numbers_of_groups
 from fedsim.data.row import Benchmark
+from fedsim.data.table_paths import advice
 from fedsim.settings import DataSettings, data_root
 
 COLUMNS = ("path", "label", "domain", "split", "group")
 PIECE = 20_000  # rows read at a time
+FIRST_ROW = 2  # as an editor counts: the header is row 1
 SUFFIXES = (".csv", ".tsv", ".parquet")
 ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
 
@@ -79,6 +86,8 @@ def named(
 class TableReader(ImageTree):
     """Reads the images that a table names through the cache; paths are relative to the table's folder."""
 
+    takes_lists = False  # a column says it
+
     def find(self) -> None:
         """The table must be there."""
         table_file(self.data)
@@ -104,9 +113,56 @@ class TableReader(ImageTree):
             return Reader.groups(self, domain)
         return numbers_of_groups(self._rows(domain)["group"])
 
-    def ungrouped(self) -> list[str]:
-        """Nothing, because the folders of a table's files say nothing about its rows."""
-        return []
+    def findings(self) -> list[Finding]:
+        """What the labels and the domains of the table show; the folders of its files say nothing about its rows."""
+        file, column = table_file(self.data), self.data.column("domain", "domain")
+        labels: Counter[str] = Counter()
+        domains: Counter[str] = Counter()
+        for (domain, label), count in facts(self.data).counts.items():
+            domains[domain] += count
+            labels[label] += count if domain in self.found.domains else 0
+        remedy = "name the columns of the domains and of the parts in data.columns.domain and data.columns.split"
+        return [
+            *label_findings(+labels, file, self.data.column("label", "label"), self._first_row_of("label")),
+            *name_findings(domains, file, column, self._first_row_of("domain")),
+            *split_domains(self.found.domains, file, remedy),
+        ]
+
+    def missing_text(self, domain: str) -> str:
+        """Says which row of a domain is the first one without a file, why, and how many there are; empty for none."""
+        folder = table_file(self.data).parent
+        paths = self._rows(domain)["path"]
+        missing = [path for path in paths if not (folder / path).exists()]
+        if not missing:
+            return ""
+        row = self._first_row_of("path")(missing[0])
+        column = self.data.column("path", "path")
+        count = f"{len(missing):,} of {len(paths):,} files of {domain} are not there; "
+        where = f"{table_file(self.data)}, row {row}, column {column!r}"
+        return f"{where}: no file {missing[0]!r} in {folder.absolute()}; {count}{advice(folder, missing[0])}"
+
+    def _entry(self, domain: str) -> Entry:
+        """A domain's place in the cache; UserError with the row for a file that is not there."""
+        entry = super()._entry(domain)
+        try:
+            _ = entry.manifest  # which looks at every file
+        except MissingImageError:
+            raise UserError(self.missing_text(domain)) from None
+        return entry
+
+    def _first_row_of(self, name: str) -> Callable[[str], int]:
+        """A function that gives the number of the first row with a value of one of our columns."""
+
+        def first_row(value: str) -> int:
+            row = FIRST_ROW
+            for piece in pieces(table_file(self.data), dict(_source(self.data)[2]), (name,)):
+                places = np.flatnonzero(piece[name] == value)
+                if len(places):
+                    return row + int(places[0])
+                row += len(piece)
+            return 0
+
+        return first_row
 
     def unlisted(self, domain: str, part: str) -> str:
         """No row of the domain has the part."""
@@ -231,7 +287,7 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
     A missing `split`, and a `group` that the settings do not name, are left out.
     """
     names = _names_in_file(file, columns, wanted)
-    row = 2  # as an editor counts: the header is line 1
+    row = FIRST_ROW
     for raw in read_pieces(file, list(dict.fromkeys(names.values()))):
         piece = pd.DataFrame({name: raw[theirs].astype(str).str.strip() for name, theirs in names.items()})
         _refuse_empty(file, piece, raw, names, row)
@@ -255,11 +311,24 @@ def _names_in_file(file: Path, columns: Mapping[str, str], wanted: tuple[str, ..
     for name, theirs in names.items():
         if theirs not in present and (name != "split" or name in columns):
             hint = "; a table of numbers is data.dataset = 'arrays'" if name == "path" else ""
+            if name == "label":
+                hint = one_hot_hint(next(read_pieces(file, present), pd.DataFrame()))
             raise UserError(f"{file} has no column {theirs!r}; {nearest(theirs, present)}it has: {', '.join(present)}; "
                             f"name it with data.columns.{name}{hint}")  # fmt: skip
         if present.count(theirs) > 1:
             raise UserError(f"{file} has {present.count(theirs)} columns {theirs!r}; remove or rename all but one")
     return {name: theirs for name, theirs in names.items() if theirs in present}
+
+
+def _refuse_separator(file: Path, header: Sequence[str]) -> None:
+    """UserError for a text with one column, whose name has another separator between what look like names."""
+    if len(header) == 1 and (signs := [sign for sign in (";", "\t", "|", ",") if sign in header[0]]):
+        usual = "tabs" if file.suffix.lower() == ".tsv" else "commas"
+        separator = "tabs" if signs[0] == "\t" else repr(signs[0])
+        raise UserError(
+            f"{file}: its columns are separated by {separator} ({header[0]!r}), and a {file.suffix} file has {usual}; "
+            "save it with commas as .csv, or with tabs as .tsv"
+        )
 
 
 def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Mapping[str, str], row: int) -> None:
@@ -271,12 +340,17 @@ def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Map
 
 
 def header_of(file: Path) -> list[str]:
-    """The names of a table's columns, in order; a name that is there twice is in the list twice."""
+    """The names of a table's columns, in order; a name that is there twice is in the list twice.
+
+    Raises UserError for a text whose columns are separated by another sign.
+    """
     with _refusals(file):
         if file.suffix.lower() == ".parquet":
             return list(_parquet(file).schema_arrow.names)
         # Not as a header, because pandas renames the second of two equal names.
-        return list(_text(file, header=None, nrows=1).iloc[0])
+        header = list(_text(file, header=None, nrows=1).iloc[0])
+    _refuse_separator(file, header)
+    return header
 
 
 def read_pieces(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:

@@ -90,8 +90,9 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
 
 
 def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(metrics of each domain and of all images, predictions): accuracy, balanced accuracy and macro F1 as fractions.
+    """(metrics of each domain and of all unseen ones, predictions): accuracy, balanced accuracy, macro F1 as fractions.
 
+    A domain whose name is that of one that trained or selected the model is marked, and is not in the row `all`.
     Balanced accuracy and macro F1 are means over the classes that occur in the labels. A transductive rule adapts to
     each domain separately, and one that depends on the order of the images gets them in a random order.
     """
@@ -102,11 +103,25 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
         table.insert(0, "domain", domain.domain)
         table.insert(2, "label", [model.classes[label] for label in domain.labels])
         tables.append(table)
-    whole = pd.concat(tables, ignore_index=True)
-    groups = [(domain.domain, table) for domain, table in zip(data, tables)]
-    if len(groups) > 1:
-        groups.append(("all", whole))
-    return pd.DataFrame([_measures(model, name, table) for name, table in groups]), whole
+    groups, unseen = [], []
+    for domain, table in zip(data, tables):
+        mark = _mark(model, domain.domain)
+        groups.append((domain.domain + mark, table))
+        if not mark:
+            unseen.append(table)
+    if len(unseen) > 1:
+        groups.append(("all", pd.concat(unseen, ignore_index=True)))
+    measures = [_measures(model, name, table) for name, table in groups]
+    return pd.DataFrame(measures), pd.concat(tables, ignore_index=True)
+
+
+def _mark(model: TrainedModel, domain: str) -> str:
+    """What stands behind the name of a domain that the model has seen, in brackets; empty for an unseen one."""
+    bench, run = model.plan.data, model.experiment.run
+    name = matching(domain, bench.domains)
+    if name is None or name == run.target:
+        return ""
+    return " (selected the round)" if name == run.validation_domain else " (trained)"
 
 
 @torch.inference_mode()

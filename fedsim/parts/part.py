@@ -42,6 +42,7 @@ class Part:
     replaces: facts (fedsim.parts.facts) that it breaks, each of which one part alone may break
     belongs_to: the settings name of the part without which this one has no effect
     remark: what a run says of this part before its first round; empty: nothing
+    with_few: what a run says of this part where fewer than three clients train in a round; empty: nothing
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
@@ -55,6 +56,7 @@ class Part:
     side_by_side: ClassVar[bool] = True
     replaces: ClassVar[Facts] = ()
     belongs_to: ClassVar[str] = ""
+    with_few: ClassVar[str] = ""
 
     @property
     def assumes(self) -> Facts:

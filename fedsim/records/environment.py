@@ -59,6 +59,12 @@ class SharedRecord(_Recorded):
     validation: dict[str, Share] = {}
 
 
+class FindingRecord(_Recorded):
+    """One thing that the files of the data show."""
+
+    text: str
+
+
 class MachineRecord(_Recorded):
     """What computed some rounds."""
 
@@ -100,6 +106,7 @@ class EnvironmentRecord(MachineRecord):
     server_data: dict[str, DomainRecord] = {}
     recipe: dict[str, dict[str, Any]] = {}
     shared_images: SharedRecord | str | None = None
+    findings: list[FindingRecord] = []
     domains: list[str] = []
     classes: list[str] = []
     targets: list[str] = []

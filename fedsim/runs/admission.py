@@ -24,8 +24,10 @@ from flwr.app import ArrayRecord
 
 from fedsim.common.errors import UserError
 from fedsim.data import check_partitions, find_data
+from fedsim.data.findings import Finding, refuse_grave
 from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.data.names import matching
+from fedsim.data.reader import reader
 from fedsim.data.shared_images import SharedImages, shared_images
 from fedsim.methods.recipe import Recipe
 from fedsim.models.tasks import TaskRules
@@ -76,12 +78,14 @@ class Admitted:
     data, server_data: fingerprints of the data by domain or client, and of the images that parts use on the server
     shared: the images that several domains show; None in a deployment, whose images are on its sites
     checkpoint: where the run goes on; None for a new one
+    findings: what the files of the used domains show; none in a deployment
     """
 
     data: Fingerprints
     server_data: Fingerprints
     shared: SharedImages | None
     checkpoint: Checkpoint | None
+    findings: Sequence[Finding] = ()
 
 
 def check_folder(plan: Plan, data_of: DataOf = data_here) -> bool:
@@ -119,6 +123,7 @@ def check_images(plan: Plan) -> None:
     data, run = plan.experiment.data, plan.experiment.run
     if run.runtime != "deployment":
         find_data(data, plan.data)
+        refuse_grave(reader(data, plan.data).findings(), data.accept)
         check_partitions(data, run.target, plan.data)
 
 
@@ -177,7 +182,11 @@ def check_run(space: Space) -> Admitted:
     data, server_data = data_here(experiment, plan.recipe)
     check_folder(plan, lambda *_: (data, server_data))
     refuse_seen(experiment, plan.recipe, data)
+    findings: list[Finding] = []
     if experiment.run.runtime != "deployment":
+        read = reader(experiment.data, plan.data)
+        findings = [*read.findings(), *read.file_findings()]
+        refuse_grave(findings, experiment.data.accept)
         shared = shared_images(experiment.data, experiment.run.target, plan.data)
         shared.refuse()
     checkpoint = load_checkpoint(plan.folder / FOLDER)
@@ -186,7 +195,7 @@ def check_run(space: Space) -> Admitted:
         refuse_other_frozen(plan.folder, space.frozen_record(), experiment.model.weights)
         earlier = checkpoint.data | data
         data = {name: fingerprint for name, fingerprint in earlier.items() if name not in server_data}
-    return Admitted(data, server_data, shared, checkpoint)
+    return Admitted(data, server_data, shared, checkpoint, findings)
 
 
 def check_sent_data(plan: Plan, checkpoint: Checkpoint | None, data: Fingerprints) -> None:

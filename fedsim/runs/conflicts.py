@@ -8,7 +8,7 @@ from fedsim.common.files import of_home
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.variants import same_method
-from fedsim.records.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
+from fedsim.records.differences import NUMBERLESS_KEYS, RUN_KEYS, differing_parts
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
@@ -84,7 +84,7 @@ def changed_settings(then: Experiment, now: Experiment) -> list[str]:
         changed = [key for key in changed if key != "model.weights"]
     if same_method(then, now):  # asked for in other words
         changed = [key for key in changed if not key.startswith("method.")]
-    return [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
+    return [key for key in changed if key not in NUMBERLESS_KEYS and (not key.startswith("run.") or key in NUMBERS)]
 
 
 def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:

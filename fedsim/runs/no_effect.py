@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import TASKS
 from fedsim.data import BENCHMARKS, Benchmark
-from fedsim.data.image_tree import ImageTree
 from fedsim.data.reader import reader_class
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe
@@ -28,7 +27,7 @@ def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
         Scene.IMAGES: bench.images,
         Scene.TENSORS: not bench.images,
         Scene.COLOURS: bench.channels == 3,
-        Scene.FOLDERS: reader_class(bench).listed is ImageTree.listed,  # a table has a column for the lists
+        Scene.FOLDERS: reader_class(bench).takes_lists,
         Scene.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
         Scene.BOTTLENECK: experiment.model.bottleneck > 0,
         Scene.NO_BOTTLENECK: experiment.model.bottleneck == 0,

@@ -14,8 +14,15 @@ from clients.store import ClientStore
 from fedsim.common.lists import first_few, times
 from fedsim.common.tasks import TASKS
 from fedsim.data import Benchmark, domain_of
+from fedsim.data.augment import make_transforms
+from fedsim.models.backbones import weight_statistics
+from fedsim.parts.part import part_name
 from fedsim.records.selection import BUDGET_TOLERANCE
 from fedsim.runs.plan import Plan
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.model import weights_file
+
+LEAST_CLIENTS = 3  # in a round, for a rule that compares clients with each other
 
 DECISIVE = "install the same, or results may be another method's"
 
@@ -55,6 +62,34 @@ def untrained_classes(classes: Sequence[str], sources: Sequence[Sequence[int]], 
     """The classes that the unseen domain is tested on and of which no client has training images."""
     trained = [sum(column) for column in zip(*sources)]
     return [name for name, images, tests in zip(classes, trained, tested) if tests and not images]
+
+
+def few_client_notes(plan: Plan) -> list[str]:
+    """A line for each part that compares the clients of a round, where fewer than three of them train."""
+    count = min(plan.experiment.train.clients_per_round or len(plan.clients), len(plan.clients))
+    if count >= LEAST_CLIENTS:
+        return []
+    clients = "1 client trains" if count == 1 else f"{count} clients train"
+    parts = dict.fromkeys(part for _, part in plan.recipe.pairs if part.with_few)
+    return [f"{clients} in a round of {part_name(part)}: {part.with_few}" for part in parts]
+
+
+def weight_notes(experiment: Experiment, bench: Benchmark) -> list[str]:
+    """A line where images are normalized by other numbers than those of the pretrained weights' training."""
+    model, data = experiment.model, experiment.data
+    if not bench.images or bench.channels != 3 or model.weights == "none" or weights_file(model.weights):
+        return []
+    statistics = weight_statistics(model)
+    if statistics is None:
+        return []
+    normalize = make_transforms(data, bench.channels, statistics).normalize
+    if (tuple(normalize.mean), tuple(normalize.std)) == (tuple(statistics.mean), tuple(statistics.std)):
+        return []
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (statistics.mean, statistics.std))
+    return [
+        f"the weights of {model.backbone} were trained on images with the mean {mean} and the deviation {std}, and "
+        f"data.normalize = {data.normalize!r} does not take these; data.normalize = 'weights' does"
+    ]
 
 
 def code_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:

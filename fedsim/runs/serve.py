@@ -10,9 +10,9 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
+from fedsim.data.findings import lines_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.data.of_apps import NO_TARGET
-from fedsim.data.reader import reader
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
@@ -25,7 +25,7 @@ from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
-from fedsim.runs.notes import budget_notes, code_notes, data_notes, version_notes
+from fedsim.runs.notes import budget_notes, code_notes, data_notes, few_client_notes, version_notes, weight_notes
 from fedsim.runs.orders import orders
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
@@ -242,6 +242,7 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
         logger.info("client %r has no training images of %s", client, ", ".join(names))
     if session.shared:
         session.note("shared_images", session.shared.record())
+    session.note("findings", [finding.record() for finding in session.findings])
     notes = notes_before_rounds(space, session, roster, tested)
     session.note("data_remarks", notes)
     undefined = [f"{domain}: {reason}" for domain, reason in session.environment.get("undefined", {}).items()]
@@ -259,7 +260,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
     if session.shared:  # the images are here
         notes += session.shared.notes() if session.shared.record() else []
-        notes += reader(experiment.data, plan.data).ungrouped()
+        notes += lines_of(session.findings, experiment.data.accept)
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
     facts |= data_facts(experiment, plan.data)
@@ -267,6 +268,8 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += share_notes(space.net, plan.recipe.share)
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
+    notes += few_client_notes(plan)
+    notes += weight_notes(experiment, plan.data)
     notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
     versions = versions_of(roster)
     notes += version_notes(own_versions(), versions)

@@ -63,6 +63,7 @@ class Session:
         self.data, self.server_data = admitted.data, admitted.server_data
         self.shared, self.checkpoint = admitted.shared, admitted.checkpoint
         self.origins_before = earlier_origins(space.experiment, space.recipe)
+        self.findings = admitted.findings
         self.recorder = Recorder(self.folder, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self.scale = recorded_scale(read_environment(self.folder)) if self.checkpoint else None

@@ -3,6 +3,7 @@
 import math
 import os
 import socket
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from fedsim.common.about import optional
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.settings import RunSettings
 
+SOCKET_TOO_LONG = "AF_UNIX path length"  # in the text of Ray's error
 CONNECT_SECONDS = 10.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -75,6 +77,12 @@ def open_cluster(run: RunSettings) -> bool:
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, asked), **quiet)
     except Exception as error:  # on a busy machine Ray raises an error of this general class after 30 s
         ray.shutdown()
+        if SOCKET_TOO_LONG in str(error):
+            folder = tempfile.gettempdir()
+            raise UserError(
+                f"Ray did not start, because the path of its sockets in {folder} is too long for this system; give it "
+                "a shorter folder (TMPDIR=/tmp before the command), or use run.runtime 'inline'"
+            ) from None
         raise ClientFailedError(
             f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
         ) from None

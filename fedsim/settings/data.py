@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -18,6 +18,12 @@ SMALLEST_SIZE = 8  # pixels of an image's side
 # Names of columns by what they are, in [data.columns]; of a table of numbers also lists of them.
 Columns = dict[str, str | list[str] | dict[str, list[str]]]
 TENSORS = ("arrays", "hospitals")  # data sets of tensors that are no images
+# Kinds of findings that refuse a run, and what each of them is; docs/own-data.md lists them.
+Accepted = Literal[
+    "few-levels", "alpha", "pages", "mask-values", "split-domains", "hidden-signs", "numbers", "missing-labels",
+    "multi-label", "continuous",
+]  # fmt: skip
+ACCEPTED: tuple[str, ...] = get_args(Accepted)
 
 
 class DataSettings(Settings):
@@ -56,6 +62,17 @@ class DataSettings(Settings):
         description="names of a table's columns, if they are not path, label, domain and split; group: the column of "
         "patients or sequences, whose images are never split; of a table of numbers also features, categories = "
         "{COLUMN = [values]} and missing = {COLUMN = [values]}, and with task = 'multi-label' label = [COLUMNS]",
+    )
+    levels: Annotated[str, Only(dataset="folder", refused=True), Only(Scene.OUTSIDE)] = Field(
+        "",
+        description="what the levels of folders below data.root are, such as 'domain/*/class': * is a level that is "
+        "neither, whose folders are read together; a folder's name in its place reads this folder alone; empty: "
+        "domain/class",
+    )
+    accept: list[Accepted] = Field(
+        [],
+        description="kinds of findings in the data with which a run begins all the same; `fedsim datasets PATH` "
+        "shows the findings",
     )
     group: Literal["", "folder", "patient"] = Field(
         "",
@@ -173,6 +190,13 @@ class DataSettings(Settings):
             raise UserError(f"data.columns.{name}: {named!r} is not the name of one column; lists of columns are for "
                             "data.dataset = 'arrays'")  # fmt: skip
         return named
+
+    @field_validator("root", "lists", "cache")
+    @classmethod
+    def _path_has_no_control_sign(cls, path: str) -> str:
+        if any(sign < " " for sign in path):
+            raise ValueError("a tab or line end is in the path, which \\t and \\n mean in \"...\"; write / or '...'")
+        return path
 
     @field_validator("image_size")
     @classmethod

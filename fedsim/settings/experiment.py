@@ -81,7 +81,7 @@ class Experiment(Settings):
         table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
         table["run"] |= {"select_by": self.run.select_by} if self.run.select_by != "primary" else {}
-        for key in ("root", "cache"):
+        for key in ("root", "cache", "accept"):
             del table["data"][key]
         # Settings that came later; runs from before them have the same hash.
         for key, usual in (
@@ -89,6 +89,7 @@ class Experiment(Settings):
             ("scale", "auto"),
             ("missing", "mean"),
             ("group", ""),
+            ("levels", ""),
             ("classes_per_client", 2),
         ):
             if table["data"][key] == usual:
@@ -152,14 +153,27 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
     """
     path = find_config(config)
     try:
-        table = copy.deepcopy(_parsed(path.read_text()))
+        table = copy.deepcopy(_parsed(path.read_text(encoding="utf-8-sig")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = '; write text in quotes: dataset = "folder"' if "Invalid value" in str(error) else ""
-        raise UserError(f"{path}: not valid TOML: {error}{hint}") from None
+        raise UserError(f"{path}: not valid TOML: {error}{_toml_hint(path, error)}") from None
     if "blocks" in table:
         raise UserError(f"{path} is a table of a paper, which has many runs: fedsim sweep {config}")
     table.setdefault("name", path.stem)
     return _resolve(table, overrides, preset, str(path))
+
+
+def _toml_hint(path: Path, error: Exception) -> str:
+    """What to write in place of what is not TOML in a file; empty where it is not known."""
+    if isinstance(error, UnicodeDecodeError):
+        return "; save it as UTF-8"
+    place = re.search(r"at line (\d+)", str(error))
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
+    if "\\" in line and ("scape" in str(error) or "hex" in str(error)):
+        return "; \\ has a meaning of its own in \"...\": write the path with /, or in '...'"
+    if truth := re.search(r"=\s*(True|False|None)\b", line):
+        return f"; write {truth[1].lower()}" if truth[1] != "None" else "; leave the setting out"
+    return '; write text in quotes: dataset = "folder"' if "Invalid value" in str(error) else ""
 
 
 @cache

@@ -30,6 +30,9 @@ class QFedAvg(Fuse):
     q: Annotated[float, Field(ge=0), Tuned("log:0.1:10", "the paper")] = 0.1
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
     needs: ClassVar[tuple[str, ...]] = (flower.LOSS,)
+    with_few: ClassVar[str] = (
+        "with one client the losses only shorten its step, and with two they say little about who is worse off"
+    )
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """Parameters by q-FedAvg, tensor by tensor. A negative loss is refused."""

@@ -30,6 +30,7 @@ class AgnosticWeights(Weights):
     gamma: Annotated[float, Field(ge=0), Tuned("log:0.001:0.1", "DomainBed (GroupDRO)")] = 0.01
     requires: ClassVar[dict[str, str]] = {"reports": "received_loss"}
     needs: ClassVar[tuple[str, ...]] = ("received_loss",)
+    with_few: ClassVar[str] = "the weights of so few clients follow who was drawn more than who has a high loss"
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Moves lambda by the losses of the model at the start of this round, then renormalizes over the updates."""

@@ -120,6 +120,10 @@ class GeneralizationAdjustment(Weights):
     a_min: Annotated[float, Field(ge=0, lt=1)] = 0.0
     requires: ClassVar[dict[str, str]] = {"reports": "generalization_gap"}
     needs: ClassVar[tuple[str, ...]] = ("gap", "gap_valid")
+    with_few: ClassVar[str] = (
+        "two gaps always lie equally far from their mean, so that the weights take the whole step "
+        "however small the difference is, and one gap moves nothing"
+    )
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

@@ -273,19 +273,20 @@ def test_folders_below_the_class_are_groups(patients, tmp_path):
 
 def test_folders_below_the_class_without_the_setting_are_remarked(patients, tmp_path):
     text = "images of art, photo, sketch lie in 9 folders below their classes, such as 'p0', and are drawn one by one"
-    data = patients()
+    data = patients(levels="domain/class")  # every patient has both classes, so that the class could be below
     read = reader(data, benchmark(data))
     assert read.groups("photo") is None
-    assert [remark[: len(text)] for remark in read.ungrouped()] == [text]
-    assert any(text in problem for problem in inspect(tmp_path / "images").problems)
+    assert [(finding.text, finding.count, finding.is_grave) for finding in read.findings()] == [(text, 9, False)]
+    assert any(text in problem for problem in inspect(tmp_path / "images", ["data.levels=domain/class"]).problems)
     data = patients(group="folder")
-    assert reader(data, benchmark(data)).ungrouped() == []
+    assert reader(data, benchmark(data)).findings() == []
 
 
 def test_a_run_says_and_records_that_images_seem_to_be_in_groups(patients, tmp_path):
     """Whoever names the groups hears nothing; the setting stands in experiment.toml."""
     for group, count in (("", 1), ("folder", 0)):
-        data = patients(group=group, holdout=0.3).model_dump()
+        levels = "" if group else "domain/class"
+        data = patients(group=group, levels=levels, holdout=0.3).model_dump()
         sections = {"data": {**data, "image_size": 16}, "train": {"rounds": 1}, "run": {"target": "sketch"}}
         folder, _ = run_small(small_experiment(tmp_path / f"out{group}", **sections))
         remarks = json.loads((folder / "environment.json").read_text()).get("data_remarks", [])

@@ -14,12 +14,14 @@ from fedsim.data.inspect import inspect
 
 @pytest.fixture
 def tree(tmp_path):
-    root, shades = tmp_path / "data", iter(range(0, 250, 5))
+    root, shades = tmp_path / "data", iter(range(0, 250, 14))
 
     def image(path, mode="RGB", size=(12, 10)):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         shade = next(shades)
-        Image.new(mode, size, (shade, 0, 0) if mode == "RGB" else shade).save(root / path)
+        picture = Image.new(mode, size, (shade, 0, 0) if mode == "RGB" else shade)
+        picture.putpixel((0, 0), (255, 255, 255) if mode == "RGB" else 255)  # no image has one shade alone
+        picture.save(root / path)
 
     for name in ("cat", "dog"):
         for index in range(3):
@@ -69,7 +71,7 @@ def test_a_table_is_inspected_too(tree):
 
 
 @pytest.mark.parametrize(("path", "override", "said"), [
-    ("t.csv", "data.image_size=64", "an inspection reads only data.classes, data.columns, data.domains and data.task"),
+    ("t.csv", "data.image_size=64", "only data.classes, data.columns, data.domains, data.levels and data.task"),
     ("t.csv", "data.columns.paht=file", "no column 'paht'; did you mean 'path'"),
     (".", "data.columns.path=file", "is a folder, which has no columns"),
     ("nowhere", "data.domains=['one']", "are for a folder or table, and there is none at 'nowhere'"),

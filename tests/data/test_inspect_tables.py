@@ -9,7 +9,7 @@ import pytest
 from fedsim.commands.data import show_inspection
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
-from fedsim.data.inspect import columns_in
+from fedsim.data.inspect import given_in
 from fedsim.data.inspect_tables import inspect_npz, inspect_table, is_table_of_numbers
 from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import from_table
@@ -18,7 +18,7 @@ NAMES = ["data.columns.label=disease", "data.columns.domain=hospital"]
 
 
 def test_the_hospitals_are_described():
-    found = inspect_table(EMBEDDED["hospitals"].file, columns_in(NAMES))
+    found = inspect_table(EMBEDDED["hospitals"].file, given_in(NAMES))
     assert found.counts.to_numpy().tolist() == [[165, 139], [187, 106], [8, 115], [51, 149]]
     columns = found.columns.set_index("column")
     assert columns.loc["chol"].tolist() == ["number", "0 to 603, mean 199.1", 0, 23, 0, 7]
@@ -41,7 +41,7 @@ def test_constants_copies_and_names_are_found(tmp_path):
     lines[20] = "p20,3,4.5,5,v,b"  # the values of row 5, in the other hospital
     text = "patient,count,x,y,label,domain\n" + "\n".join(lines)
     (tmp_path / "t.csv").write_text(text + "\np24,99,99,99,v,c\np25,98,98,,v,c\n")
-    found = inspect_table(tmp_path / "t.csv", columns_in([]))
+    found = inspect_table(tmp_path / "t.csv", given_in([]))
     assert found.problems == [
         "patient has another value in every row; it is left out of the features",
         "y is 5 in all rows of a, where it has a value at all",
@@ -55,12 +55,12 @@ def test_a_folder_of_tables_and_an_npz_file_are_described(tmp_path):
     (tmp_path / "tables").mkdir()
     for name, start in (("north", 0), ("south", 10)):
         (tmp_path / "tables" / f"{name}.csv").write_text(f"x,label\n{start},u\n{start + 1},v\n")
-    found = inspect_table(tmp_path / "tables", columns_in([]))
+    found = inspect_table(tmp_path / "tables", given_in([]))
     assert found.counts.to_dict() == {"u": {"north": 1, "south": 1}, "v": {"north": 1, "south": 1}}
     assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (1,)
     x = np.arange(24.0).reshape(4, 2, 3)
     np.savez(tmp_path / "s.npz", x=x, label=[0, 1, 0, 1], domain=["p", "p", "q", "q"])
-    found = inspect_npz(tmp_path / "s.npz", columns_in([]))
+    found = inspect_npz(tmp_path / "s.npz", given_in([]))
     assert found.columns.iloc[1].tolist() == ["q", 2, [2, 3], "12 to 23, mean 17.5"]
     assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (2, 3)
 
@@ -76,7 +76,7 @@ def test_what_the_command_prints_and_refuses(tmp_path, capsys):
     show_inspection(file, None, NAMES)
     assert 'backbone = "mlp"' in capsys.readouterr().out
     pd.DataFrame({"path": ["a.png"], "label": ["x"], "domain": ["d"]}).to_csv(tmp_path / "images.csv", index=False)
-    assert not is_table_of_numbers(tmp_path / "images.csv", columns_in([]))
+    assert not is_table_of_numbers(tmp_path / "images.csv", given_in([]))
 
 
 def test_a_table_of_targets_is_described_and_its_experiment_has_the_task(tmp_path):
@@ -87,12 +87,12 @@ def test_a_table_of_targets_is_described_and_its_experiment_has_the_task(tmp_pat
     )
     frame.to_csv(file, index=False)
     with pytest.raises(UserError, match=r"has a fraction; .* set data.task = 'regression'"):
-        inspect_table(file, columns_in(["data.columns.label=days"]))
-    inspection = inspect_table(file, columns_in(["data.columns.label=days", "data.task=regression"]))
+        inspect_table(file, given_in(["data.columns.label=days"]))
+    inspection = inspect_table(file, given_in(["data.columns.label=days", "data.task=regression"]))
     assert inspection.counts["all"].to_list() == [2, 2]
     assert 'task = "regression"' in inspection.experiment
     assert not any("class" in text for text in inspection.problems)
-    several = inspect_table(file, columns_in(['data.columns.label=["flu"]', "data.task=multi-label"]))
+    several = inspect_table(file, given_in(['data.columns.label=["flu"]', "data.task=multi-label"]))
     assert 'label = [\n    "flu",\n]' in several.experiment
     with pytest.raises(UserError, match=r"row 2: the label '1.5' is neither 0 nor 1"):
-        inspect_table(file, columns_in(['data.columns.label=["days"]', "data.task=multi-label"]))
+        inspect_table(file, given_in(['data.columns.label=["days"]', "data.task=multi-label"]))

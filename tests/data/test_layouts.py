@@ -150,19 +150,19 @@ def test_camelyon17_has_patients(tmp_path, settings):
     """Once two patches each are of one patient, a hospital has six patients, one of which validates."""
     data = settings("camelyon17")
     file = tmp_path / "data" / "camelyon17_v1.0" / "metadata.csv"
-    assert reader(data, benchmark(data)).ungrouped() == []  # nobody has two patches
+    assert reader(data, benchmark(data)).findings() == []  # nobody has two patches
     lines = file.read_text().splitlines()
     for number, line in enumerate(lines[1:]):
         index, _, others = line.split(",", 2)
         lines[number + 1] = f"{index},{number // 2:03d},{others}"
     file.write_text("\n".join(lines) + "\n")
-    [remark] = reader(data, benchmark(data)).ungrouped()
-    assert remark.startswith("the images are of 30 patients and are drawn one by one")
+    [remark] = reader(data, benchmark(data)).findings()
+    assert remark.line.startswith("the images are of 30 patients and are drawn one by one")
     data = data.model_copy(update={"group": "patient"})
     read = reader(data, benchmark(data))
     groups = read.groups("hospital_3")
     assert sorted(groups.tolist()) == sorted([*range(6)] * 2)
-    assert read.ungrouped() == []
+    assert read.findings() == []
     train, validation = split_of_domain(read, "hospital_3", read.labels("hospital_3"))
     assert (len(train), len(validation)) == (10, 2)
     assert not set(groups[train]) & set(groups[validation])

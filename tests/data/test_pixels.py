@@ -128,5 +128,5 @@ def test_where_white_is_zero_the_image_is_no_negative(value, type):
 
 def test_masks_of_16_bits_in_either_order_of_bytes():
     for type in ("<u2", ">u2"):
-        planes, _ = decode_mask(Path("x.tif"), 4, tiff(300, 1, type), {"disc": [300], "cup": [44]})
+        planes, _, _ = decode_mask(Path("x.tif"), 4, tiff(300, 1, type), {"disc": [300], "cup": [44]})
         assert planes.mean((1, 2)).tolist() == [1, 0]

@@ -20,7 +20,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import load_target
 from fedsim.export.features import plot_features
 from fedsim.export.files import WRITERS, export
-from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.export.judge import Labelled, evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.runs.checkpoint import write_arrays
 from fedsim.runs.workspace import close_workspaces
 
@@ -116,9 +116,13 @@ def test_folder_of_images(runs, tmp_path):
     expected = model(torch.from_numpy(np.ascontiguousarray(images[indices]))).softmax(1).numpy()
     np.testing.assert_allclose(table[[f"p({name})" for name in model.classes]].to_numpy(), expected, atol=1e-6)
     assert measures["domain"].tolist() == ["scan"]
+    files = sorted((tmp_path / "scan").rglob("*.png"))[:3]
     assert measures["accuracy"][0] == np.mean(table["label"] == table["predicted"])
     recalls = [np.mean(group["predicted"] == label) for label, group in table.groupby("label")]
     assert measures["balanced_accuracy"][0] == pytest.approx(np.mean(recalls))
+    marked = [Labelled(name, files, labels[tested][:3]) for name in ("rot0", "rot45", "elsewhere")]
+    rows = evaluate(model, marked)[0].set_index("domain")
+    assert rows["images"].to_dict() == {"rot0 (trained)": 3, "rot45": 3, "elsewhere": 3, "all": 6}  # the unseen ones
     alone = evaluate(model, labelled_images(tmp_path / "scan", model.classes))[0]
     assert alone["accuracy"][0] == measures["accuracy"][0]
 

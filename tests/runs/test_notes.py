@@ -18,7 +18,7 @@ from fedsim.records import read_runs
 from fedsim.records.environment import earlier_environments
 from fedsim.runs import session
 from fedsim.runs.no_effect import no_effect_notes, share_notes
-from fedsim.runs.notes import budget_notes, data_notes
+from fedsim.runs.notes import budget_notes, data_notes, few_client_notes, weight_notes
 from fedsim.runs.plan import resolve
 from fedsim.runs.traffic import traffic
 from fedsim.settings import DataSettings, ModelSettings
@@ -229,3 +229,28 @@ def test_a_recorded_run_may_have_what_a_new_one_may_not():
     with pytest.raises(UserError, match="use one of the two"):
         resolve(refused)
     assert resolve(refused, recorded=True).recipe.refine
+
+
+@pytest.mark.parametrize(("method", "more", "text"), [
+    ("feddg-ga", ["train.clients_per_round=2"], "2 clients train in a round of generalization_adjustment: two gaps"),
+    ("afl", ["train.clients_per_round=1"], "1 client trains in a round of agnostic_weights: the weights of so few"),
+    ("qfedavg", ["data.domains=['rot0', 'rot15', 'rot30']"], "2 clients train in a round of q_fed_avg: with one"),
+    ("feddg-ga", [], ""), ("afl", ["train.clients_per_round=3"], ""), ("fedavg", ["train.clients_per_round=1"], ""),
+])  # fmt: skip
+def test_rules_that_compare_clients_say_where_few_train(method, more, text):
+    notes = few_client_notes(resolve(read_experiment("digits", [f"method.name={method}", *more])))
+    assert [note[: len(text)] for note in notes] == ([text] if text else [])
+
+
+@pytest.mark.parametrize(("model", "normalize", "says"), [
+    ({"backbone": "resnet18", "weights": "imagenet"}, "none", True),
+    ({"backbone": "resnet18", "weights": "imagenet"}, "weights", False),
+    ({"backbone": "resnet18", "weights": "imagenet"}, "imagenet", False),
+    ({"backbone": "resnet18", "weights": "none"}, "none", False),
+    ({"backbone": "timm:tf_efficientnet_lite0", "weights": "package"}, "imagenet", True),
+    ({"backbone": "timm:tf_efficientnet_lite0", "weights": "package"}, "weights", False),
+])  # fmt: skip
+def test_weights_and_normalization_that_do_not_belong_together_are_said(model, normalize, says):
+    experiment = Experiment(data=DataSettings(dataset="pacs", normalize=normalize), model=ModelSettings(**model))
+    notes = weight_notes(experiment, BENCHMARKS["pacs"])
+    assert [f"data.normalize = {normalize!r} does not take these" in note for note in notes] == [True] * says

@@ -81,6 +81,16 @@ def test_without_ray_or_a_cluster_at_the_address_one_line_says_what_to_do(monkey
         cluster.open_cluster(RunSettings(ray_address="127.0.0.1:9"))
 
 
+def test_a_folder_whose_path_is_too_long_for_sockets_gets_the_advice_that_helps(monkeypatch):
+    def init(**_):
+        raise OSError("validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /x")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
+    monkeypatch.setattr(cluster, "import_ray", lambda: ray)
+    with pytest.raises(UserError, match=r"a shorter folder \(TMPDIR=/tmp before the command\)"):
+        cluster.open_cluster(RunSettings())
+
+
 @pytest.fixture(scope="module")
 def ray_cluster():
     """Ray with three CPUs whose workers find the probe app. Sweeps come first: the grids below keep all CPUs."""

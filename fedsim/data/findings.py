@@ -1,0 +1,73 @@
+"""Findings: what the files of a data set show, and what no number of a run would tell.
+
+A reader gives the findings of its domains once. `fedsim datasets`, the start of a run, `environment.json`, the notes
+below tables and the report show the same ones. A grave finding refuses the run, unless `data.accept` has its kind.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedsim.common.errors import UserError
+from fedsim.settings.data import ACCEPTED
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the files of a data set show.
+
+    kind: one of `ACCEPTED`, the values of data.accept; other kinds are never grave
+    where: the domain, the table or the folder
+    count: how many images, masks or rows it concerns
+    text: what was found, a clause that names `where` and `count` in words
+    remedy: what can be done about it, a clause
+    is_grave: whether a run is refused for it
+    """
+
+    kind: str
+    where: str
+    count: int
+    text: str
+    remedy: str = ""
+    is_grave: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_grave and self.kind not in ACCEPTED:
+            raise ValueError(f"no value of data.accept is called {self.kind!r}, so that nobody could accept it")
+
+    @property
+    def line(self) -> str:
+        """The text and the remedy; of a grave finding also the setting that accepts it."""
+        clauses = [self.text, self.remedy]
+        if self.is_grave:
+            clauses.append(f"data.accept = [{self.kind!r}] takes the data as they are")
+        return "; ".join(filter(None, clauses))
+
+    def record(self) -> dict[str, Any]:
+        """The fields as environment.json has them."""
+        return asdict(self)
+
+
+def refuse_grave(findings: Iterable[Finding], accepted: Collection[str]) -> None:
+    """Raises UserError for the first grave finding whose kind is not accepted, and says how many others there are."""
+    grave = [finding for finding in findings if finding.is_grave and finding.kind not in accepted]
+    if grave:
+        others = len(grave) - 1
+        more = f" (and {others} more such findings; fedsim datasets PATH lists them)" if others else ""
+        raise UserError(grave[0].line + more)
+
+
+def lines_of(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[str]:
+    """What a run says of its findings: a line for each, without advice for those that the settings accept."""
+    return [finding.text if finding.kind in accepted else finding.line for finding in findings]
+
+
+def recorded_texts(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts of findings as environment.json has them."""
+    return [str(record["text"]) for record in records]
+
+
+def joined_names(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many others there are: 'a, b and 3 more'."""
+    shown = ", ".join(names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
