@@ -1,7 +1,6 @@
 """One client's round: the received tensors are loaded, the parts begin, the steps are taken, the parts end.
 
-The order of a round stands in clients/parts.py, the contracts of the parts too. clients/base.py makes a Flower client
-of it.
+clients/parts.py has the order of a round and the contracts of parts; clients/base.py makes a Flower client of it.
 """
 
 import copy

@@ -6,8 +6,8 @@ from part_pages import code_link, in_cell, part_section
 from results_read import digits, results_of
 
 from fedsim.commands.methods import first_try
+from fedsim.methods.groups import papers_of
 from fedsim.methods.listing import MethodRow, listed, step_costs
-from fedsim.methods.papers import papers_of
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import one_line
 from fedsim.methods.table import METHODS

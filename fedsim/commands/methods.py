@@ -101,8 +101,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     data: an experiment, for which the bytes per round are printed too.
     """
     from fedsim.methods.assembly import find_recipe
+    from fedsim.methods.groups import papers_of
     from fedsim.methods.listing import in_words
-    from fedsim.methods.papers import papers_of
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe
     from fedsim.parts.part import part_name

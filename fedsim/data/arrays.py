@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError, first_line, nearest
-from fedsim.common.tasks import OF_TENSORS
+from fedsim.common.tasks import OF_TENSORS, TASKS
 from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.feature_tables import (
     Columns,
@@ -146,7 +146,9 @@ class ArrayReader(Reader):
         open_arrays(self.data, self.found)
 
     def findings(self) -> list[Finding]:
-        """What the labels of the used domains show."""
+        """What the names of classes in the used domains show; nothing where targets are no classes."""
+        if not TASKS[self.found.task].has_classes:
+            return []
         labels = np.concatenate([self._examples(domain).labels for domain in self.found.domains])
         place = data_root(self.data) if self.found.name == "arrays" else self.found.title
         return label_findings(count_names(labels.tolist()), place, self.data.column("label", "label"))

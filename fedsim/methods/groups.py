@@ -1,12 +1,16 @@
-"""The methods of each group, from a file: the table imports PyTorch, which takes longer than to print all names.
+"""What is told of methods and stands in files: the group of each method, and the titles and links of papers.
 
-`python -m fedsim.methods.groups` writes the file again; a test compares it with the table.
+The table imports PyTorch, which takes longer than to print all names. `python -m fedsim.methods.groups` writes the
+groups again; a test compares them with the table.
 """
 
 import csv
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 FILE = Path(__file__).with_name("groups.csv")
+PAPERS = Path(__file__).with_name("papers.csv")
 
 
 def groups() -> dict[str, list[str]]:
@@ -24,6 +28,26 @@ def table_text() -> str:
 
     rows = [f"{group},{row.name}" for group, members in listed().items() for row in members if row.name in METHODS]
     return "\n".join(["group,method", *rows, ""])
+
+
+class Paper(NamedTuple):
+    """A line of the file of papers; `citation` is what the `paper` of a row begins with."""
+
+    citation: str
+    title: str
+    link: str
+
+
+@cache
+def papers() -> tuple[Paper, ...]:
+    """All lines of the file of papers."""
+    with PAPERS.open(encoding="utf-8", newline="") as handle:
+        return tuple(Paper(**row) for row in csv.DictReader(handle))
+
+
+def papers_of(text: str) -> list[Paper]:
+    """The papers that a recipe names in its `paper`: none for rows of other packages, several for combinations."""
+    return [paper for piece in text.split("; ") for paper in papers() if piece.startswith(paper.citation)]
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ class Cases:
 
         order = np.argsort(index, kind="stable")
         dice = dice_of(predicted, truth).cpu().numpy()[order]
-        dice[:, ~truth.bool().any(3).any(2).any(0).cpu().numpy()] = np.nan  # a structure that the domain lacks
+        occurs = truth.bool().any(3).any(2).any(0)
+        dice[:, ~occurs.cpu().numpy()] = np.nan  # a structure that the domain lacks
         y, p = (masks.cpu().numpy()[order].astype(np.uint8) for masks in (truth, predicted))
         distances = []
         for case in zip(p, y):

@@ -151,11 +151,13 @@ def read_thresholded(run: Path | str, select: str = "best_validation") -> Thresh
     chosen = int(predictions_round(Path(run), select))
     rounds = read_record(Path(run) / "rounds.csv")
     column = "mean_validation_threshold"
-    values = rounds.loc[rounds["round"] == chosen, column] if column in rounds else rounds.iloc[:0, 0]
-    if not len(values) or pd.isna(values.iloc[0]):
+    values: list[float] = []
+    if column in rounds:
+        values = rounds.loc[rounds["round"] == chosen, column].to_list()
+    if not values or pd.isna(values[0]):
         raise UserError(f"{run}: no source chose a threshold in round {chosen}, because each validates on examples of "
                         "one class")  # fmt: skip
-    return predictions, float(values.iloc[0])
+    return predictions, float(values[0])
 
 
 def predictions_round(run: Path, select: str) -> str:

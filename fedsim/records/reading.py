@@ -178,13 +178,15 @@ def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> 
 
 def _require_rules(file: Path, summary: pd.DataFrame) -> None:
     """UserError for a summary that has a metric on the target under one selection rule and not under all of them."""
-    metrics = set()
-    for rule, column in product(RULES, summary.columns):
-        if column.startswith(f"{rule}_target_"):
-            metrics.add(column.removeprefix(f"{rule}_target_"))
+    metrics: set[str] = set()
+    for rule in RULES:
+        start = f"{rule}_target_"
+        named = [column for column in summary.columns if column.startswith(start)]
+        metrics.update(column.removeprefix(start) for column in named)
     for rule, metric in product(RULES, sorted(metrics)):
-        if f"{rule}_target_{metric}" not in summary:
-            raise UserError(f"{file}: no column {rule}_target_{metric}; {AGAIN}")
+        column = f"{rule}_target_{metric}"
+        if column not in summary:
+            raise UserError(f"{file}: no column {column}; {AGAIN}")
 
 
 def _require_rounds(file: Path, tables: Mapping[str, pd.DataFrame]) -> None:

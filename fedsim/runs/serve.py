@@ -271,8 +271,13 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += few_client_notes(plan)
     notes += weight_notes(experiment, plan.data)
     notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
+    return notes + notes_on_versions(experiment, roster)
+
+
+def notes_on_versions(experiment: Experiment, roster: Roster) -> list[str]:
+    """Sites whose packages, or whose code from outside of fedsim, are not those of the server."""
     versions = versions_of(roster)
-    notes += version_notes(own_versions(), versions)
+    notes = version_notes(own_versions(), versions)
     return notes + code_notes(outside_versions(packages_of(experiment)), versions)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.common.tasks import TASKS
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
-from fedsim.methods.papers import papers, papers_of
+from fedsim.methods.groups import papers, papers_of
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.methods.table import METHODS
 from fedsim.models.inserts.base import Insert

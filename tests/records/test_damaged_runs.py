@@ -142,8 +142,8 @@ def test_a_damaged_search_is_named_in_figures(text, own_grid):
 def test_a_summary_without_a_column_of_one_rule_is_named(pair):
     """The damage that hypothesis found: one character in the name of a column."""
     _, run, files = pair
-    text = files["summary.csv"].replace(b"last_target_accuracy", b"last_[target_accuracy")
+    text = files["summary.csv"].replace(b"last_target_accuracy", b"last_target_accurac[y")
     (run / "summary.csv").write_bytes(text)
-    with pytest.raises(UserError, match=r"summary.csv: no column last_target_accuracy"):
+    with pytest.raises(UserError, match=r"summary.csv: no column \w+_target_accurac"):
         read_runs(run)
     (run / "summary.csv").write_bytes(files["summary.csv"])
