@@ -1,0 +1,57 @@
+"""Rows with simple representations, prototypes or generated features, and baselines: robust fusion, skew, fairness."""
+
+from clients.reports.received_loss import ReceivedLoss
+from clients.step.adversarial_reference import AdversarialReference
+from clients.terms.conditional_information import ConditionalInformation
+from clients.terms.decorrelation import Decorrelation
+from clients.terms.not_true_distillation import NotTrueDistillation
+from clients.terms.prototype_contrast import PrototypeContrast
+from clients.terms.prototype_distance import PrototypeDistance
+from clients.terms.representation_norm import RepresentationNorm
+from fedsim.methods.recipe import Recipe
+from fedsim.models.infer.sampled import SampledRepresentation
+from fedsim.models.inserts.representation import Representation
+from strategies.banks.class_references import ClassReferences
+from strategies.banks.feature_generator import FeatureGenerator
+from strategies.banks.prototypes import Prototypes
+from strategies.fuse.centered_clipping import CenteredClipping
+from strategies.fuse.geometric_median import GeometricMedian
+from strategies.weights.tilted import Tilted
+
+BASELINE_METHODS: dict[str, Recipe] = {
+    "fedsr": Recipe(
+        inserts=(Representation(),),
+        terms=(ConditionalInformation(), RepresentationNorm()),
+        banks=(ClassReferences(),),
+        infer=SampledRepresentation(),
+        paper="Nguyen et al., NeurIPS 2022",
+    ),
+    "fedl2r": Recipe(
+        inserts=(Representation(stochastic=False),),
+        terms=(RepresentationNorm(),),
+        paper="Nguyen et al., NeurIPS 2022: FedL2R, its deterministic half",
+    ),
+    "fedcmi": Recipe(
+        inserts=(Representation(),),
+        terms=(ConditionalInformation(),),
+        banks=(ClassReferences(),),
+        infer=SampledRepresentation(),
+        paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
+    ),
+    "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
+    "fedadg": Recipe(
+        client=AdversarialReference(),
+        banks=(FeatureGenerator(),),
+        paper="Zhang et al., 2021 (arXiv 2111.10487): FedADG",
+    ),
+    "rfa": Recipe(fuse=GeometricMedian(), paper="Pillutla et al., IEEE TSP 2022: RFA, the geometric median"),
+    "centered-clipping": Recipe(fuse=CenteredClipping(), paper="Karimireddy et al., ICML 2021: centered clipping"),
+    "feddecorr": Recipe(terms=(Decorrelation(),), paper="Shi et al., ICLR 2023: FedDecorr"),
+    "fedntd": Recipe(terms=(NotTrueDistillation(),), paper="Lee et al., NeurIPS 2022: FedNTD"),
+    "term": Recipe(weights=Tilted(), reports=(ReceivedLoss(),), paper="Tian Li et al., ICLR 2021: TERM"),
+    "fedproto": Recipe(
+        terms=(PrototypeDistance(),),
+        banks=(Prototypes(cluster=False),),
+        paper="Tan et al., AAAI 2022: FedProto, with averaged models",
+    ),
+}
