@@ -10,12 +10,15 @@ from clients.terms.prototype_distance import PrototypeDistance
 from clients.terms.representation_norm import RepresentationNorm
 from fedsim.methods.recipe import Recipe
 from fedsim.models.infer.sampled import SampledRepresentation
+from fedsim.models.inserts.dsu import DSU
+from fedsim.models.inserts.feature_spread import FeatureSpread
 from fedsim.models.inserts.representation import Representation
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.prototypes import Prototypes
 from strategies.fuse.centered_clipping import CenteredClipping
 from strategies.fuse.geometric_median import GeometricMedian
+from strategies.refine.client_spread import ClientSpread
 from strategies.weights.tilted import Tilted
 
 BASELINE_METHODS: dict[str, Recipe] = {
@@ -54,4 +57,6 @@ BASELINE_METHODS: dict[str, Recipe] = {
         banks=(Prototypes(cluster=False),),
         paper="Tan et al., AAAI 2022: FedProto, with averaged models",
     ),
+    "dsu": Recipe(inserts=(DSU(),), paper="Li et al., ICLR 2022: DSU, inside FedAvg"),
+    "fedfa": Recipe(inserts=(FeatureSpread(),), refine=(ClientSpread(),), paper="Zhou and Konukoglu, ICLR 2023: FedFA"),
 }

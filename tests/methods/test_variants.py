@@ -97,7 +97,7 @@ def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
     show_names()
     assert "server (16): fedbn, silobn" in capsys.readouterr().out
     show_methods(group="model")
-    assert "model (2)" in (out := capsys.readouterr().out)
+    assert "model (3)" in (out := capsys.readouterr().out)
     assert "server (" not in out
     with pytest.raises(UserError, match="did you mean 'server'"):
         show_methods(group="serve")
