@@ -3,11 +3,13 @@
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
 from clients.terms.conditional_information import ConditionalInformation
+from clients.terms.cyclic_rate import CyclicRate
 from clients.terms.decorrelation import Decorrelation
 from clients.terms.not_true_distillation import NotTrueDistillation
 from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.prototype_distance import PrototypeDistance
 from clients.terms.representation_norm import RepresentationNorm
+from clients.update.sharpness_aware import AdaptiveSharpness
 from fedsim.methods.recipe import Recipe
 from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.inserts.dsu import DSU
@@ -19,6 +21,7 @@ from strategies.banks.prototypes import Prototypes
 from strategies.fuse.centered_clipping import CenteredClipping
 from strategies.fuse.geometric_median import GeometricMedian
 from strategies.refine.client_spread import ClientSpread
+from strategies.refine.server_average import ServerAverage
 from strategies.weights.tilted import Tilted
 
 BASELINE_METHODS: dict[str, Recipe] = {
@@ -56,6 +59,13 @@ BASELINE_METHODS: dict[str, Recipe] = {
         terms=(PrototypeDistance(),),
         banks=(Prototypes(cluster=False),),
         paper="Tan et al., AAAI 2022: FedProto, with averaged models",
+    ),
+    "fedasam": Recipe(update=AdaptiveSharpness(), paper="Caldarola et al., ECCV 2022: FedASAM"),
+    "fedasam-swa": Recipe(
+        update=AdaptiveSharpness(),
+        terms=(CyclicRate(),),
+        refine=(ServerAverage(running=True, after=0.75, cycle=5),),
+        paper="Caldarola et al., ECCV 2022: FedASAM with stochastic weight averaging",
     ),
     "dsu": Recipe(inserts=(DSU(),), paper="Li et al., ICLR 2022: DSU, inside FedAvg"),
     "fedfa": Recipe(inserts=(FeatureSpread(),), refine=(ClientSpread(),), paper="Zhou and Konukoglu, ICLR 2023: FedFA"),
