@@ -3,8 +3,10 @@
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
 from clients.terms.conditional_information import ConditionalInformation
+from clients.terms.consistent_update import ConsistentUpdate
 from clients.terms.cyclic_rate import CyclicRate
 from clients.terms.decorrelation import Decorrelation
+from clients.terms.flatness import Flatness
 from clients.terms.not_true_distillation import NotTrueDistillation
 from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.prototype_distance import PrototypeDistance
@@ -20,9 +22,12 @@ from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.prototypes import Prototypes
 from strategies.fuse.centered_clipping import CenteredClipping
 from strategies.fuse.geometric_median import GeometricMedian
+from strategies.fuse.masked_mean import MaskedMean
 from strategies.refine.client_spread import ClientSpread
 from strategies.refine.server_average import ServerAverage
+from strategies.weights.domain_diversity import DomainDiversity
 from strategies.weights.tilted import Tilted
+from strategies.weights.uniform import Uniform
 
 BASELINE_METHODS: dict[str, Recipe] = {
     "fedsr": Recipe(
@@ -67,6 +72,13 @@ BASELINE_METHODS: dict[str, Recipe] = {
         refine=(ServerAverage(running=True, after=0.75, cycle=5),),
         paper="Caldarola et al., ECCV 2022: FedASAM with stochastic weight averaging",
     ),
+    "fedheal": Recipe(
+        terms=(ConsistentUpdate(),),
+        weights=DomainDiversity(),
+        fuse=MaskedMean(),
+        paper="Chen et al., CVPR 2024: FedHEAL, with FedAvg's loss",
+    ),
+    "fedlgf": Recipe(terms=(Flatness(),), weights=Uniform(), paper="Yan and Guo, ECCV 2024: FedLGF"),
     "dsu": Recipe(inserts=(DSU(),), paper="Li et al., ICLR 2022: DSU, inside FedAvg"),
     "fedfa": Recipe(inserts=(FeatureSpread(),), refine=(ClientSpread(),), paper="Zhou and Konukoglu, ICLR 2023: FedFA"),
 }

@@ -40,6 +40,7 @@ WITHOUT_CLASSES = [
     "fedadam", "fedyogi", "fedadagrad", "krum", "qfedavg", "fednova", "fedomg", "feddyn", "fedcm", "fedsam",
     "mofedsam", "fedlesam", "fedlesam-s", "fedlesam-d", "fedgala", "fedgma", "afl",
     "rfa", "centered-clipping", "term", "fedasam", "fedasam-swa",
+    "fedheal",
 ]  # fmt: skip
 
 
