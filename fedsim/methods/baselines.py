@@ -1,5 +1,6 @@
 """Rows with simple representations, prototypes or generated features, and baselines: robust fusion, skew, fairness."""
 
+from clients.objective.collaborative_styles import CollaborativeStyles
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
 from clients.terms.conditional_information import ConditionalInformation
@@ -19,6 +20,7 @@ from fedsim.models.inserts.feature_spread import FeatureSpread
 from fedsim.models.inserts.representation import Representation
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.feature_generator import FeatureGenerator
+from strategies.banks.heads import Heads
 from strategies.banks.prototypes import Prototypes
 from strategies.fuse.centered_clipping import CenteredClipping
 from strategies.fuse.geometric_median import GeometricMedian
@@ -79,6 +81,9 @@ BASELINE_METHODS: dict[str, Recipe] = {
         paper="Chen et al., CVPR 2024: FedHEAL, with FedAvg's loss",
     ),
     "fedlgf": Recipe(terms=(Flatness(),), weights=Uniform(), paper="Yan and Guo, ECCV 2024: FedLGF"),
+    "mcsad": Recipe(
+        objective=CollaborativeStyles(), banks=(Heads(),), weights=Uniform(), paper="Wei et al., IJCAI 2025: MCSAD"
+    ),
     "dsu": Recipe(inserts=(DSU(),), paper="Li et al., ICLR 2022: DSU, inside FedAvg"),
     "fedfa": Recipe(inserts=(FeatureSpread(),), refine=(ClientSpread(),), paper="Zhou and Konukoglu, ICLR 2023: FedFA"),
 }
