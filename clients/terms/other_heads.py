@@ -1,16 +1,14 @@
 """COPA's client term: the classifiers of the other clients must be able to classify the features too."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.func import functional_call
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from clients.tools.heads import heads_of
 from clients.tools.losses import total
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import DECADE, Tuned
@@ -37,7 +35,8 @@ class OtherHeads(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes the others' heads; returns None when there are none, or when the weight is 0."""
-        heads = self._others(round) if self.weight else []
+        sent = heads_of(round, "other_heads") if self.weight else {}
+        heads = [sent[owner] for owner in sorted(sent.keys() - {round.client})]
         if not heads:
             return None
         weight = self.weight / len(heads) if self.mean else self.weight
@@ -48,12 +47,3 @@ class OtherHeads(Term):
             return weight * total(F.cross_entropy(each.float(), batch.truth) for each in logits)
 
         return term
-
-    def _others(self, round: LocalRound) -> list[Callable[[Tensor], Tensor]]:
-        """The h_j of the other clients, in the order of the domains; frozen tensors of a head are the same for all."""
-        states: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in round.tensors("heads", "other_heads").items():
-            owner, _, name = key.rpartition(":")
-            states.setdefault(owner, {})[name.removeprefix("head.")] = tensor
-        head = round.net.head
-        return [partial(functional_call, head, states[owner]) for owner in sorted(states.keys() - {round.client})]

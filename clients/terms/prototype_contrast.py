@@ -8,13 +8,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.budget import fedavg_amount
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.models.layout import evaluating
+from clients.tools.class_means import PrototypesOfRound
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
-
-SEEN = "prototypes"  # the scratch entry for the class means while they are summed
 
 
 def cpcl(features: Tensor, labels: Tensor, protos: Tensor, classes: Tensor, tau: float) -> Tensor:
@@ -37,24 +34,6 @@ def upcr(features: Tensor, labels: Tensor, unbiased: Tensor, known: Tensor, redu
     """
     squares = (features - unbiased[labels]).square()
     return known[labels] * (squares.sum(dim=1) if reduction == "sum" else squares.mean(dim=1))
-
-
-class ClassMeans:
-    """Sums [C, d] and counts [C] of the features of each class, on the device."""
-
-    def __init__(self, classes: int, width: int, device: torch.device) -> None:
-        self.sums = torch.zeros(classes, width, device=device)
-        self.counts = torch.zeros(classes, device=device)
-
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Adds a batch of features [B, d]."""
-        self.sums.index_add_(0, labels, features.detach().float())
-        self.counts.index_add_(0, labels, torch.ones(len(labels), device=self.counts.device))
-
-    def record(self, sent: Tensor) -> dict[str, Tensor]:
-        """`protos` and `classes` of those classes that have features and may be sent (bool [C])."""
-        classes = (sent & (self.counts > 0)).nonzero()[:, 0]
-        return {"protos": self.sums[classes] / self.counts[classes, None], "classes": classes}
 
 
 @dataclass(frozen=True)
@@ -104,35 +83,18 @@ class PrototypeContrast(Term):
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The two losses. The features of the last epoch are summed while it runs."""
-        means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
-        epoch = round.train.model_copy(update={"epochs": 1, "iterations": 0})
-        left = round.steps - fedavg_amount(round.data.examples, epoch).steps  # steps before the last epoch
-
-        def count() -> None:
-            nonlocal left
-            left -= 1
-
-        round.before_step.append(count)
+        seen = round.scratch[self.bank] = PrototypesOfRound(round, self.proto_source == "final_pass")
         contrast = self._contrast(round)
 
         def term(batch: Batch) -> Tensor:
-            if left <= 0 and self.proto_source == "last_epoch":
-                batch.once(self, lambda: means.add(batch.features, batch.labels))
+            seen.take(self, batch)
             return contrast(batch)
 
         return term
 
     def end(self, round: LocalRound) -> None:
         """Sends the mean feature of each class."""
-        means = round.scratch[SEEN]
-        if self.proto_source == "final_pass":
-            data, size = round.data, round.train.batch_size
-            with evaluating(round.net), torch.no_grad(), round.autocast():
-                for images, labels in data.evaluation(data.training_positions(), size):
-                    means.add(round.net.features(images), labels)
-        labels = round.data.labels[round.data.training_positions()]  # features are more where an image comes twice
-        images = torch.bincount(labels, minlength=round.classes).to(round.device)
-        round.send(self.bank, means.record(images >= self.min_per_proto))
+        round.send(self.bank, round.scratch[self.bank].prototypes(self.min_per_proto))
 
     def _contrast(self, round: LocalRound) -> StepFunction:
         record = round.tensors(self.bank, "prototype_contrast")

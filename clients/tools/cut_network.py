@@ -67,6 +67,11 @@ class CutNetwork:
         with self._standing_for({**self.outputs, self.cut: level}):
             return self.net.features(level.new_zeros((len(level), 1, 1, 1)))
 
+    def onward(self, level: Tensor, later: "CutNetwork") -> Tensor:
+        """The output of the module at which `later` is cut, given that of this cut, which comes before it."""
+        with self._standing_for({**self.outputs, self.cut: level}):
+            return later.front(level.new_zeros((len(level), 1, 1, 1)))
+
     @contextmanager
     def _standing_for(self, outputs: dict[nn.Module, Tensor]) -> Iterator[None]:
         """Inside the block the modules return these outputs instead of computing them."""

@@ -1,6 +1,6 @@
-"""Updates by the gradient at a nearby point of higher loss: FedSAM and FedLESAM."""
+"""Updates by the gradient at a nearby point of higher loss: FedSAM, FedASAM and FedLESAM."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -14,6 +14,7 @@ from clients.tools.last_move import last_move
 from clients.tools.networks import statistics_frozen
 from clients.update.one_gradient import OneGradient
 from fedsim.common.errors import UserError
+from fedsim.settings.effect import Above, Only
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.tuned import Tuned
 
@@ -69,22 +70,64 @@ class SharpnessAware(Perturbed):
         """The update by two gradients. The returned loss and the tallies are those of the first."""
         if self.rho == 0:
             return OneGradient().begin(round)
-        parameters = list(round.parameters().values())
+        return by_two_gradients(
+            round, lambda moving, gradients: of_length(gradients, self.rho), freezes=self.variant == "paper"
+        )
 
-        def update(loss_of: LossFunction) -> Tensor:
-            loss = loss_of()
-            round.backward(loss)
-            moving = [parameter for parameter in parameters if parameter.grad is not None]
-            gradients = [grad for parameter in moving if (grad := parameter.grad) is not None]
-            ascent, tallied = of_length(gradients, self.rho), dict(round.sums)
-            statistics = statistics_frozen(round.net) if self.variant == "paper" else nullcontext()
-            with moved(moving, ascent), statistics:
-                round.backward(loss_of())
-            round.sums = tallied
-            round.take_step()
-            return loss.detach()
 
-        return update
+@dataclass(frozen=True)
+class AdaptiveSharpness(Perturbed):
+    """e = rho T^2 g / (||T g|| + 1e-7) with T = |w| + eta for weights and T = 1 for others; then g(w + e) at w.
+
+    Source: FedASAM (Caldarola et al., ECCV 2022), from the released code (debcaldarola/fedsam 64bbf93): weights are the
+    parameters with "weight" in their names, and the norm is over all trainable parameters. Both gradients are of the
+    same batch, with the same draws, and only the first pass updates running statistics (our choice, as in
+    `sharpness_aware`). Weight decay acts on the step at w. `rho = 0` gives FedAvg bit for bit.
+
+    rho: the length of the perturbation, in units of the weights; the released code's own default is 0.5
+    eta: is added to the sizes of weights, so that those near 0 move too; the released code's own default is 0.01
+    """
+
+    rho: Annotated[float, Field(ge=0), Tuned("0.05,0.1,0.5,0.7", "ours: around the paper's values")] = 0.7
+    eta: Annotated[float, Field(ge=0), Only(rho=Above(0))] = 0.2
+
+    def begin(self, round: LocalRound) -> UpdateFunction:
+        """The update by two gradients. The returned loss and the tallies are those of the first."""
+        if self.rho == 0:
+            return OneGradient().begin(round)
+        weights = {parameter for name, parameter in round.parameters().items() if "weight" in name}
+
+        def ascent(moving: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+            sizes = [each.detach().abs() + self.eta if each in weights else torch.ones_like(each) for each in moving]
+            scaled = of_length([size * gradient for size, gradient in zip(sizes, gradients, strict=True)], self.rho)
+            return [size * each for size, each in zip(sizes, scaled, strict=True)]
+
+        return by_two_gradients(round, ascent)
+
+
+def by_two_gradients(
+    round: LocalRound, ascent: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]], freezes: bool = True
+) -> UpdateFunction:
+    """The update that steps at w by the gradient at w + ascent(parameters, gradients at w).
+
+    freezes: whether running statistics stay in the second pass
+    """
+    parameters = list(round.parameters().values())
+
+    def update(loss_of: LossFunction) -> Tensor:
+        loss = loss_of()
+        round.backward(loss)
+        moving = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = [grad for parameter in moving if (grad := parameter.grad) is not None]
+        changes, tallied = ascent(moving, gradients), dict(round.sums)
+        statistics = statistics_frozen(round.net) if freezes else nullcontext()
+        with moved(moving, changes), statistics:
+            round.backward(loss_of())
+        round.sums = tallied
+        round.take_step()
+        return loss.detach()
+
+    return update
 
 
 @dataclass(frozen=True)

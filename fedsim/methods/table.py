@@ -3,7 +3,8 @@
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows, and
 `method.guiding_head.weight=0.25` sets a field of a part. `method.weights="uniform"` replaces a part, and
 `method.add=["guiding_head"]` adds one (`assembly.py`). Rows that exchange styles of images between clients are in
-`styles.py`, those that generalize inside each client in `single_source.py`, those that need texts in `texts.py`.
+`styles.py`, those that generalize inside each client in `single_source.py`, and those that need texts in `texts.py`.
+Those with simple representations, prototypes or robust fusion are in `baselines.py`.
 """
 
 from clients.augment.rand_augment import RandAugment
@@ -13,12 +14,10 @@ from clients.objective.client_agnostic import ClientAgnostic
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
-from clients.step.adversarial_reference import AdversarialReference
 from clients.step.calibration import SemanticCalibration
 from clients.step.disentangling_adversary import DisentanglingAdversary
 from clients.terms.classifier_alignment import ClassifierAlignment
 from clients.terms.client_momentum import ClientMomentum
-from clients.terms.conditional_information import ConditionalInformation
 from clients.terms.drift_correction import DriftCorrection
 from clients.terms.dynamic_regularizer import DynamicRegularizer
 from clients.terms.gradient_alignment import GradientAlignment
@@ -26,34 +25,28 @@ from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
 from clients.terms.other_heads import OtherHeads
-from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
-from clients.terms.representation_norm import RepresentationNorm
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
+from fedsim.methods.baselines import BASELINE_METHODS
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.single_source import SINGLE_SOURCE_METHODS
 from fedsim.methods.styles import STYLE_METHODS
 from fedsim.methods.texts import TEXT_METHODS
 from fedsim.models.infer.alpha import ZeroShotAdapter
 from fedsim.models.infer.ensemble import EnsembleOfHeads
-from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
-from fedsim.models.inserts.representation import Representation
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
-from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.domain_identifiers import DomainIdentifiers
-from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
-from strategies.banks.prototypes import Prototypes
 from strategies.banks.target_features import TargetFeatures
 from strategies.fuse.aligned_weights import AlignedWeights
 from strategies.fuse.gradient_mask import GradientMask
@@ -233,30 +226,5 @@ METHODS: dict[str, Recipe] = {
     **TEXT_METHODS,
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
-    # simple representations
-    "fedsr": Recipe(
-        inserts=(Representation(),),
-        terms=(ConditionalInformation(), RepresentationNorm()),
-        banks=(ClassReferences(),),
-        infer=SampledRepresentation(),
-        paper="Nguyen et al., NeurIPS 2022",
-    ),
-    "fedl2r": Recipe(
-        inserts=(Representation(stochastic=False),),
-        terms=(RepresentationNorm(),),
-        paper="Nguyen et al., NeurIPS 2022: FedL2R, its deterministic half",
-    ),
-    "fedcmi": Recipe(
-        inserts=(Representation(),),
-        terms=(ConditionalInformation(),),
-        banks=(ClassReferences(),),
-        infer=SampledRepresentation(),
-        paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
-    ),
-    "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
-    "fedadg": Recipe(
-        client=AdversarialReference(),
-        banks=(FeatureGenerator(),),
-        paper="Zhang et al., 2021 (arXiv 2111.10487): FedADG",
-    ),
+    **BASELINE_METHODS,
 }

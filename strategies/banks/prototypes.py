@@ -24,7 +24,11 @@ class Prototypes(OneForAll):
     this round has no part in the result. J_c, the number of clusters, is recorded for every class. Three clients with
     one domain each never form two clusters (the log says so), and the method is then prototype contrast with plain
     class means. A reply of which one prototype is not finite is refused whole, with its model.
+
+    cluster: false gives every class one prototype, the plain mean over its clients (FedProto, Tan et al., AAAI 2022)
     """
+
+    cluster: bool = True
 
     name: ClassVar[str] = "prototypes"
     when: ClassVar[When] = "round"
@@ -53,11 +57,11 @@ class Prototypes(OneForAll):
         means, classes = [], []
         for label in sorted(rows):
             points = np.stack(rows[label])
-            clusters = cluster_means(points, finch(points))
+            clusters = cluster_means(points, finch(points)) if self.cluster else points.mean(axis=0, keepdims=True)
             server.detail("", "prototype_clusters", f"class {label}", len(clusters))
             means.append(clusters.astype(np.float32))
             classes += [label] * len(clusters)
-        if max(map(len, rows.values()), default=0) < FEWEST and not server.state.get("told"):
+        if self.cluster and max(map(len, rows.values()), default=0) < FEWEST and not server.state.get("told"):
             server.state["told"] = True
             server.note(ALONE)
         if not means:

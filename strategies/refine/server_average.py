@@ -1,5 +1,6 @@
 """An average of the global model over the rounds, for evaluation; the clients continue with the newest model."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,6 +20,8 @@ class ServerAverage(Refine):
     running: takes the mean of all averaged rounds (beta_t = (n - 1)/n at the n-th), as stochastic weight averaging does
     (Izmailov et al., UAI 2018); beta is not used then
     first_round: the average begins with this round; until then the model is theta_t
+    after: the average begins after this share of the rounds, if that is later; 0.75 in FedASAM's SWA
+    cycle: of the rounds from there on, the last one of every `cycle` is averaged, and the average stays in between
 
     The average is evaluated, compared for the best round, and saved. Clients continue from theta_t, which is kept in
     the checkpoint. Batch-norm statistics are averaged like the weights; integer counters are the newest. This part
@@ -30,23 +33,29 @@ class ServerAverage(Refine):
     ] = 0.9
     running: bool = False
     first_round: Annotated[int, Field(ge=1)] = 1
+    after: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    cycle: Annotated[int, Field(ge=1)] = 1
     order: ClassVar[int] = 4
     assumes = ()
 
     def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """Keeps theta_t and returns the average; sums are kept in float64."""
         server.arrays.update({f"theta:{name}": np.array(array) for name, array in fused.items()})
-        if server.round < self.first_round:
-            return dict(fused)
+        passed = server.round - max(self.first_round, math.floor(self.after * server.rounds) + 1) + 1
+        if passed < 1 or passed % self.cycle:
+            return {**fused, **self._average(fused, server)}
         count = server.state["count"] = server.state.get("count", 0) + 1
         beta = (count - 1) / count if self.running else self.beta
-        result = dict(fused)
         for name in [name for name, array in fused.items() if array.dtype.kind == "f"]:
             theta = np.asarray(fused[name], np.float64)
             before = server.arrays.get(f"mean:{name}", theta)
-            mean = server.arrays[f"mean:{name}"] = beta * before + (1 - beta) * theta if beta else theta
-            result[name] = np.asarray(mean, dtype=fused[name].dtype)
-        return result
+            server.arrays[f"mean:{name}"] = beta * before + (1 - beta) * theta if beta else theta
+        return {**fused, **self._average(fused, server)}
+
+    def _average(self, fused: Arrays, server: ServerRound) -> ArrayDict:
+        """The average so far, in the types of the model; empty before there is one."""
+        means = {name: server.arrays.get(f"mean:{name}") for name in fused}
+        return {name: np.asarray(mean, fused[name].dtype) for name, mean in means.items() if mean is not None}
 
     def start(self, model: Arrays, server: ServerRound) -> Arrays:
         """theta_t, from which the clients continue."""

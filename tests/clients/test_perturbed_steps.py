@@ -11,10 +11,11 @@ from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
 from clients.terms.client_momentum import ClientMomentum
+from clients.terms.cyclic_rate import CyclicRate
 from clients.terms.dynamic_regularizer import OWN, DynamicRegularizer
 from clients.terms.gradient_alignment import GradientAlignment, cosines
 from clients.tools.last_move import ENTRY
-from clients.update.sharpness_aware import GlobalAscent, SharpnessAware, of_length
+from clients.update.sharpness_aware import AdaptiveSharpness, GlobalAscent, SharpnessAware, of_length
 from fedsim.common.errors import UserError
 
 D = {"momentum": {"w": np.ones(1, np.float32)}}
@@ -161,3 +162,40 @@ def test_half_precision_and_adam_are_refused(tmp_path):
         SharpnessAware().check(small_experiment(tmp_path, "fedsam", train={"precision": "bf16"}))
     with pytest.raises(UserError, match="sgd"):
         run_small(small_experiment(tmp_path, "fedcm", train={"optimizer": "adam"}))
+
+
+class Affine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.tensor([2.0, -1.0])), nn.Parameter(torch.tensor([0.5]))
+
+
+def test_adaptive_perturbation_by_hand():
+    """T = (2.2, 1.2) for weights, 1 for the bias: ||T g||^2 = .66^2 + .48^2 + .2^2. The loss is linear plus squares."""
+    net, seen = Affine(), []
+    round = small_round(small_data(colour_images(3)), None, net, steps=1, lr=0.1)
+    round.optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def loss(batch):
+        seen.append((net.weight.detach().clone(), net.bias.detach().clone()))
+        return (net.weight * torch.tensor([0.3, 0.4])).sum() + 0.2 * net.bias.sum()
+
+    round.loss_of = loss
+    step_of(AdaptiveSharpness(), round)(Batch(None, None))
+    (weight, bias), (near_weight, near_bias) = seen
+    moved = (*(near_weight - weight), *(near_bias - bias))
+    assert [float(each) for each in moved] == pytest.approx([1.2096571752, 0.4798640034, 0.1666194456], abs=1e-6)
+    assert net.weight.tolist() == pytest.approx([2 - 0.03, -1 - 0.04])
+    assert AdaptiveSharpness(rho=0.0).begin(round) is not None
+
+
+def test_the_rate_of_a_cycle_by_hand():
+    """Of 8 rounds the cycles begin after 3: .01 falls to .0001 in 5 rounds."""
+    part = CyclicRate(after=0.4, cycle=5)
+    found = [0.01 * part.factor(number, 8) for number in range(1, 9)]
+    assert found == pytest.approx([0.01, 0.01, 0.01, 0.00802, 0.00604, 0.00406, 0.00208, 0.0001])
+    assert CyclicRate(after=0.0, cycle=1).factor(1, 8) == pytest.approx(0.01)
+    round = scalar_round(1.0, lr=0.1, number=2)
+    round.rounds = 2
+    assert after_one_step(round, term=CyclicRate(after=0.0, cycle=2, low=0.5)) == pytest.approx(1 - 0.1 * 0.5 * 2)
+    assert round.lr == pytest.approx(0.05)

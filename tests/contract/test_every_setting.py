@@ -23,7 +23,17 @@ from fedsim.testing.contract import small_plan
 
 FEW = ["data.fraction=0.05", "train.rounds=2"]
 # With these values a term is not 0 from the start, so that its other settings act on two short rounds.
-BASE = {"fisc": ["method.style_contrast.margin=1"]}
+BASE = {
+    "dsu": ["model.backbone=resnet18"],  # which has a stem
+    "fpl": ["data.clients_per_domain=2"],  # three prototypes are never two clusters
+    "fedproto": ["data.clients_per_domain=2"],
+    "fisc": ["method.style_contrast.margin=1"],
+    "fedheal": ["train.rounds=4"],  # the share of past rounds is 0 or 1 before
+    "fedasam-swa": [
+        "train.rounds=4", *(f"method.{part}.{key}" for part in ("cyclic_rate", "server_average")
+                            for key in ("after=0.5", "cycle=1")),
+    ],
+}  # fmt: skip
 
 
 def outcome(method, settings, folder):

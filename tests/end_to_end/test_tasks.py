@@ -39,6 +39,8 @@ WITHOUT_CLASSES = [
     "fedavg", "fedprox", "scaffold", "ditto", "fedbn", "silobn", "deepall", "feddg-ga", "mixup", "gfedavg", "fedavgm",
     "fedadam", "fedyogi", "fedadagrad", "krum", "qfedavg", "fednova", "fedomg", "feddyn", "fedcm", "fedsam",
     "mofedsam", "fedlesam", "fedlesam-s", "fedlesam-d", "fedgala", "fedgma", "afl",
+    "rfa", "centered-clipping", "term", "fedasam", "fedasam-swa",
+    "fedheal",
 ]  # fmt: skip
 
 

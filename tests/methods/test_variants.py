@@ -95,9 +95,9 @@ def test_the_values_without_the_settings_are_those_of_the_row():
 def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
     assert FILE.read_text() == table_text(), "run: python -m fedsim.methods.groups"
     show_names()
-    assert "server (13): fedbn, silobn" in capsys.readouterr().out
+    assert "server (16): fedbn, silobn" in capsys.readouterr().out
     show_methods(group="model")
-    assert "model (2)" in (out := capsys.readouterr().out)
+    assert "model (3)" in (out := capsys.readouterr().out)
     assert "server (" not in out
     with pytest.raises(UserError, match="did you mean 'server'"):
         show_methods(group="serve")

@@ -103,7 +103,8 @@ def test_missing_timm_says_what_to_install(monkeypatch):
        r"keep upload = true, or set method\.share = 'without_statistics'") for infer in ("eval_mode", "recompute")),
     *(("silobn", [f"method.infer={infer}", "method.without_statistics.upload=false"],
        r"keep upload = true, or set method\.infer = 'recompute'") for infer in ("eval_mode", "tsmo_bn")),
-    ("gperxan", ["method.infer=tsmo_bn"], "by their own statistics, which does not hold with xan"),
+    *(("gperxan", [f"method.infer={infer}"], "by their own statistics, which does not hold with xan")
+      for infer in ("tsmo_bn", "tent")),
     ("fedavg", ["method.infer=zero_shot_adapter"], "adapter"),
     *(("fedig", ["method.infer=random_alpha", *(f"method.random_alpha.{each}" for each in own)],
        r"random_alpha\.(low|high)") for own in (["low=0.6", "high=0.4"], ["low=-0.1"], ["high=1.1"])),

@@ -54,6 +54,10 @@ def refined(part, *thetas):
     (ServerAverage(0.5), [2.0, 4.0, 8.0], [(2, 3, 1, 2, 3), (3, 4, 2, 4, 5), (5.5, 6.5, 3, 8, 9)]),
     (ServerAverage(running=True), [2.0, 4.0, 8.0], [(2, 3, 1, 2, 3), (3, 4, 2, 4, 5), (14 / 3, 17 / 3, 3, 8, 9)]),
     (ServerAverage(0.5, first_round=2), [1.0, 3.0, 5.0], [(1, 2, 1, 1, 2), (3, 4, 2, 3, 4), (4, 5, 3, 5, 6)]),
+    # 5 rounds: the average begins after floor(.4 * 5) = 2 of them, and takes the rounds 4, 6, ...
+    (ServerAverage(running=True, after=0.4, cycle=2), [9.0, 9.0, 8.0, 2.0, 7.0, 4.0],
+     [(9, 10, 1, 9, 10), (9, 10, 2, 9, 10), (8, 9, 3, 8, 9), (2, 3, 4, 2, 3), (2, 3, 5, 7, 8), (3, 4, 6, 4, 5)]),
+    (ServerAverage(running=True), [2.0, 4.0, 9.0], [(2, 3, 1, 2, 3), (3, 4, 2, 4, 5), (5, 6, 3, 9, 10)]),
     (ServerAverage(0.0), [3.0, 0.5], [(3, 4, 1, 3, 4), (0.5, 1.5, 2, 0.5, 1.5)]),
 ])  # fmt: skip
 def test_steps_and_averages_by_hand(part, thetas, expected):

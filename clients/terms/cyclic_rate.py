@@ -1,0 +1,54 @@
+"""The learning rate of stochastic weight averaging: it falls within each cycle of rounds, and begins again."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from clients.parts import LocalRound, Term
+from fedsim.common.tasks import ANY_TASK
+from fedsim.settings.tuned import Tuned
+
+
+@dataclass(frozen=True)
+class CyclicRate(Term):
+    """lr <- (1 - t) lr + t low lr with t = (r mod c + 1) / c, in the rounds r = 0, 1, ... after the share `after`.
+
+    Source: FedASAM with SWA (Caldarola et al., ECCV 2022), from the released code (debcaldarola/fedsam 64bbf93). The
+    lowest rate is that of the round that the part `server_average` adds to its mean, whose `after` and `cycle` follow
+    from this part. lr is the rate of the schedule. It adds nothing to the loss. `low = 1` changes nothing.
+
+    after: the share of the rounds before the first cycle
+    cycle: c, the number of rounds of a cycle
+    low: the rate of the last round of a cycle, divided by that of the schedule
+    """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = True
+    signed_loss: ClassVar[bool] = False
+    order: ClassVar[int] = -1  # what other parts read of the rate is the cycle's
+
+    after: Annotated[float, Field(ge=0, lt=1)] = 0.75
+    cycle: Annotated[int, Field(ge=1)] = 5
+    low: Annotated[float, Field(gt=0, le=1), Tuned("0.01,0.1,1", "ours: around the released code's 0.01")] = 0.01
+    requires: ClassVar[dict[str, str]] = {"refine": "server_average"}
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """The same rounds for the average, with equal weights."""
+        return {"server_average": {"running": True, "after": self.after, "cycle": self.cycle}}
+
+    def factor(self, number: int, rounds: int) -> float:
+        """By what the rate of round `number` (from 1) of so many rounds is multiplied."""
+        passed = number - 1 - int(self.after * rounds)
+        if passed < 0:
+            return 1.0
+        t = (passed % self.cycle + 1) / self.cycle
+        return 1 - t + t * self.low
+
+    def begin(self, round: LocalRound) -> None:
+        """Multiplies the learning rates of the round."""
+        factor = self.factor(round.round, round.rounds)
+        round.lr *= factor
+        for group in round.optimizer.param_groups:
+            group["lr"] *= factor
