@@ -55,6 +55,7 @@ class FedDG(WholeRounds):
         exchange = Exchange(experiment, run_config, state, metric)
         self.server = Server(experiment, places, state, exchange, parts)
         self.sinks: list[Sink] = []
+        self.is_over: Callable[[], bool] = lambda: False  # whether no further round is to be played
         self.finished_rounds = -1  # none; 0: what comes before the first round
 
     def resume(self, number: int, state: ServerState) -> None:
@@ -76,7 +77,8 @@ class FedDG(WholeRounds):
         """Plays rounds, and returns the last model and the metrics of each round.
 
         initial_arrays: the model from which the next round starts
-        num_rounds: how many rounds are played, after those that a resumed run has finished
+        num_rounds: how many rounds are played at most, after those that a resumed run has finished; none is played
+        once `is_over` says so
         evaluate_fn: called with the number of a round and its model, before the first round (0) and after each
 
         Raises UserError without clients, and for a timeout or settings that differ from those of the experiment.
@@ -85,6 +87,8 @@ class FedDG(WholeRounds):
         model, result = initial_arrays, Result(arrays=initial_arrays)
         first = self.finished_rounds + 1
         for number in range(first, first + num_rounds + (first == 0)):
+            if self.is_over():
+                break
             for sink in self.sinks:
                 sink.begin_round(number)
             played = play_round(self.server, grid, number, model) if number else play_prelude(self.server, grid, model)

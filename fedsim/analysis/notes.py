@@ -278,6 +278,27 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
     return notes
 
 
+def stopping_notes(runs: Runs, table: pd.DataFrame) -> list[str]:
+    """A note on the runs that `train.stop_after` ended early, whose budgets the validation has chosen.
+
+    table: that of `Comparison`, a row per run
+    """
+    played = dict(zip(runs.summary["run"], runs.summary.get("rounds", [])))
+    stopped: dict[str, list[int]] = {}  # {label and most rounds: the rounds that were played}
+    for run, label in zip(table["run"], table["label"]):
+        train = runs.experiments[run].train
+        if train.stop_after and played[run] < train.rounds:
+            stopped.setdefault(f"{label} (of {train.rounds})", []).append(int(played[run]))
+    texts = []
+    for label, rounds in stopped.items():
+        first, last = min(rounds), max(rounds)
+        between = str(first) if first == last else f"{first} to {last}"
+        texts.append(f"{label} after {between} rounds")
+    if not texts:
+        return []
+    return [f"Stopped early by source validation (train.stop_after): {', '.join(texts)}. Budgets follow from it."]
+
+
 def cost_notes(table: pd.DataFrame) -> list[str]:
     """Notes on methods whose budgets and costs are averages over fewer targets than those of others."""
     parts: dict[str, list[str]] = {}  # {targets: the methods}

@@ -120,6 +120,18 @@ def last_is_best(scores: Sequence[float]) -> bool:
     return not np.isnan(values).all() and first_best(values) == len(values) - 1
 
 
+def rounds_since_best(scores: Sequence[float]) -> int:
+    """The number of rounds after the best one, given the scores of the rounds from 1 on; all where none has a score.
+
+    >>> rounds_since_best([0.5, 0.8, 0.8, 0.7])
+    2
+    """
+    values = np.asarray(scores, dtype=float)
+    if np.isnan(values).all():
+        return len(values)
+    return len(values) - 1 - first_best(values)
+
+
 def summary_row(
     experiment: Experiment,
     rounds: pd.DataFrame,

@@ -94,6 +94,9 @@ class Experiment(Settings):
         ):
             if table["data"][key] == usual:
                 del table["data"][key]
+        for key, usual in (("stop_after", 0),):
+            if table["train"][key] == usual:
+                del table["train"][key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -81,6 +81,13 @@ class TrainSettings(Settings):
         description="clients that validate the model of a round, which selects the best round: all, drawn (those that "
         "trained in the round), or a number of clients that stay the same",
     )
+    stop_after: int = Field(
+        0,
+        ge=0,
+        description="the run ends when this many rounds have brought no better source validation than the best one "
+        "(the one that run.select_on and run.select_by say), at a round that is validated; train.rounds stays the most "
+        "that are played; 0: all rounds are played",
+    )
     evaluate_every: int = Field(1, ge=1, description="rounds from a validation to the next; the last is validated too")
     precision: Literal["fp32", "bf16"] = "fp32"
     side_by_side: int = Field(
