@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, RecordDict
 
 from fedsim.tensors.records import metrics_of
+from strategies.attacks import attack
 from strategies.banks.checks import layout_of, owned
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 from strategies.server import Server
@@ -117,6 +118,9 @@ def accept_updates(server: Server, replies: Iterable[Message], model: Arrays) ->
     arriving = timed(replies, exchange.notes)
     results, failures = exchange.check(check_update, arriving, "reply refused", arrivals.expect, arrivals.measure)
     updates = exchange.settle(results, failures)
+    for client, lie in attack(server, updates).items():
+        arrivals.sizes[client] = update_size(lie, server.parts.start)
+        updates[client].arrays = server.storage.put(lie)
     for bank in arrivals.banks:
         compare_contributions(server, bank, updates, arrivals)
     compare_metrics(server, updates)

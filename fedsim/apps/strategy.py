@@ -54,6 +54,7 @@ RESERVED = {
     "rounds": "give their number to strategy.start(..., num_rounds=...)",
     "timeout": "give it to strategy.start(..., timeout=...)",
     "runtime": "the app's own command says where it runs",
+    "attackers": "they belong to simulations",
     "output": "give it to fedsim.strategy(..., output=...)",
 }
 

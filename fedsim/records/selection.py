@@ -14,6 +14,7 @@ import pandas as pd
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, less_is_better, task_of
 from fedsim.settings import RunSettings
+from fedsim.settings.attackers import liars_text
 from fedsim.settings.experiment import Experiment
 
 RULES = ("best_validation", "last", "oracle")
@@ -35,8 +36,16 @@ VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_val
 
 
 def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
-    """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs."""
+    """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs.
+
+    The clients that lied in these runs are said with it, so that no table is without them.
+    """
     runs = [experiment.run for experiment in experiments]
+    title = _title_with_metric(rule, runs)
+    return ", ".join(filter(None, (title, liars_text(run.attackers for run in runs))))
+
+
+def _title_with_metric(rule: str, runs: Sequence[RunSettings]) -> str:
     metrics = {run.select_by for run in runs}
     if rule == DEFAULT_RULE and metrics - {"primary"}:
         usual = [run.model_copy(update={"select_by": "primary"}) for run in runs]

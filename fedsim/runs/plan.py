@@ -19,6 +19,7 @@ from fedsim.methods.variants import method_label, variant_words
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
 from fedsim.parts.part import part_name
+from fedsim.runs.attacked_data import refuse_attackers
 from fedsim.runs.no_effect import refuse_no_effect
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
@@ -103,6 +104,8 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
+    if not recorded:
+        refuse_attackers(experiment, recipe, bench, clients)
     return Plan(experiment, recipe, bench, clients)
 
 

@@ -32,6 +32,7 @@ from fedsim.runs.session import Session
 from fedsim.runs.target import SharedTarget, TargetEvaluator
 from fedsim.runs.undefined import undefined_on_target
 from fedsim.runs.workspace import Workspace, open_workspace, set_threads
+from fedsim.settings.attackers import liars_text
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.settings.plugins import outside_versions
@@ -270,6 +271,8 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += budget_notes(plan, examples)
     notes += few_client_notes(plan)
     notes += weight_notes(experiment, plan.data)
+    if liars := liars_text([experiment.run.attackers]):
+        notes.append(f"a run {liars}: it shows what a method makes of them, and is no result of the method")
     notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
     versions = versions_of(roster)
     notes += version_notes(own_versions(), versions)

@@ -97,6 +97,8 @@ class Session:
         now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
         now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        if experiment.run.attackers:
+            now["attackers"] = dict(experiment.run.attackers)
         now |= earlier_environments(read_environment(self.folder), now, done)
         now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
         now |= tensor_record(space.plan.data) | scale_record(self.scale)
