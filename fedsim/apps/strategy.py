@@ -48,7 +48,7 @@ from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
 # Settings of [train] that are the server's.
-OF_ROUNDS = ("clients_per_round", "evaluate_clients", "evaluate_every", "stop_after")
+OF_ROUNDS = ("clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "availability", "lost_replies")
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",

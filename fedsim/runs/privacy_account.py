@@ -116,7 +116,10 @@ def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: in
         return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
     if not isinstance(fuse, PrivateMean):
         return ""
-    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, train.clients_per_round or clients, clients, full_rounds)
+    drawn = train.clients_per_round or clients
+    if train.availability:  # of few that are there each is drawn more often, and at most always
+        drawn = clients
+    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, drawn, clients, full_rounds)
     what = f"one client in another's place, after {all_rounds}"
     if sampled is None:
         sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {all_rounds}"

@@ -2,11 +2,23 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
 from fedsim.settings.tuned import Tuned
+
+Chances = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)]
+
+
+def as_lists(availability: object) -> object:
+    """The same probabilities, each number as a list of one, so that both are one setting."""
+    if not isinstance(availability, dict):
+        return availability
+    lists = {}
+    for client, chances in availability.items():
+        lists[client] = chances if isinstance(chances, list) else [chances]
+    return lists
 
 
 class TrainSettings(Settings):
@@ -74,6 +86,17 @@ class TrainSettings(Settings):
     )
     clients_per_round: Annotated[int, Only(Scene.FEDERATED)] = Field(
         0, ge=0, description="clients drawn each round; 0: all"
+    )
+    availability: Annotated[dict[str, Chances], BeforeValidator(as_lists), Only(Scene.FEDERATED)] = Field(
+        {},
+        description="how probable it is that a client is there in a round, by client, domain or *: one number, or one "
+        "for each round, which begin again after the last (a day's curve; 0 and 1 are a trace)",
+    )
+    lost_replies: Annotated[float, Only(Scene.FEDERATED)] = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="how probable it is that a client that trains is gone before its reply arrives",
     )
     evaluate_clients: Annotated[str, Only(Scene.FEDERATED)] = Field(
         "all",
