@@ -79,11 +79,23 @@ def mover(
         everyone = len(honest) + liars(server)
         deviations = alie_factor(everyone, liars(server)) if attack.number is None else number
         return lambda name: below_mean([moved(other, start, name) for other in honest.values()], deviations)
-    step = number * float(np.median([size_of(other, start, names) for other in honest.values()]))
-    rng = numpy_rng(seed, "attack", client)
-    direction = {name: rng.standard_normal(start[name].shape) for name in names}
-    length = np.sqrt(sum(float(np.square(part).sum()) for part in direction.values()))
-    return lambda name: step / length * direction[name]
+    return drift(server, client, number, honest, names)
+
+
+def drift(
+    server: Server, client: str, share: float, honest: Mapping[str, Arrays], names: list[str]
+) -> Callable[[str], np.ndarray]:
+    """A function that gives the move of a drift: its size is that share of the median honest one."""
+    start = server.parts.start
+    rng = numpy_rng(server.experiment.run.seed, "attack", client)
+    direction = {}
+    length = 0.0
+    for name in names:
+        direction[name] = rng.standard_normal(start[name].shape)
+        length += float(np.square(direction[name]).sum())
+    sizes = [size_of(arrays, start, names) for arrays in honest.values()]
+    step = share * float(np.median(sizes)) / np.sqrt(length)
+    return lambda name: step * direction[name]
 
 
 def liars(server: Server) -> int:

@@ -23,14 +23,18 @@ def validators(train: TrainSettings, clients: Sequence[str], drawn: Sequence[str
     train.evaluate_clients: `all`; `drawn` for those that trained in the round, which change from round to round; or a
     number of clients that are drawn once and stay the same, so that rounds are compared on the same images
     train.evaluate_every: k validates in the rounds k, 2k, ... and in the last one
+
+    Those that are not there in the round are left out.
     """
     if round % train.evaluate_every and round != train.rounds:
         return []
-    if train.evaluate_clients == "all":
-        return list(clients)
+    chosen = list(clients)
     if train.evaluate_clients == "drawn":
-        return list(drawn)
-    return _some(clients, int(train.evaluate_clients), seed, "validators")
+        chosen = list(drawn)
+    elif train.evaluate_clients != "all":
+        chosen = _some(clients, int(train.evaluate_clients), seed, "validators")
+    there = present(train, clients, seed, round)
+    return [client for client in chosen if client in there]
 
 
 def present(train: TrainSettings, clients: Sequence[str], seed: int, round: int) -> list[str]:

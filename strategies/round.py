@@ -21,7 +21,7 @@ from fedsim.common.values import Row
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.accept import accept_contributions, accept_updates, accept_validations, check_validations
 from strategies.compute import compute, end_if_lost, take_back, useless
-from strategies.participation import present, trainers, validators
+from strategies.participation import trainers, validators
 from strategies.parts import ArrayDict, Bank, Update
 from strategies.server import Server
 from strategies.state import Snapshot
@@ -168,8 +168,7 @@ def records_of_banks(server: Server, names: Sequence[str] | None = None) -> Call
 @contextmanager
 def computing(server: Server) -> Iterator[None]:
     """Within this block the server computes: its time is noted, and what libraries draw begins anew in each round."""
-    notes = server.exchange.notes
-    started = time.perf_counter()
+    notes, started = server.exchange.notes, time.perf_counter()
     seed_library(server.experiment.run.seed, "server", notes.round)
     yield
     notes.aggregation_seconds += time.perf_counter() - started
@@ -196,8 +195,6 @@ def ask_to_validate(server: Server, number: int, model: ArrayRecord, trained: Se
     """
     train, seed = server.experiment.train, server.experiment.run.seed
     clients = validators(train, server.exchange.clients, trained, seed, number) if server.exchange.validates else []
-    there = set(present(train, server.exchange.clients, seed, number)) - set(server.exchange.notes.gone)
-    clients = [client for client in clients if client in there]
     messages = server.exchange.messages("evaluate", server.placed(model, "shared", "upload"), clients)
     if not server.target:
         return messages

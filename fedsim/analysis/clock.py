@@ -61,7 +61,8 @@ class Profile(BaseModel):
         >>> Profile(up=10, down=100).seconds(10, 8e6, 8e6)
         17.04
         """
-        return self.computing(computing) + self.transfer(bytes_up, bytes_down, exchanges)
+        transfer = self.transfer(bytes_up, bytes_down, exchanges)
+        return self.computing(computing) + transfer
 
     def computing(self, seconds: float) -> float:
         """The seconds that this machine computes what took `seconds` where the run was recorded."""
@@ -69,7 +70,10 @@ class Profile(BaseModel):
 
     def transfer(self, bytes_up: float, bytes_down: float, exchanges: int = EXCHANGES) -> float:
         """The seconds that so many bytes are on the way."""
-        return 8e-6 * bytes_up / self.up + 8e-6 * bytes_down / self.down + exchanges * self.latency
+        megabits_up = 8e-6 * bytes_up
+        megabits_down = 8e-6 * bytes_down
+        waits = exchanges * self.latency
+        return megabits_up / self.up + megabits_down / self.down + waits
 
 
 # Links by the rates that their standards allow at most. Slowdowns are round assumptions, not measurements.
@@ -100,9 +104,11 @@ class Profiles(BaseModel):
     def of(self, client: str) -> Profile:
         """The profile of a client; UserError where the table has none for it."""
         domain = client.partition("/")[0]
+        every = {**PROFILES, **self.profiles}
         for name in (client, domain, EVERYONE):
             if name in self.clients:
-                return {**PROFILES, **self.profiles}[self.clients[name]]
+                chosen = self.clients[name]
+                return every[chosen]
         raise UserError(f"the clock has no profile for {client!r}: add it to [clients], or '*' for all others")
 
 
@@ -144,57 +150,82 @@ class Clock:
     def table(self) -> Table:
         """A row per method: hours, seconds a round, the part that is transfer, and the metric after some hours."""
         horizon = float(self.anytime["hours"].max())
-        moments = [horizon * part / PARTS for part in range(1, PARTS + 1)]
-        columns = [LABEL, *map(Column, ["Hours", "s/round", "Transfer %", *map(hours_text, moments)])]
-        rows, records = [], []
-        labels = self.comparison.labels
+        moments = []
+        for part in range(1, PARTS + 1):
+            moments.append(horizon * part / PARTS)
+        heads = ["Hours", "s/round", "Transfer %", *map(hours_text, moments)]
+        measure = self.comparison.measure
+        rows = []
+        records = []
         for label in self.comparison.methods["label"]:
-            of_label = self.times[self.times["run"].map(labels) == label]
-            hours = float(of_label.groupby("run")["hours"].max().mean())
-            seconds = float(of_label.loc[of_label["round"] > 0, "seconds"].mean())
-            share = float(of_label["waiting"].sum() / of_label["seconds"].sum()) if of_label["seconds"].sum() else 0.0
-            values = [self.value_at(label, moment) for moment in moments]
-            shown = [self.comparison.measure.number(value) for value in values]
+            record = self.record(label, moments)
+            records.append(record)
+            hours, seconds, share, *values = list(record.values())[1:]
+            shown = list(map(measure.number, values))
             rows.append(Row([label, f"{hours:.3g}", f"{seconds:.3g}", percent(share), *shown]))
-            record: dict[str, Any] = {"label": label, "hours": hours, "seconds_per_round": seconds, "transfer": share}
-            records.append(record | {f"after_{moment:.6g}_hours": value for moment, value in zip(moments, values)})
-        title = f"{self.comparison.title}: {self.comparison.measure.heading} over hours"
+        title = f"{self.comparison.title}: {measure.heading} over hours"
+        columns = [LABEL, *map(Column, heads)]
         return Table(columns, rows, title=title, notes=self.notes, records=records)
+
+    def record(self, label: str, moments: list[float]) -> dict[str, Any]:
+        """The numbers of a method's row: label, hours, seconds_per_round, transfer, and the metric at these hours."""
+        labels = self.times["run"].map(self.comparison.labels)
+        times = self.times[labels == label]
+        ends = times.groupby("run")["hours"].max()
+        trained = times[times["round"] > 0]
+        record: dict[str, Any] = {"label": label}
+        record["hours"] = float(ends.mean())
+        record["seconds_per_round"] = float(trained["seconds"].mean())
+        seconds = times["seconds"].sum()
+        record["transfer"] = float(times["waiting"].sum() / seconds) if seconds else 0.0
+        for moment in moments:
+            record[f"after_{moment:.6g}_hours"] = self.value_at(label, moment)
+        return record
 
     def value_at(self, label: str, hours: float) -> float:
         """The average over targets, per seed and then over seeds, of what runs have selected by then.
 
         NaN as long as a run has finished no round.
         """
-        reached = self.anytime[(self.anytime["label"] == label) & (self.anytime["hours"] <= hours * (1 + 1e-9))]
+        curves = self.anytime[self.anytime["label"] == label]
+        latest_hours = hours * (1 + 1e-9)
+        reached = curves[curves["hours"] <= latest_hours]
         latest = reached.groupby("run").last()
-        runs = self.anytime.loc[self.anytime["label"] == label, "run"].nunique()
-        if len(latest) < runs:
+        if len(latest) < curves["run"].nunique():
             return math.nan
         cells = latest.rename(columns={"value": "accuracy"})
-        return float(per_seed_average(grid_of(cells, label), self.comparison.defined).mean())
+        grid = grid_of(cells, label)
+        averages = per_seed_average(grid, self.comparison.defined)
+        return float(averages.mean())
 
     def figure(self) -> Figure:
         """The selected metric over hours, a line per method; lines go on to the end of the longest run."""
         comparison = self.comparison
+        measure = comparison.measure
         labels = list(comparison.methods["label"])
         looks: Looks = styles(labels)
-        figure, axes = panels(1, ["average over unseen domains"], f"{comparison.title} ({over_seeds(self.seeds)})")
+        title = f"{comparison.title} ({over_seeds(comparison.most_seeds)})"
+        figure, axes = panels(1, ["average over unseen domains"], title)
         panel = axes[0][0]
         ends = np.sort(self.anytime["hours"].unique())
         for label in labels:
-            values = [comparison.measure.factor * self.value_at(label, moment) for moment in ends]
+            values = []
+            for moment in ends:
+                value = self.value_at(label, moment)
+                values.append(measure.factor * value)
             style = looks[label]
-            panel.step(ends, values, where="post", color=style.color, linestyle=style.line, label=label)
+            panel.step(
+                ends,
+                values,
+                where="post",
+                color=style.color,
+                linestyle=style.line,
+                label=label,
+            )
         panel.set_xlabel("hours")
-        panel.set_ylabel(comparison.measure.heading)
+        panel.set_ylabel(measure.heading)
         legend_below(figure, labels)
         return figure
-
-    @property
-    def seeds(self) -> int:
-        """The largest number of seeds of one method."""
-        return self.comparison.most_seeds
 
 
 def hours_text(hours: float) -> str:
@@ -206,21 +237,27 @@ def clock(runs: Runs, comparison: Comparison, profiles: Profiles) -> Clock:
     """The clock of a comparison's runs; UserError for records that have no seconds or no row per client."""
     labels = comparison.labels
     _refuse_others(profiles, set(runs.clients.get("client", [])))
-    parts, curves = [], []
+    parts = []
+    curves = []
     for run in comparison.table["run"]:
-        times = round_times(run, runs.clients[runs.clients["run"] == run], profiles)
-        parts.append(times.assign(run=run))
         experiment = runs.experiments[run]
+        clients = runs.clients[runs.clients["run"] == run]
         rounds = runs.rounds[runs.rounds["run"] == run]
+        times = round_times(run, clients, profiles)
+        parts.append(times.assign(run=run))
         column = validation_column(experiment, task_of(rounds).metric)
         curve = anytime(rounds, times, comparison.select, column)
-        curves.append(curve.assign(run=run, label=labels[run], target=experiment.run.target, seed=experiment.run.seed))
+        curve = curve.assign(run=run, label=labels[run])
+        settings = experiment.run
+        curves.append(curve.assign(target=settings.target, seed=settings.seed))
     notes = [
         "A round takes as long as its slowest client: seconds of training and validation times slowdown, and its bytes "
         "over its link. The server's own time is left out.",
         f"Seconds were recorded where the runs were made. Profiles: {described(profiles)}.",
     ]
-    return Clock(comparison, pd.concat(parts, ignore_index=True), pd.concat(curves, ignore_index=True), notes)
+    times = pd.concat(parts, ignore_index=True)
+    every_curve = pd.concat(curves, ignore_index=True)
+    return Clock(comparison, times, every_curve, notes)
 
 
 def described(profiles: Profiles) -> str:
@@ -229,19 +266,30 @@ def described(profiles: Profiles) -> str:
     texts = []
     for client, name in profiles.clients.items():
         profile = every[name]
-        source = f"; {profile.source}" if profile.source else ""
-        numbers = f"{profile.slowdown:g} times the seconds, {profile.up:g} up, {profile.down:g} down, "
-        texts.append(f"{client} {name} ({numbers}{profile.latency:g} s{source})")
-    return ", ".join(texts)
+        numbers = [
+            f"{profile.slowdown:g} times the seconds",
+            f"{profile.up:g} up",
+            f"{profile.down:g} down",
+            f"{profile.latency:g} s",
+        ]
+        if profile.source:
+            numbers.append(profile.source)
+        listed = ", ".join(numbers)
+        texts.append(f"{client} {name} ({listed})")
+    return "; ".join(texts)
 
 
 def _refuse_others(profiles: Profiles, clients: set[str]) -> None:
     """UserError when the table names a client or a domain that no run has."""
-    names = clients | {client.partition("/")[0] for client in clients}
+    names = set(clients)
+    for client in clients:
+        domain = client.partition("/")[0]
+        names.add(domain)
     for name in profiles.clients:
         if name != EVERYONE and name not in names:
-            raise UserError(f"the clock names {name!r}, and no run has this client; {nearest(name, names)}"
-                            f"clients: {', '.join(sorted(names))}")  # fmt: skip
+            near = nearest(name, names)
+            listed = ", ".join(sorted(names))
+            raise UserError(f"the clock names {name!r}, and no run has this client; {near}clients: {listed}")
 
 
 def round_times(run: str, clients: pd.DataFrame, profiles: Profiles) -> pd.DataFrame:
@@ -249,25 +297,36 @@ def round_times(run: str, clients: pd.DataFrame, profiles: Profiles) -> pd.DataF
 
     waiting: the seconds in which the slowest client's bytes are on the way
     """
-    summed = [name for name in clients["client"] if str(name).endswith("/*")]
-    if summed:
-        raise UserError(f"{run}: clients.csv has one row per domain, and the slowest client is not in it; repeat the "
-                        "run with run.client_rows = 'clients'")  # fmt: skip
-    missing = [name for name in NEEDED if name not in clients or clients[name].isna().all()]
-    if missing:
-        raise UserError(f"{run}: clients.csv has no {', '.join(missing)}, of which a clock is made")
-    rows: dict[int, tuple[float, float]] = {}
+    _refuse_unfit(run, clients)
+    seconds: dict[int, float] = {}
+    waiting: dict[int, float] = {}
     for row in clients.fillna(0.0).to_dict("records"):
-        profile = profiles.of(str(row["client"]))
-        waiting = profile.transfer(row["bytes_up"], row["bytes_down"])
-        seconds = profile.computing(row["train_seconds"] + row.get("evaluation_seconds", 0.0)) + waiting
         number = int(row["round"])
-        rows[number] = max(rows.get(number, (0.0, 0.0)), (seconds, waiting))
-    numbers = sorted(rows)
-    times = pd.DataFrame({"round": numbers, "seconds": [rows[number][0] for number in numbers]})
-    times["waiting"] = [rows[number][1] for number in numbers]
+        client = str(row["client"])
+        profile = profiles.of(client)
+        transfer = profile.transfer(row["bytes_up"], row["bytes_down"])
+        recorded = row["train_seconds"] + row.get("evaluation_seconds", 0.0)
+        total = profile.computing(recorded) + transfer
+        if total >= seconds.get(number, 0.0):
+            seconds[number] = total
+            waiting[number] = transfer
+    times = pd.DataFrame({"seconds": seconds, "waiting": waiting})
+    times = times.sort_index().rename_axis("round").reset_index()
     times["hours"] = times["seconds"].cumsum() / 3600
     return times
+
+
+def _refuse_unfit(run: str, clients: pd.DataFrame) -> None:
+    """UserError for rows of which no clock can be made."""
+    for name in clients["client"].astype(str):
+        if name.endswith("/*"):
+            raise UserError(
+                f"{run}: clients.csv has one row per domain, and the slowest client is not in it; repeat the run with "
+                "run.client_rows = 'clients'"
+            )
+    for column in NEEDED:
+        if column not in clients or clients[column].isna().all():
+            raise UserError(f"{run}: clients.csv has no {column}, of which a clock is made")
 
 
 def anytime(rounds: pd.DataFrame, times: pd.DataFrame, rule: str, column: str) -> pd.DataFrame:
@@ -276,10 +335,11 @@ def anytime(rounds: pd.DataFrame, times: pd.DataFrame, rule: str, column: str) -
     hours = dict(zip(times["round"], times["hours"]))
     trained = rounds[rounds["round"] >= 1].sort_values("round", kind="stable")
     rows = []
-    for number in range(1, len(trained) + 1):
-        so_far = trained.iloc[:number]
+    for place, number in enumerate(trained["round"]):
+        so_far = trained[: place + 1]
         value = math.nan
         with contextlib.suppress(UserError):  # no round so far can be selected
-            value = float(select(so_far, rule, column)[metric])
-        rows.append({"hours": hours[int(so_far["round"].iloc[-1])], "value": value})
+            chosen = select(so_far, rule, column)
+            value = float(chosen[metric])
+        rows.append({"hours": hours[number], "value": value})
     return pd.DataFrame(rows)

@@ -286,17 +286,27 @@ def stopping_notes(runs: Runs, table: pd.DataFrame) -> list[str]:
     played = dict(zip(runs.summary["run"], runs.summary.get("rounds", [])))
     stopped: dict[str, list[int]] = {}  # {label and most rounds: the rounds that were played}
     for run, label in zip(table["run"], table["label"]):
-        train = runs.experiments[run].train
-        if train.stop_after and played[run] < train.rounds:
-            stopped.setdefault(f"{label} (of {train.rounds})", []).append(int(played[run]))
+        experiment = runs.experiments[run]
+        train = experiment.train
+        if not train.stop_after:
+            continue
+        rounds = int(played[run])
+        if rounds < train.rounds:
+            title = f"{label} (of {train.rounds})"
+            of_label = stopped.setdefault(title, [])
+            of_label.append(rounds)
     texts = []
-    for label, rounds in stopped.items():
-        first, last = min(rounds), max(rounds)
-        between = str(first) if first == last else f"{first} to {last}"
+    for label, numbers in stopped.items():
+        first = min(numbers)
+        last = max(numbers)
+        between = f"{first} to {last}"
+        if first == last:
+            between = str(first)
         texts.append(f"{label} after {between} rounds")
     if not texts:
         return []
-    return [f"Stopped early by source validation (train.stop_after): {', '.join(texts)}. Budgets follow from it."]
+    listed = ", ".join(texts)
+    return [f"Stopped early by source validation (train.stop_after): {listed}. Budgets follow from it."]
 
 
 def cost_notes(table: pd.DataFrame) -> list[str]:

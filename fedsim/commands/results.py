@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
 CLOCK_HELP = "accuracy over hours on other machines: profiles.toml, hospitals-fibre, clinics-dsl or phones-lte"
 FIGURE_HELP = "of several data sets: draw the mean ranks; with --clock: accuracy over hours; PNG or SVG"
+CLOCK_RECORDS = ["summary", "rounds", "clients"]  # without a clock the first one is enough
+OfMetric = Annotated[str, typer.Option("--metric", help=METRIC_HELP)]
+OfCorrection = Annotated[str, typer.Option("--correction", help="corrects p for testing several methods: holm or none")]
+OfFigure = Annotated[Path | None, typer.Option("--figure", help=FIGURE_HELP)]
+OfClock = Annotated[str, typer.Option("--clock", help=CLOCK_HELP)]
 By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
@@ -37,11 +42,11 @@ def compare(
     baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
     by: By = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
-    metric: Annotated[str, typer.Option(help=METRIC_HELP)] = "",
-    correction: Annotated[str, typer.Option(help="corrects p for testing several methods: holm or none")] = "holm",
+    metric: OfMetric = "",
+    correction: OfCorrection = "holm",
     published: Annotated[Path | None, typer.Option(help="numbers of more papers, a CSV file like ours")] = None,
-    figure: Annotated[Path | None, typer.Option(help=FIGURE_HELP)] = None,
-    clock: Annotated[str, typer.Option(help=CLOCK_HELP)] = "",
+    figure: OfFigure = None,
+    clock: OfClock = "",
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
@@ -52,12 +57,11 @@ def compare(
     In the folder of a paper's table it shows our numbers beside those of the paper, with the difference. With several
     folders it shows one column per data set, and tests of all pairs of methods over the unseen domains of all of them.
     """
-    needed = ["summary", "rounds", "clients"] if clock else ["summary"]
+    needed = CLOCK_RECORDS if clock else CLOCK_RECORDS[:1]
     parts = {folder: chosen_runs(folder, methods, targets, seeds, only=needed) for folder in folders}
     folder, runs = next(iter(parts.items()))
     if clock:
-        if len(parts) > 1 or metric or published:
-            raise UserError("--clock is for one folder and the task's own metric: leave the rest out")
+        refuse_beside_clock(len(parts), metric, published)
         show_clock(runs, clock, select, baseline, by or [], format, figure)
     elif len(parts) > 1:
         if by or published:
@@ -200,6 +204,12 @@ def show_comparison(
             atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))
+
+
+def refuse_beside_clock(folders: int, metric: str, published: Path | None) -> None:
+    """Raise UserError for what `--clock` does not go together with."""
+    if folders > 1 or metric or published:
+        raise UserError("--clock is for one folder and the task's own metric: leave the rest out")
 
 
 def show_clock(

@@ -51,8 +51,9 @@ def comparable_settings(experiment: Experiment) -> JsonTable:
     """Dotted settings that a run's numbers depend on, except method name, target and seed."""
     settings = {}
     for key, value in recorded_settings(experiment).items():
-        is_of_run = key.startswith("run.") and key not in RUN_KEYS and not key.startswith(ATTACKERS)
-        if not is_of_run and key not in NUMBERLESS_KEYS:
+        is_of_run = key.startswith("run.") and key not in RUN_KEYS
+        is_attacker = key.startswith(ATTACKERS)
+        if is_attacker or (not is_of_run and key not in NUMBERLESS_KEYS):
             settings[key] = value
     return settings
 

@@ -42,14 +42,20 @@ def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
     """
     runs = [experiment.run for experiment in experiments]
     title = _title_with_metric(rule, runs)
-    return ", ".join(filter(None, (title, liars_text(run.attackers for run in runs))))
+    attackers = [run.attackers for run in runs]
+    liars = liars_text(attackers)
+    if liars:
+        return f"{title}, {liars}"
+    return title
 
 
 def _title_with_metric(rule: str, runs: Sequence[RunSettings]) -> str:
     metrics = {run.select_by for run in runs}
     if rule == DEFAULT_RULE and metrics - {"primary"}:
         usual = [run.model_copy(update={"select_by": "primary"}) for run in runs]
-        by = BY_TITLES[metrics.pop()] if len(metrics) == 1 else "different metrics"
+        by = "different metrics"
+        if len(metrics) == 1:
+            by = BY_TITLES[metrics.pop()]
         return f"{_title_of_runs(rule, usual)}, by {by}"
     return _title_of_runs(rule, runs)
 
@@ -136,9 +142,11 @@ def rounds_since_best(scores: Sequence[float]) -> int:
     2
     """
     values = np.asarray(scores, dtype=float)
-    if np.isnan(values).all():
+    has_none = np.isnan(values).all()
+    if has_none:
         return len(values)
-    return len(values) - 1 - first_best(values)
+    last = len(values) - 1
+    return last - first_best(values)
 
 
 def summary_row(

@@ -6,7 +6,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import TASKS
 from fedsim.data import Benchmark, ClientData, domain_of
 from fedsim.methods.recipe import Recipe
-from fedsim.settings.attackers import OF_LABELS, Attack, attack_on, parse_attack
+from fedsim.settings.attackers import OF_LABELS, Attack, attack_on, liars_text, parse_attack
 from fedsim.settings.experiment import Experiment
 
 
@@ -35,6 +35,12 @@ def refuse_attackers(experiment: Experiment, recipe: Recipe, bench: Benchmark, c
             raise UserError(f"run.attackers: {text} copies {attack.client!r}, which is no honest client")
     if all(attack_on(run.attackers, client) for client in clients):
         raise UserError("run.attackers: every client lies; leave one honest")
+
+
+def liar_notes(experiment: Experiment) -> list[str]:
+    """A line on the clients that lie in a run; none where all are honest."""
+    liars = liars_text([experiment.run.attackers])
+    return [f"a run {liars}: it shows what a method makes of them, and is no result of the method"] if liars else []
 
 
 def attacked(data: ClientData, experiment: Experiment) -> ClientData:

@@ -21,6 +21,7 @@ from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.records.cases import STRUCTURE_QUANTITIES
 from fedsim.records.environment import own_versions
 from fedsim.runs import admission
+from fedsim.runs.attacked_data import liar_notes
 from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.leftovers import nothing_left, remove_empty
@@ -32,7 +33,6 @@ from fedsim.runs.session import Session
 from fedsim.runs.target import SharedTarget, TargetEvaluator
 from fedsim.runs.undefined import undefined_on_target
 from fedsim.runs.workspace import Workspace, open_workspace, set_threads
-from fedsim.settings.attackers import liars_text
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.settings.plugins import outside_versions
@@ -271,12 +271,16 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += budget_notes(plan, examples)
     notes += few_client_notes(plan)
     notes += weight_notes(experiment, plan.data)
-    if liars := liars_text([experiment.run.attackers]):
-        notes.append(f"a run {liars}: it shows what a method makes of them, and is no result of the method")
-    notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
+    notes += liar_notes(experiment)
+    notes += remarks_of(plan)
     versions = versions_of(roster)
     notes += version_notes(own_versions(), versions)
     return notes + code_notes(outside_versions(packages_of(experiment)), versions)
+
+
+def remarks_of(plan: Plan) -> list[str]:
+    """What the parts of a recipe have to say before a run."""
+    return [part.remark for _, part in plan.recipe.pairs if part.remark]
 
 
 def versions_of(roster: Roster) -> dict[str, dict[str, str]]:

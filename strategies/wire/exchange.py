@@ -92,8 +92,9 @@ class Exchange:
         """One message per client that is online, made when it is its turn: tensors, further records, config.
 
         records: a client's records of the banks; `arrays` among them are its own, in place of those of all clients.
-        A client that is not online has failed.
+        A client that is not online has failed. One that is gone in this round is asked nothing more.
         """
+        clients = [client for client in clients if client not in self.notes.gone]
         away: Collection[str] = ()
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
