@@ -30,6 +30,7 @@ class LocalData:
     ) -> None:
         self.client = data.client
         self.task = task
+        self.shifted = 0.0  # the share of each batch whose labels an attacker shifts (run.attackers)
         self.has_masks = task.maps and data.masks is not None
         self.classes = len(data.classes)
         self.class_counts = data.class_counts()
@@ -87,6 +88,8 @@ class LocalData:
                 return self.normalize(augment(images))
 
         labels = self.labels[on_device(positions, self.labels.device)]
+        if self.shifted:
+            labels = shifted_labels(labels, self.shifted, self.classes)
         if self.has_masks:  # masks get the geometric changes of their images
             whole: Foreign = self.transforms.augment
             augmented, labels = whole.with_masks(raw, labels, *own_sizes)
@@ -111,6 +114,14 @@ class LocalData:
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
         return np.arange(self.examples)
+
+
+def shifted_labels(labels: Tensor, share: float, classes: int) -> Tensor:
+    """The labels [B] of a batch, of which the first int(share B) are y + 1 mod M."""
+    changed = labels.clone()
+    first = int(share * len(labels))
+    changed[:first] = (changed[:first] + 1) % classes
+    return changed
 
 
 def on_device(positions: np.ndarray, device: torch.device) -> Tensor:
