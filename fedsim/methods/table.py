@@ -32,7 +32,7 @@ from clients.terms.representation_norm import RepresentationNorm
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
 from fedsim.methods.recipe import Recipe
-from fedsim.methods.single_source import SINGLE_SOURCE_METHODS
+from fedsim.methods.single_source import DOMAIN_METHODS, SINGLE_SOURCE_METHODS
 from fedsim.methods.styles import STYLE_METHODS
 from fedsim.methods.texts import TEXT_METHODS
 from fedsim.models.infer.alpha import ZeroShotAdapter
@@ -176,7 +176,6 @@ METHODS: dict[str, Recipe] = {
     "fedadagrad": Recipe(refine=(FedAdagrad(),), paper="Reddi et al., ICLR 2021: FedAdagrad"),
     "krum": Recipe(fuse=Krum(), paper="Blanchard et al., NeurIPS 2017"),
     "qfedavg": Recipe(fuse=QFedAvg(), weights=Uniform(), paper="Li et al., ICLR 2020: q-FedAvg"),
-    # federated optimization
     "fednova": Recipe(fuse=NormalizedAverage(), reports=(GradientCount(),), paper="Wang et al., NeurIPS 2020: FedNova"),
     "fediir": Recipe(
         terms=(ClassifierAlignment(),),
@@ -233,7 +232,6 @@ METHODS: dict[str, Recipe] = {
     **TEXT_METHODS,
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
-    # simple representations
     "fedsr": Recipe(
         inserts=(Representation(),),
         terms=(ConditionalInformation(), RepresentationNorm()),
@@ -259,4 +257,5 @@ METHODS: dict[str, Recipe] = {
         banks=(FeatureGenerator(),),
         paper="Zhang et al., 2021 (arXiv 2111.10487): FedADG",
     ),
+    **DOMAIN_METHODS,
 }
