@@ -95,12 +95,17 @@ def one_domain_notes(plan: Plan) -> list[str]:
 
 
 def domains_of_client(plan: Plan) -> int:
-    """The number of domains of which a client has examples, where data are not pooled."""
+    """The number of domains of which a client has examples, where data are not pooled.
+
+    With fewer clients than domains (`data.clients`) clients differ, and 2 stands for several.
+    """
     data = plan.experiment.data
-    if not data.mix:
+    if not data.is_dealt:
         return 1
     sources = source_domains(data, plan.experiment.run.target, plan.data)
-    return len(sources)
+    if data.mix:
+        return len(sources)
+    return 2 if data.clients < len(sources) else 1
 
 
 def weight_notes(experiment: Experiment, bench: Benchmark) -> list[str]:
