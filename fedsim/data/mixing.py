@@ -8,8 +8,8 @@ images of domain d. mix = 0 is one domain per client, and mix = 1 the same mixtu
 
 M_d is `data.clients_per_domain`, where `data.clients` = C does not say how many clients there are. With at least as
 many clients as domains, every domain gets one client. Each further client then goes to the domain with the most
-training images per client. With fewer clients than domains, the domains come from large to small, each to the client that has
-the fewest images so far. M_d is then 1, and a client has several own domains.
+training images per client. With fewer clients than domains, the domains come from large to small, each to the client
+that has the fewest images so far. M_d is then 1, and a client has several own domains.
 
 Source: Bai et al., Benchmarking Algorithms for Federated Domain Generalization, ICLR 2024 (lambda; heterogeneous
 partition; `data.clients` is its number of clients, by its greedy rule). The images for validation are drawn per domain
