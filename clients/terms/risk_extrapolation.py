@@ -31,7 +31,9 @@ class RiskExtrapolation(AnnealedPenalty):
     signed_loss: ClassVar[bool] = False
 
     lam: Annotated[float, Field(ge=0), Tuned("log:1e-1:1e5", "DomainBed")] = 10.0
-    anneal_steps: Annotated[int, Field(ge=0), Tuned("log:1:1e4", "DomainBed")] = 500
+    anneal_steps: Annotated[int, Field(ge=0), Tuned("1,10,100,1000,10000", "DomainBed: 10 to the power of U(0, 4)")] = (
+        500
+    )
 
     def penalty(self, round: LocalRound, batch: Batch) -> Tensor | None:
         """The population variance of the risks; None for fewer than two domains."""
