@@ -21,7 +21,7 @@ class LocalData:
 
     task: the kind of labels, and how they are learned
     held: the training images of this client, or of each client whose data are pooled
-    domains: the domain of every training example, int64 [n]; all are 0 where the data are not pooled
+    domains: the domain of every training example, int64 [n]; all are 0 for a client of one domain
     labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
     """
 
@@ -49,8 +49,9 @@ class LocalData:
 
     def _divide_by_domain(self, data: ClientData) -> None:
         """Notes the domain of each training image, and the validation images of each domain."""
-        index = data.domain_index if data.held else np.broadcast_to(np.int64(0), len(data.domain_index))
-        self.domains, domains = index[data.train], index[data.validation]
+        self.domains, domains = data.domain_index[data.train], data.domain_index[data.validation]
+        if not data.held:  # the mixed domains of a client are validated together
+            domains = np.zeros_like(domains)
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
 
     def raw(self, positions: np.ndarray) -> Tensor:

@@ -115,16 +115,22 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
     data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
     if data.fraction < 1 and data.test_split == "list":
         yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
-    if data.scale == "site" and (data.mix or data.clients_per_domain > 1):
+    if data.scale == "site" and (data.mix or data.clients or data.clients_per_domain > 1):
         yield (
-            "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix and "
-            "data.clients_per_domain at their defaults"
+            "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix, "
+            "data.clients and data.clients_per_domain at their defaults"
         )
-    if data.partition == "classes" and (data.mix or data.group or data.columns.get("group")):
+    if data.partition == "classes" and (data.mix or data.clients or data.group or data.columns.get("group")):
         yield (
-            "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.group and "
-            "data.columns.group out, or use 'dirichlet'"
+            "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.clients, "
+            "data.group and data.columns.group out, or use 'dirichlet'"
         )
+    if data.clients and data.clients_per_domain > 1:
+        yield "data.clients and data.clients_per_domain both say how many clients there are; leave one at its default"
+    if data.clients and data.split == "lists":
+        yield "data.split = 'lists' gives all images of a domain to one client; set data.clients to 0"
+    if data.clients and runtime == "deployment":
+        yield "data.clients gives images by the sizes of all domains, but a deployed site has its own; set it to 0"
     if data.mix and runtime == "deployment":
         yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
     if train.side_by_side > 1 and runtime != "inline":

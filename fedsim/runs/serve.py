@@ -26,7 +26,7 @@ from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
-from fedsim.runs.notes import budget_notes, code_notes, data_notes, few_client_notes, version_notes, weight_notes
+from fedsim.runs.notes import budget_notes, code_notes, comparison_notes, data_notes, version_notes, weight_notes
 from fedsim.runs.orders import orders
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
@@ -269,7 +269,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += share_notes(space.net, plan.recipe.share)
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
-    notes += few_client_notes(plan)
+    notes += comparison_notes(plan)
     notes += weight_notes(experiment, plan.data)
     notes += liar_notes(experiment)
     notes += remarks_of(plan)
