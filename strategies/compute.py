@@ -238,14 +238,16 @@ def useless(sizes: Mapping[str, float], complaints: Complaints, asked: int) -> t
 
     sizes: of this round's updates. The client is the one whose update is much larger than the others'; empty when there
     is none. A loss that is finite and far too large counts where there is such an update, because honest clients that
-    diverge together do the same to it. Of two clients one such loss is enough, and neither is named.
+    diverge together do the same to it, and one that trains alone does. Of two clients one such loss is enough, and
+    neither is named.
     """
     client, times = suspect(sizes)
     stands_out = bool(client) and times >= STANDS_OUT
+    among_others = stands_out and len(sizes) > 1
     largest_is = f" (the largest is that of {client!r})" if client else ""
     if 2 * complaints.not_finite > asked:
         reason = f"the model's loss is not finite at {complaints.not_finite} of {asked} sites"
-    elif stands_out and (2 * complaints.all > asked or (asked == 2 and complaints.all)):
+    elif among_others and (2 * complaints.all > asked or (asked == 2 and complaints.all)):
         reason = (
             f"the model's loss is {RUINED:g} times what it was, or not finite, at {complaints.all} of {asked} sites"
         )

@@ -110,6 +110,13 @@ def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(not_finite, 
     assert bool(alike[1]) == (2 * not_finite > asked)
 
 
+def test_a_client_that_trains_alone_does_not_stand_out():
+    """Pooled training on the vowels at the file's rate ended in three of fifteen runs: the loss rose for a round."""
+    assert compute.useless({"pooled": 3.0}, Complaints(not_finite=0, too_large=1), 1) == ("", "")
+    client, reason = compute.useless({"pooled": 3.0}, Complaints(not_finite=1, too_large=0), 1)
+    assert (client, "not finite at 1 of 1 sites" in reason) == ("pooled", True)
+
+
 def test_a_client_that_ruined_a_model_has_a_small_limit_from_then_on():
     sizes = {"a": 1.0, "b": 1.1, "c": 3.5}
     assert over_limit(sizes, {}, 1.0, 100.0) == {}
