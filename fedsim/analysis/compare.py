@@ -105,9 +105,7 @@ def compare(
         **computed._asdict(),
     )
     _add_worst(comparison)
-    reasons: list[str] = []
-    if published and comparison.is_primary:  # the papers print no other metric
-        comparison.published, reasons = _papers(runs, recorded, comparison, published)
+    reasons = _add_papers(runs, recorded, comparison, published)
     comparison.notes = [
         *part_notes(runs.only),
         *comparison_notes(comparison, reasons, runs.unfinished),
@@ -307,13 +305,15 @@ def _average_scores(
     return scores, ranked_seeds
 
 
-def _papers(
+def _add_papers(
     runs: Runs,
     recorded: Environments,
     comparison: Comparison,
     published: bool | Path,
-) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
+) -> list[str]:
+    """Add the papers' rows beside these runs, whose settings are taken as they were given; return notes on them."""
+    if not published or not comparison.is_primary:  # the papers print no other metric
+        return []
     table, targets = comparison.table, comparison.targets
     given = {}
     for run in table["run"]:
@@ -326,7 +326,8 @@ def _papers(
         added, more = added_rows(published, first, table["method"], targets)
         rows = pd.concat([rows, added], ignore_index=True)
         notes += more
-    return rows, notes
+    comparison.published = rows
+    return notes
 
 
 def _targets(table: pd.DataFrame) -> list[str]:

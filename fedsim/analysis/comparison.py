@@ -33,9 +33,9 @@ class Comparison:
     cells: one row per method and target (`average` included): label, method, the keys of `by`, target, mean, std,
     seeds (their number), over (which they are).
     methods: one row per method: label, method, the keys of `by`, average, average_std, seeds (those with all targets),
-    worst (the worst mean over seeds among `shared`, if these are two or more), seeds_begun, rank, difference, p_value,
-    p_holm, pairs, differing, images, steps, bytes_down_per_round, bytes_up_per_round, seconds_per_round, transductive,
-    uses_target_unlabelled, group.
+    worst, seeds_begun, rank, difference, p_value, p_holm, pairs, differing, images, steps, bytes_down_per_round,
+    bytes_up_per_round, seconds_per_round, transductive, uses_target_unlabelled, group.
+    `worst` is the worst mean over seeds among the targets in `shared`; it is there if these are two or more.
     `difference` (a fraction of accuracy) and `p_value` rest on the same `pairs`: the cells (target, seed) that the
     method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
     rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a
