@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedsim.analysis.agreement import order_notes
-from fedsim.analysis.comparison import COSTS, GROUPS, Comparison
+from fedsim.analysis.comparison import COSTS, GROUPS, WORST, Comparison
 from fedsim.analysis.metrics import METRICS, find_metric, metric_values
 from fedsim.analysis.notes import (
     comparison_notes,
@@ -25,7 +25,16 @@ from fedsim.analysis.notes import (
 )
 from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
 from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, beside
-from fedsim.analysis.statistics import common_seeds, corrected, grid_of, mean_and_std, paired, per_seed_average, ranks
+from fedsim.analysis.statistics import (
+    common_seeds,
+    corrected,
+    grid_of,
+    mean_and_std,
+    paired,
+    per_seed_average,
+    ranks,
+    worst_means,
+)
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
@@ -95,15 +104,25 @@ def compare(
         undefined=undefined_targets(table),
         **computed._asdict(),
     )
-    reasons: list[str] = []
-    if published and comparison.is_primary:  # the papers print no other metric
-        comparison.published, reasons = _papers(runs, recorded, comparison, published)
+    _add_worst(comparison)
+    reasons = _add_papers(runs, recorded, comparison, published)
     comparison.notes = [
         *part_notes(runs.only),
         *comparison_notes(comparison, reasons, runs.unfinished),
         *_notes_on_runs(runs, recorded, not_computed, comparison),
     ]
     return comparison
+
+
+def _add_worst(comparison: Comparison) -> None:
+    """Add to the methods the worst mean among the targets that every row has, after the average and its seeds."""
+    targets = comparison.shared
+    if len(targets) < 2:
+        return
+    worst = worst_means(comparison.cells, targets, comparison.measure.less_is_better)
+    methods = comparison.methods
+    place = methods.columns.get_loc("seeds_begun")
+    methods.insert(place, WORST, methods["label"].map(worst))
 
 
 def _names(runs: Runs) -> str:
@@ -286,13 +305,15 @@ def _average_scores(
     return scores, ranked_seeds
 
 
-def _papers(
+def _add_papers(
     runs: Runs,
     recorded: Environments,
     comparison: Comparison,
     published: bool | Path,
-) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows beside these runs, whose settings are taken as they were given, and notes on them."""
+) -> list[str]:
+    """Add the papers' rows beside these runs, whose settings are taken as they were given; return notes on them."""
+    if not published or not comparison.is_primary:  # the papers print no other metric
+        return []
     table, targets = comparison.table, comparison.targets
     given = {}
     for run in table["run"]:
@@ -305,7 +326,8 @@ def _papers(
         added, more = added_rows(published, first, table["method"], targets)
         rows = pd.concat([rows, added], ignore_index=True)
         notes += more
-    return rows, notes
+    comparison.published = rows
+    return notes
 
 
 def _targets(table: pd.DataFrame) -> list[str]:

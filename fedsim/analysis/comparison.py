@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 
 from fedsim.analysis.metrics import METRICS, Metric
+from fedsim.analysis.statistics import shared_targets
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tables import LABEL, MISSING, Cell, Column, Row, Table, show_tables, tables_text
 from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, UNDEFINED
@@ -17,6 +18,7 @@ from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.selection import BUDGETS
 
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
+WORST = "worst"  # column of the methods
 FORMATS = ("table", "csv", "markdown", "latex")
 # Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first, and
 # methods that never see the target have none.
@@ -31,8 +33,9 @@ class Comparison:
     cells: one row per method and target (`average` included): label, method, the keys of `by`, target, mean, std,
     seeds (their number), over (which they are).
     methods: one row per method: label, method, the keys of `by`, average, average_std, seeds (those with all targets),
-    seeds_begun, rank, difference, p_value, p_holm, pairs, differing, images, steps, bytes_down_per_round,
+    worst, seeds_begun, rank, difference, p_value, p_holm, pairs, differing, images, steps, bytes_down_per_round,
     bytes_up_per_round, seconds_per_round, transductive, uses_target_unlabelled, group.
+    `worst` is the worst mean over seeds among the targets in `shared`; it is there if these are two or more.
     `difference` (a fraction of accuracy) and `p_value` rest on the same `pairs`: the cells (target, seed) that the
     method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
     rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a
@@ -79,6 +82,11 @@ class Comparison:
     def defined(self) -> list[str]:
         """The targets over which averages and ranks are."""
         return [target for target in self.targets if target not in self.undefined]
+
+    @property
+    def shared(self) -> list[str]:
+        """The targets over which the worst mean is: those that define the metric and that every row has."""
+        return shared_targets(self.cells, self.defined)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -147,6 +155,8 @@ def comparison_table(comparison: Comparison) -> Table:
 def terminal_tables(comparison: Comparison, table: Table) -> list[Table]:
     """The table in two: the accuracies with the papers' rows, and below them ranks, tests and costs."""
     accuracies = len(comparison.columns) + 1
+    if WORST in comparison.methods:
+        accuracies += 1
     further = range(accuracies, len(table.columns))
     return [
         table.part(range(accuracies), table.title, table.subtitle),
@@ -243,7 +253,8 @@ def further_columns(comparison: Comparison) -> dict[str, str]:
     Both budgets count a whole run, over all clients.
     """
     methods = comparison.methods
-    heads = {"seeds": "Seeds", "rank": "Rank"}
+    heads = {WORST: "Worst"} if WORST in methods else {}
+    heads |= {"seeds": "Seeds", "rank": "Rank"}
     tests = {
         "difference": f"Δ {comparison.baseline}",
         "p_value": "p",
@@ -267,6 +278,9 @@ def further_cells(comparison: Comparison, method: Mapping[str, Any]) -> list[Cel
             cells.append(Cell(MISSING, value=math.nan))
             continue
         value = float(method[key])
+        if key == WORST:
+            cells.append(accuracy_cell(value, math.nan, measure=comparison.measure))
+            continue
         if key == "difference":
             text = comparison.measure.difference(value)
             value *= comparison.measure.factor

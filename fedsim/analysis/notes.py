@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from fedsim.analysis.comparison import MARKS, Comparison
+from fedsim.analysis.comparison import MARKS, WORST, Comparison
 from fedsim.common.lists import times
 from fedsim.common.tasks import WITH_CLASSES
 from fedsim.records.reading import Runs
@@ -38,6 +38,7 @@ def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], u
     return [
         *measure_notes(comparison),
         *undefined_notes(comparison),
+        *worst_notes(comparison),
         *missing_notes(table, comparison.defined),
         *split_notes(table),
         *rank_notes(comparison),
@@ -88,6 +89,19 @@ def undefined_notes(comparison: Comparison) -> list[str]:
             runs = _first_of(list(single["run"]))
             notes.append(f"{_capitalized(measure.title)} is not defined in {runs}{because}: averages are without them.")
     return notes
+
+
+def worst_notes(comparison: Comparison) -> list[str]:
+    """A note on what the column of the worst domain holds, where the table has it."""
+    if WORST not in comparison.methods:
+        return []
+    targets = comparison.shared
+    extreme = "greatest" if comparison.measure.less_is_better else "least"
+    over = "the targets"
+    if len(targets) < len(comparison.targets):
+        over = f"{len(targets)} of {len(comparison.targets)} targets, on which every row has a value: "
+        over += ", ".join(targets)
+    return [f"Worst: the {extreme} mean over seeds among {over}."]
 
 
 def _capitalized(text: str) -> str:

@@ -23,6 +23,22 @@ def per_seed_average(grid: pd.DataFrame, targets: Sequence[str]) -> pd.Series:
     return complete.mean(axis=1)
 
 
+def shared_targets(cells: pd.DataFrame, targets: Sequence[str]) -> list[str]:
+    """Those of some targets on which every row has a mean; cells: those of a comparison."""
+    with_mean = cells.dropna(subset=["mean"])
+    rows = with_mean.groupby("target")["label"].nunique()
+    return [target for target in targets if rows.get(target, 0) == cells["label"].nunique()]
+
+
+def worst_means(cells: pd.DataFrame, targets: Sequence[str], less_is_better: bool = False) -> pd.Series:
+    """Return {label: its worst mean over seeds among some targets}; cells: those of a comparison.
+
+    The worst mean is the least one, and the greatest one of a metric of which less is better.
+    """
+    means = cells[cells["target"].isin(targets)].groupby("label")["mean"]
+    return means.max() if less_is_better else means.min()
+
+
 def mean_and_std(values: pd.Series) -> dict[str, Any]:
     """{mean, std, seeds}: seeds is the number of values, std their sample standard deviation (NaN below two values)."""
     values = values.dropna()

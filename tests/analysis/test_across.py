@@ -136,12 +136,12 @@ def test_markdown_and_csv(comparison):
     assert lines[:6] == [
         "**pacs: best source validation**",
         "",
-        "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | p Holm | Pairs | Down/round "
+        "| Method | art_painting | photo | Average | Worst | Seeds | Rank | Δ fedavg | p | p Holm | Pairs | Down/round "
         "| Up/round | s/round |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 | .750 "
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 65.0 | 2 | 1 | +2.5 | .750 | .750 "
         "| 4 | 3.0 MB | 1.5 kB | 2.5 |",
-        "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
+        "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 65.0 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
         "| \N{EN DASH} | \N{EN DASH} | 3.0 MB | 1.5 kB | 2.5 |",
     ]
     csac, fedavg = csv.DictReader(io.StringIO(comparison.render("csv")))
@@ -149,6 +149,7 @@ def test_markdown_and_csv(comparison):
     assert float(fedavg["photo_mean"]) == pytest.approx(0.91, abs=1e-12)
     assert float(csac["difference"]) == pytest.approx(0.025)
     assert (csac["average_seeds"], csac["select"]) == ("2", "best_validation")
+    assert float(csac["worst"]) == pytest.approx(0.65)
     amounts = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 134_400_000: "134.4 MB", 5e12: "5000.0 GB"}
     assert [amount(size) for size in amounts] == list(amounts.values())
 
@@ -158,15 +159,15 @@ def test_latex(comparison):
     assert lines[:10] == [
         r"% needs \usepackage{booktabs}",
         "% pacs: best source validation; accuracy on the unseen domain (%)",
-        r"\begin{tabular}{lrrrrrrrrrrrr}",
+        r"\begin{tabular}{lrrrrrrrrrrrrr}",
         r"\toprule",
-        r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & p Holm & Pairs & Down/round "
-        r"& Up/round & s/round \\",
+        r"Method & art\_painting & photo & Average & Worst & Seeds & Rank & $\Delta$ fedavg & p & p Holm & Pairs "
+        r"& Down/round & Up/round & s/round \\",
         r"\midrule",
-        r"CSAC\_50\% & \textbf{65.0} $\pm$ 7.1 & \textbf{96.0} $\pm$ 1.4 & \textbf{80.5} $\pm$ 2.8 & 2 & 1 & +2.5 "
-        r"& .750 & .750 & 4 & 3.0 MB & 1.5 kB & 2.5 \\",
-        r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 2 & 2 & -- & -- "
-        r"& -- & -- & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"CSAC\_50\% & \textbf{65.0} $\pm$ 7.1 & \textbf{96.0} $\pm$ 1.4 & \textbf{80.5} $\pm$ 2.8 & 65.0 & 2 & 1 "
+        r"& +2.5 & .750 & .750 & 4 & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 65.0 & 2 & 2 "
+        r"& -- & -- & -- & -- & 3.0 MB & 1.5 kB & 2.5 \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -174,7 +175,7 @@ def test_latex(comparison):
     comparison.methods.loc[1, "difference"] = -0.025
     assert "& $-$2.5 &" in comparison.render("latex")
     comparison.select, comparison.title = "oracle", "pacs: ORACLE: an upper bound"
-    assert r"\multicolumn{13}{l}{pacs: ORACLE: an upper bound; " in comparison.render("latex")  # it is printed
+    assert r"\multicolumn{14}{l}{pacs: ORACLE: an upper bound; " in comparison.render("latex")  # it is printed
 
 
 def test_names_are_shown_as_they_are_written():

@@ -10,7 +10,7 @@ from invented import pacs_experiment as full_size
 
 from fedsim.analysis import compare
 from fedsim.analysis.compare import run_labels
-from fedsim.analysis.statistics import holm, paired
+from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
 from fedsim.records.differences import variant_text
@@ -76,6 +76,35 @@ def test_signed_rank_equals_enumeration():
     none = paired(grid(ours), grid(ours * math.nan))
     assert np.isnan([none["p_value"], none["difference"]]).all()
     assert (none["pairs"], none["covers"]) == (0, frozenset())
+
+
+def test_the_worst_domain_is_the_least_mean_over_seeds_among_the_domains_of_all_rows():
+    """FedAvg: photo 0.8, cartoon 0.6, sketch 0.65, and its least accuracy is 0.5; CSAC: photo 0.75, sketch 0.7.
+
+    CSAC has no run on cartoon, so that FedAvg's 0.6 there does not count. With photo alone in common there is no worst.
+    """
+    fedavg = {"photo": (0.7, 0.9), "cartoon": (0.6, 0.6), "sketch": (0.5, 0.8)}
+    comparison = compare(table_of_runs({"fedavg": fedavg, "csac": {"photo": (0.75,), "sketch": (0.7,)}}))
+    worst = comparison.methods.set_index("label")["worst"]
+    assert worst.to_dict() == pytest.approx({"fedavg": 0.65, "csac": 0.7})
+    (note,) = notes_of(comparison, "Worst")
+    assert note == (
+        "Worst: the least mean over seeds among 2 of 3 targets, on which every row has a value: photo, sketch."
+    )
+    alone = compare(table_of_runs({"fedavg": fedavg}))
+    assert alone.methods["worst"].tolist() == pytest.approx([0.6])
+    assert notes_of(alone, "Worst") == ["Worst: the least mean over seeds among the targets."]
+    for others in ({"photo": (0.75,)}, {"photo": (0.75,), "sketch": (math.nan,)}):
+        without = compare(table_of_runs({"fedavg": fedavg, "csac": others}))
+        assert "worst" not in without.methods
+        assert "Worst" not in without.render("table")
+
+
+def test_an_undefined_domain_is_not_the_worst():
+    table = pd.DataFrame({"label": "fedavg", "target": ["a", "b", "c"], "mean": [0.9, math.nan, 0.8]})
+    assert shared_targets(table, ["a", "b", "c"]) == ["a", "c"]
+    assert worst_means(table, ["a", "c"]).to_dict() == {"fedavg": 0.8}
+    assert worst_means(table, ["a", "c"], less_is_better=True).to_dict() == {"fedavg": 0.9}
 
 
 def test_an_incomplete_method_leaves_the_others_their_average():

@@ -139,7 +139,10 @@ def test_compare_takes_a_metric(outputs, metric):
     methods = comparison.methods.set_index("label")
     assert methods["rank"].to_dict() == {"fedprox": 1, "fedavg": 2}
     assert (methods["pairs"]["fedprox"], methods["difference"]["fedprox"] < 0) == (2, metric == "ece")
+    worst = max if metric == "ece" else min
+    assert methods["worst"]["fedprox"] == worst(cells["fedprox", "photo"], cells["fedprox", "sketch"])
     text, notes = comparison.render("table"), " ".join(comparison.notes)
+    assert f"Worst: the {'greatest' if metric == 'ece' else 'least'} mean over seeds" in notes
     for words in ("fedavg: photo (seed 0), sketch (seed 1)", "Not computed: ", "some probabilities are no numbers"):
         assert words in notes
     assert (METRICS[metric].title in text, "Less is better" in text) == (True, metric == "ece")

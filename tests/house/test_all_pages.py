@@ -63,6 +63,16 @@ def test_the_first_tables_are_what_compare_prints_of_their_records(study):
         assert f" | {shown} " in table, label
 
 
+def test_the_worst_hospital_of_each_row_is_what_compare_prints():
+    methods = compare(read_runs(ROOT / "docs/results/hospitals.zip"), baseline="fedavg").methods
+    table, _ = (ROOT / "docs/tables/hospitals.md").read_text().split("## AUROC")
+    rows = re.findall(r"^\| ([\w-]+) (?:\| [^|]+){5}\| ([\d.]+) \|", table, re.M)
+    printed = dict(rows)
+    assert len(printed) == 40
+    for method in methods.to_dict("records"):
+        assert f"{100 * method['worst']:.1f}" == printed[method["label"]]
+
+
 def test_the_first_screen_is_short():
     lines = README.splitlines()
     assert len(lines) <= 90
