@@ -584,7 +584,8 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> dict[str,
     A table has the columns of the run, and an .npz file its arrays. Without domains in it there is one, called like the
     file. A split and groups are not read. With data.missing = 'drop', rows with an empty feature are left out.
 
-    data, bench: the settings and the data set of the run, whose features name the values of every column of categories
+    data, bench: the settings and the data set of the run
+
     Raises UserError for a file that lacks a column or an array, and for examples of another shape.
     """
     if not file.is_file():

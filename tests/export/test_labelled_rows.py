@@ -26,7 +26,8 @@ def trained(folder, labels, weight, *overrides):
     table.to_csv(folder / "t.csv", index=False)
     given = [
         "data.dataset=arrays", f"data.root={folder / 't.csv'}", "data.columns={features=['x'], domain='site'}",
-        "data.scale=none", "model.backbone=linear", "run.target=a", f"run.output={folder}", "train.rounds=1", *overrides,
+        "data.scale=none", "model.backbone=linear", "run.target=a", f"run.output={folder}", "train.rounds=1",
+        *overrides,
     ]  # fmt: skip
     run, _ = run_small(read_experiment("digits", given))
     model = fedsim.load(run, "last")
