@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedsim.common.values import Foreign
@@ -44,6 +45,26 @@ class Batch:
     def truth(self) -> Tensor:
         """What the task's loss compares the logits with: soft labels where there are some."""
         return self.labels if self.soft is None else self.soft
+
+    def part(self, rows: np.ndarray) -> "Batch":
+        """A batch of these rows alone, before the forward pass; it has draws of its own."""
+        index = torch.from_numpy(rows).to(self.images.device)
+
+        def prepare(images: Tensor) -> Tensor:
+            raw = self.raw.clone()
+            raw[index] = images
+            return self.prepare(raw)[index]
+
+        return Batch(
+            self.images[index],
+            self.labels[index],
+            self.raw[index],
+            prepare,
+            self.augmented[index],
+            self.normalize,
+            positions=self.positions[rows],
+            soft=None if self.soft is None else self.soft[index],
+        )
 
     def once(self, part: Hashable, draw: Callable[[], Drawn]) -> Drawn:
         """`draw()` for the batch's first pass, and the same value for every later one: an update may ask for the loss

@@ -21,7 +21,7 @@ class LocalData:
 
     task: the kind of labels, and how they are learned
     held: the training images of this client, or of each client whose data are pooled
-    domains: the domain of every training example, int64 [n]; all are 0 where the data are not pooled
+    domains: the domain of every training example, int64 [n]; all are 0 for a client of one domain
     labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
     """
 
@@ -30,6 +30,7 @@ class LocalData:
     ) -> None:
         self.client = data.client
         self.task = task
+        self.shifted = 0.0  # the share of each batch whose labels an attacker shifts (run.attackers)
         self.has_masks = task.maps and data.masks is not None
         self.classes = len(data.classes)
         self.class_counts = data.class_counts()
@@ -48,8 +49,9 @@ class LocalData:
 
     def _divide_by_domain(self, data: ClientData) -> None:
         """Notes the domain of each training image, and the validation images of each domain."""
-        index = data.domain_index if data.held else np.broadcast_to(np.int64(0), len(data.domain_index))
-        self.domains, domains = index[data.train], index[data.validation]
+        self.domains, domains = data.domain_index[data.train], data.domain_index[data.validation]
+        if not data.held:  # the mixed domains of a client are validated together
+            domains = np.zeros_like(domains)
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
 
     def raw(self, positions: np.ndarray) -> Tensor:
@@ -87,6 +89,8 @@ class LocalData:
                 return self.normalize(augment(images))
 
         labels = self.labels[on_device(positions, self.labels.device)]
+        if self.shifted:
+            labels = shifted_labels(labels, self.shifted, self.classes)
         if self.has_masks:  # masks get the geometric changes of their images
             whole: Foreign = self.transforms.augment
             augmented, labels = whole.with_masks(raw, labels, *own_sizes)
@@ -111,6 +115,14 @@ class LocalData:
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
         return np.arange(self.examples)
+
+
+def shifted_labels(labels: Tensor, share: float, classes: int) -> Tensor:
+    """The labels [B] of a batch, of which the first int(share B) are y + 1 mod M."""
+    changed = labels.clone()
+    first = int(share * len(labels))
+    changed[:first] = (changed[:first] + 1) % classes
+    return changed
 
 
 def on_device(positions: np.ndarray, device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """FedDG: Flower's message strategy that plays the rounds of a recipe; strategies/round.py has one round."""
 
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -55,6 +56,7 @@ class FedDG(WholeRounds):
         exchange = Exchange(experiment, run_config, state, metric)
         self.server = Server(experiment, places, state, exchange, parts)
         self.sinks: list[Sink] = []
+        self.is_over: Callable[[], bool] = lambda: False  # whether no further round is to be played
         self.finished_rounds = -1  # none; 0: what comes before the first round
 
     def resume(self, number: int, state: ServerState) -> None:
@@ -76,15 +78,14 @@ class FedDG(WholeRounds):
         """Plays rounds, and returns the last model and the metrics of each round.
 
         initial_arrays: the model from which the next round starts
-        num_rounds: how many rounds are played, after those that a resumed run has finished
+        num_rounds: how many rounds are played until `is_over`, after those that a resumed run has finished
         evaluate_fn: called with the number of a round and its model, before the first round (0) and after each
 
         Raises UserError without clients, and for a timeout or settings that differ from those of the experiment.
         """
         self._refuse(timeout, train_config, evaluate_config)
-        model, result = initial_arrays, Result(arrays=initial_arrays)
-        first = self.finished_rounds + 1
-        for number in range(first, first + num_rounds + (first == 0)):
+        first, model, result = self.finished_rounds + 1, initial_arrays, Result(arrays=initial_arrays)
+        for number in takewhile(lambda _: not self.is_over(), range(first, first + num_rounds + (first == 0))):
             for sink in self.sinks:
                 sink.begin_round(number)
             played = play_round(self.server, grid, number, model) if number else play_prelude(self.server, grid, model)
@@ -93,8 +94,7 @@ class FedDG(WholeRounds):
                 sink.end_round(played)
             self.finished_rounds = number
             result.evaluate_metrics_clientapp[number] = means(played.validation)
-            scored = evaluate_fn(number, model) if evaluate_fn else None
-            if scored is not None:
+            if evaluate_fn and (scored := evaluate_fn(number, model)) is not None:
                 result.evaluate_metrics_serverapp[number] = scored
         return result
 

@@ -168,8 +168,7 @@ def records_of_banks(server: Server, names: Sequence[str] | None = None) -> Call
 @contextmanager
 def computing(server: Server) -> Iterator[None]:
     """Within this block the server computes: its time is noted, and what libraries draw begins anew in each round."""
-    notes = server.exchange.notes
-    started = time.perf_counter()
+    notes, started = server.exchange.notes, time.perf_counter()
     seed_library(server.experiment.run.seed, "server", notes.round)
     yield
     notes.aggregation_seconds += time.perf_counter() - started

@@ -10,27 +10,25 @@ from pydantic import Field
 from clients.batches.shuffled import Shuffled
 from clients.parts import Batches, LocalRound
 from fedsim.common.tasks import ANY_TASK
-from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class EqualDomains(Batches):
-    """Every batch joins `per_domain` examples of each domain of the pooled data, whatever `train.batch_size` is.
+    """Every batch joins `per_domain` examples of each domain of a client, whatever `train.batch_size` is.
 
     Source: DomainBed (Gulrajani and Lopez-Paz, ICLR 2021), whose empirical risk minimization is DeepAll. Each domain's
     examples come in passes, each in a new order, so that a small domain comes more often than a large one. A round has
     `train.epochs` times the training images of all domains in whole batches (at least one), or the steps of
     `train.iterations`. With another budget (`train.budget`) it has as many whole batches as fit into the budget, at
-    least one. A longer budget repeats the round's batches in a new order. With a single domain the batches are
-    `shuffled`.
+    least one. A longer budget repeats the round's batches in a new order. A client has several domains where data are
+    pooled or mixed (`data.mix`). With a single domain the batches are `shuffled`.
 
     per_domain: the number of examples of each domain in a batch
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     whole: ClassVar[bool] = True
-    assumes = (Fact.ONE_CLIENT,)
 
     per_domain: Annotated[int, Field(ge=1)] = 32
 

@@ -15,7 +15,14 @@ import pandas as pd
 from fedsim.analysis.agreement import order_notes
 from fedsim.analysis.comparison import COSTS, GROUPS, Comparison
 from fedsim.analysis.metrics import METRICS, find_metric, metric_values
-from fedsim.analysis.notes import comparison_notes, damaged_notes, part_notes, round_notes, without_notes
+from fedsim.analysis.notes import (
+    comparison_notes,
+    damaged_notes,
+    part_notes,
+    round_notes,
+    stopping_notes,
+    without_notes,
+)
 from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
 from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, beside
 from fedsim.analysis.statistics import common_seeds, corrected, grid_of, mean_and_std, paired, per_seed_average, ranks
@@ -117,6 +124,7 @@ def _notes_on_runs(
         *provenance_notes(recorded),
         *without_notes(not_computed),
         *round_notes(runs, comparison.select),
+        *stopping_notes(runs, comparison.table),
         *_selection_notes(runs, comparison),
     ]
 

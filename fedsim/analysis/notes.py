@@ -278,6 +278,37 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
     return notes
 
 
+def stopping_notes(runs: Runs, table: pd.DataFrame) -> list[str]:
+    """A note on the runs that `train.stop_after` ended early, whose budgets the validation has chosen.
+
+    table: that of `Comparison`, a row per run
+    """
+    played = dict(zip(runs.summary["run"], runs.summary.get("rounds", [])))
+    stopped: dict[str, list[int]] = {}  # {label and most rounds: the rounds that were played}
+    for run, label in zip(table["run"], table["label"]):
+        experiment = runs.experiments[run]
+        train = experiment.train
+        if not train.stop_after:
+            continue
+        rounds = int(played[run])
+        if rounds < train.rounds:
+            title = f"{label} (of {train.rounds})"
+            of_label = stopped.setdefault(title, [])
+            of_label.append(rounds)
+    texts = []
+    for label, numbers in stopped.items():
+        first = min(numbers)
+        last = max(numbers)
+        between = f"{first} to {last}"
+        if first == last:
+            between = str(first)
+        texts.append(f"{label} after {between} rounds")
+    if not texts:
+        return []
+    listed = ", ".join(texts)
+    return [f"Stopped early by source validation (train.stop_after): {listed}. Budgets follow from it."]
+
+
 def cost_notes(table: pd.DataFrame) -> list[str]:
     """Notes on methods whose budgets and costs are averages over fewer targets than those of others."""
     parts: dict[str, list[str]] = {}  # {targets: the methods}

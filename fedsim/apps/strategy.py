@@ -47,12 +47,14 @@ from strategies.wire.own_apps import AppGrid
 from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
-OF_ROUNDS = ("clients_per_round", "evaluate_clients", "evaluate_every")  # settings of [train] that are the server's
+# Settings of [train] that are the server's.
+OF_ROUNDS = ("clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "availability", "lost_replies")
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",
     "timeout": "give it to strategy.start(..., timeout=...)",
     "runtime": "the app's own command says where it runs",
+    "attackers": "they belong to simulations",
     "output": "give it to fedsim.strategy(..., output=...)",
 }
 
@@ -94,6 +96,8 @@ def strategy(
         raise UserError(f"{name}: all data are pooled on one client, and those of an app stay with its clients")
     if client == "any":
         refuse_client_settings(experiment)
+        if experiment.train.stop_after and not output:
+            raise UserError("stop_after looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
         if reason := of_our_client(recipe):
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
                             "fedsim.client_app there, and client='fedsim' here")  # fmt: skip

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from fedsim.records import Runs
 
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
+CLOCK_HELP = "accuracy over hours on other machines: profiles.toml, hospitals-fibre, clinics-dsl or phones-lte"
+FIGURE_HELP = "of several data sets: draw the mean ranks; with --clock: accuracy over hours; PNG or SVG"
+CLOCK_RECORDS = ["summary", "rounds", "clients"]  # without a clock the first one is enough
+OfMetric = Annotated[str, typer.Option("--metric", help=METRIC_HELP)]
+OfCorrection = Annotated[str, typer.Option("--correction", help="corrects p for testing several methods: holm or none")]
+OfFigure = Annotated[Path | None, typer.Option("--figure", help=FIGURE_HELP)]
+OfClock = Annotated[str, typer.Option("--clock", help=CLOCK_HELP)]
 By = Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
@@ -35,10 +42,11 @@ def compare(
     baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
     by: By = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
-    metric: Annotated[str, typer.Option(help=METRIC_HELP)] = "",
-    correction: Annotated[str, typer.Option(help="corrects p for testing several methods: holm or none")] = "holm",
+    metric: OfMetric = "",
+    correction: OfCorrection = "holm",
     published: Annotated[Path | None, typer.Option(help="numbers of more papers, a CSV file like ours")] = None,
-    figure: Annotated[Path | None, typer.Option(help="of several data sets: draw the mean ranks, PNG or SVG")] = None,
+    figure: OfFigure = None,
+    clock: OfClock = "",
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
@@ -49,9 +57,13 @@ def compare(
     In the folder of a paper's table it shows our numbers beside those of the paper, with the difference. With several
     folders it shows one column per data set, and tests of all pairs of methods over the unseen domains of all of them.
     """
-    parts = {folder: chosen_runs(folder, methods, targets, seeds, only=["summary"]) for folder in folders}
+    needed = CLOCK_RECORDS if clock else CLOCK_RECORDS[:1]
+    parts = {folder: chosen_runs(folder, methods, targets, seeds, only=needed) for folder in folders}
     folder, runs = next(iter(parts.items()))
-    if len(parts) > 1:
+    if clock:
+        refuse_beside_clock(len(parts), metric, published)
+        show_clock(runs, clock, select, baseline, by or [], format, figure)
+    elif len(parts) > 1:
         if by or published:
             raise UserError("--by and --published are for one folder: compare each data set by itself")
         show_across(parts, select, baseline, format, metric, correction, figure)
@@ -192,6 +204,38 @@ def show_comparison(
             atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))
+
+
+def refuse_beside_clock(folders: int, metric: str, published: Path | None) -> None:
+    """Raise UserError for what `--clock` does not go together with."""
+    if folders > 1 or metric or published:
+        raise UserError("--clock is for one folder and the task's own metric: leave the rest out")
+
+
+def show_clock(
+    runs: "Runs", source: str, select: str, baseline: str, by: list[str], format: str, figure: Path | None
+) -> None:
+    """Print what a folder's runs would have taken on the machines of a clock, and draw the figure where asked."""
+    from fedsim.analysis import compare
+    from fedsim.analysis.clock import clock, read_profiles
+    from fedsim.analysis.comparison import FORMATS
+    from fedsim.common.tables import show_tables
+
+    if format not in FORMATS:
+        raise UserError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    profiles = read_profiles(source)
+    made = clock(runs, compare(runs, select, baseline or None, by, published=False), profiles)
+    table = made.table()
+    if format == "table":
+        show_tables([table], table.notes, console)
+    else:
+        print({"csv": table.csv, "markdown": table.markdown, "latex": table.latex}[format]())
+    if figure:
+        from fedsim.analysis.figure_style import look
+
+        with look(made.comparison.labels.values()):
+            write_figure(made.figure(), figure, dpi=150, facecolor="white", bbox_inches="tight")
+        errors.print(f"{figure}", soft_wrap=True, highlight=False)
 
 
 def show_across(

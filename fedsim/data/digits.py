@@ -1,4 +1,7 @@
-"""Rotated Digits: scikit-learn's real handwritten digits, embedded in the package it comes with (no download)."""
+"""Rotated and coloured digits: scikit-learn's real handwritten digits, embedded in its package (no download).
+
+The colour of coloured digits tells the label better than the shape does, and tells it falsely on the unseen domain.
+"""
 
 import importlib.util
 import math
@@ -14,6 +17,8 @@ from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 
 PER_CLASS = 100
+FLIPPED = 0.25  # share of the labels of coloured digits that are false: no shape tells more than 75 % of them
+AGREE = (10, 80, 90)  # percent of a coloured domain's images whose colour agrees with the label
 
 
 def rotate(images: np.ndarray, clockwise: float) -> np.ndarray:
@@ -93,3 +98,37 @@ class Digits(Reader):
     def fingerprint(self, domain: str) -> str:
         """Hash of the embedded file."""
         return content_hash(digits_file().read_bytes())
+
+
+def colored(grey: np.ndarray, digits: np.ndarray, agree: int, split_seed: int) -> Images:
+    """Images uint8 [N,3,s,s] and labels int64 [N] of a domain whose colour agrees with `agree` % of the labels.
+
+        y = [digit >= 5], flipped with probability .25;  colour = y, flipped with probability 1 - agree/100
+
+    Colour 0 is red and colour 1 green. The domains share no image: they are shuffled by the seed of splits and dealt in
+    turn. grey: uint8 [M,1,s,s] with its digits [M].
+    """
+    order = shuffled(len(digits), seed_hash(split_seed, "colored"))
+    chosen = order[AGREE.index(agree) :: len(AGREE)]
+    rng = np.random.RandomState(seed_hash(split_seed, "colored", agree))
+    is_false, disagrees = rng.random_sample((2, len(chosen)))
+    labels = (digits[chosen] >= 5) ^ (is_false < FLIPPED)
+    colours = labels ^ (disagrees < 1 - agree / 100)
+    images = np.zeros((len(chosen), 3, *grey.shape[2:]), np.uint8)
+    images[np.arange(len(chosen)), colours.astype(np.int64)] = grey[chosen, 0]
+    return images, labels.astype(np.int64)
+
+
+@lru_cache(maxsize=2)
+def _resized_digits(image_size: int) -> Images:
+    grey, digits = _all_digits()
+    return resize(grey, image_size), digits
+
+
+class ColoredDigits(Digits):
+    """Reads coloured digits, drawn of the embedded file."""
+
+    def images(self, domain: str, apart: bool = False) -> Images:
+        """Images and labels of domain agree<percent>."""
+        agree = int(domain.removeprefix("agree"))
+        return colored(*_resized_digits(self.data.image_size), agree, self.data.seed_of_splits)

@@ -5,11 +5,12 @@ from functools import lru_cache
 import numpy as np
 
 from fedsim.common.errors import UserError
+from fedsim.common.lists import first_few
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
 from fedsim.data.groups import adapting_groups, groups_of, partition_groups
 from fedsim.data.holdout import chosen_groups, hold_out, refuse_few, split_pool, use_fraction, whole_split
-from fedsim.data.mixing import check_mix, load_mixed
+from fedsim.data.mixing import check_mix, dealt_names, load_mixed
 from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark
 from fedsim.data.scaling import scale_rule, scaled_by_site
@@ -18,8 +19,13 @@ from fedsim.settings import DataSettings
 
 
 def client_names(data: DataSettings, target: str, bench: Benchmark | None = None) -> list[str]:
-    """Source clients in sorted-domain order: "photo", or "photo/0", "photo/1", ...; see `source_domains`."""
+    """Source clients in sorted-domain order: "photo", or "photo/0", "photo/1", ...; see `source_domains`.
+
+    With `data.clients` the sizes of the domains decide, so that the labels are read.
+    """
     sources = source_domains(data, target, bench)
+    if data.clients:
+        return dealt_names(reader(data, bench or benchmark(data)), sources)
     return [client for domain in sources for client in clients_of(domain, data.clients_per_domain)]
 
 
@@ -58,11 +64,13 @@ def find_data(data: DataSettings, bench: Benchmark | None = None) -> None:
 def load_client(data: DataSettings, client: str, target: str = "", bench: Benchmark | None = None) -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
-    It loads the client's own domain only. With data.mix above 0 it loads all source domains, and needs the unseen
-    `target`. Raises UserError for an unknown client or data that cannot be read or split.
+    It loads the client's own domain only. With data.mix or data.clients above 0 it loads all source domains, and needs
+    the unseen `target`. Raises UserError for an unknown client or data that cannot be read or split.
     """
     bench = bench or benchmark(data)
     domain = resolve_domain(bench, domain_of(client))
+    if data.clients:
+        return _load_dealt(data, client, target, bench)
     if data.clients_per_domain == 1 and client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     index = _client_index(data, client) if data.clients_per_domain > 1 else 0
@@ -85,6 +93,14 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
         sizes=unless_square(read.sizes(domain)),
         masks=read.masks(domain),
     )
+
+
+def _load_dealt(data: DataSettings, client: str, target: str, bench: Benchmark) -> ClientData:
+    """The data of a client where `data.clients` says how many there are; UserError for one that is not among them."""
+    names = client_names(data, target, bench)
+    if client not in names:
+        raise UserError(f"no client {client!r}: with data.clients = {data.clients} the clients are {first_few(names)}")
+    return load_mixed(reader(data, bench), client, names.index(client), source_domains(data, target, bench))
 
 
 def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
@@ -226,7 +242,7 @@ def check_partitions(data: DataSettings, target: str, bench: Benchmark | None = 
     """Raises UserError when a client would have too few images to train or to validate; opens no images."""
     bench = bench or benchmark(data)
     read, sources = reader(data, bench), source_domains(data, target, bench)
-    if data.mix:
+    if data.is_dealt:
         check_mix(read, sources)
     else:
         for domain in sources:
@@ -246,13 +262,13 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     """The data of all source clients as one client named "pooled" (DeepAll, the centralized reference).
 
     The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
-    every value of data.mix the same images train and validate.
+    every value of data.mix and data.clients the same images train and validate.
     """
     bench, given = benchmark(data), data
-    if data.mix:  # the domains' images are held out before they are mixed
-        data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1})
+    if data.is_dealt:  # the domains' images are held out before they are shared
+        data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1, "clients": 0})
     clients = [load_client(data, client, bench=bench) for client in client_names(data, target, bench)]
-    names = client_names(given, target, bench) if given.mix else ()
+    names = client_names(given, target, bench) if given.is_dealt else ()
     whose = [load_client(given, name, target, bench) for name in names] or clients
     parts = {client.domains[0]: client for client in clients}  # all clients of a domain have its images
     held = tuple(client.examples for client in whose)

@@ -1,4 +1,4 @@
-"""Rotated MNIST in CSAC's and DomainBed's variants, from MNIST's own files (never downloaded here)."""
+"""Rotated MNIST in CSAC's and DomainBed's variants and ColoredMNIST, from MNIST's own files (never downloaded here)."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.catalog import ANGLES
-from fedsim.data.digits import hundred_a_class, resize, rotate
+from fedsim.data.digits import colored, hundred_a_class, resize, rotate
 from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 from fedsim.settings import data_root
@@ -81,3 +81,13 @@ class RotatedMNIST(Reader):
         """Hash of MNIST's images and labels, whatever files they came in."""
         images, labels, train = _mnist(data_root(self.data).resolve())
         return content_hash(images.tobytes(), labels.tobytes(), str(train).encode())
+
+
+class ColoredMNIST(RotatedMNIST):
+    """Reads coloured MNIST, from the same files as Rotated MNIST."""
+
+    def images(self, domain: str, apart: bool = False) -> Images:
+        """Images and labels of domain agree<percent>."""
+        grey, digits, _ = _mnist(data_root(self.data).resolve())
+        agree = int(domain.removeprefix("agree"))
+        return colored(resize(grey, self.data.image_size), digits, agree, self.data.seed_of_splits)

@@ -162,7 +162,7 @@ def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:
 
 def _alike(read: Reader, domain: str) -> tuple[int, int]:
     """(validation images of a domain that look like a training image of their class, all of them)."""
-    looks = None if read.data.mix else read.looks(domain)  # mixed clients split what they hold by themselves
+    looks = None if read.data.is_dealt else read.looks(domain)  # mixed clients split what they hold by themselves
     if looks is None:
         return 0, 0
     labels = read.labels(domain)

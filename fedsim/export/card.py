@@ -56,7 +56,9 @@ def card(model: TrainedModel) -> str:
 
 def _method(model: TrainedModel, method: str) -> list[str]:
     """Its paper, how long it was trained, and what clients disclosed."""
-    recipe, rounds = model.plan.recipe, model.experiment.train.rounds
+    recipe = model.plan.recipe
+    stopped = read_environment(model.file.parent).get("stopped", {})
+    rounds = stopped.get("after_round", model.experiment.train.rounds)
     return [
         f"{method} ({recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
         f"{model.experiment.run.seed}; inference rule {_rule(model)}.",

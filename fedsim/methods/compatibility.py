@@ -20,7 +20,6 @@ class Pooling(Part):
     """Stands for what is true where one client holds the data of all (`Recipe.pooled`)."""
 
     breaks = (Fact.SEVERAL_CLIENTS,)
-    provides = (Fact.ONE_CLIENT,)
 
 
 @dataclass(frozen=True)

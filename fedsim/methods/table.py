@@ -30,7 +30,7 @@ from clients.unlabelled.adversarial_target import AdversarialTarget
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
 from fedsim.methods.baselines import BASELINE_METHODS
 from fedsim.methods.recipe import Recipe
-from fedsim.methods.single_source import SINGLE_SOURCE_METHODS
+from fedsim.methods.single_source import DOMAIN_METHODS, SINGLE_SOURCE_METHODS
 from fedsim.methods.styles import STYLE_METHODS
 from fedsim.methods.texts import TEXT_METHODS
 from fedsim.models.infer.alpha import ZeroShotAdapter
@@ -169,7 +169,6 @@ METHODS: dict[str, Recipe] = {
     "fedadagrad": Recipe(refine=(FedAdagrad(),), paper="Reddi et al., ICLR 2021: FedAdagrad"),
     "krum": Recipe(fuse=Krum(), paper="Blanchard et al., NeurIPS 2017"),
     "qfedavg": Recipe(fuse=QFedAvg(), weights=Uniform(), paper="Li et al., ICLR 2020: q-FedAvg"),
-    # federated optimization
     "fednova": Recipe(fuse=NormalizedAverage(), reports=(GradientCount(),), paper="Wang et al., NeurIPS 2020: FedNova"),
     "fediir": Recipe(
         terms=(ClassifierAlignment(),),
@@ -227,4 +226,5 @@ METHODS: dict[str, Recipe] = {
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
     **BASELINE_METHODS,
+    **DOMAIN_METHODS,
 }

@@ -39,8 +39,8 @@ class Fact(Enum):
     CLASS_TEXTS = "the texts of the classes are those of model.prompt"
     ROWS = "the rows of features, logits and labels are the images of the batch"
     HARD_LABELS = "every image has one class as its label"
+    DOMAINS_TOGETHER = "the loss of a batch is that of all its domains together"
 
-    ONE_CLIENT = "one client holds the images of all domains", "use deepall", False
     UPLOAD = "clients upload tensors that they keep to themselves", "set method.share = 'without_batch_norm'", False
     DRAWN_FEATURES = (
         "features are drawn from a distribution of each image",

@@ -43,6 +43,7 @@ class Part:
     belongs_to: the settings name of the part without which this one has no effect
     remark: what a run says of this part before its first round; empty: nothing
     with_few: what a run says of this part where fewer than three clients train in a round; empty: nothing
+    with_one_domain: what a run says of this part where every client has one domain; empty: nothing
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
@@ -57,6 +58,7 @@ class Part:
     replaces: ClassVar[Facts] = ()
     belongs_to: ClassVar[str] = ""
     with_few: ClassVar[str] = ""
+    with_one_domain: ClassVar[str] = ""
 
     @property
     def assumes(self) -> Facts:

@@ -15,6 +15,7 @@ from fedsim.settings.experiment import Experiment
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
 RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain")
+ATTACKERS = "run.attackers"  # a table, with a key for each client that lies
 MACHINE_KEYS = ("data.root", "data.cache")
 NUMBERLESS_KEYS = (*MACHINE_KEYS, "data.accept")  # settings of [data] on which no number depends
 # Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
@@ -51,7 +52,8 @@ def comparable_settings(experiment: Experiment) -> JsonTable:
     settings = {}
     for key, value in recorded_settings(experiment).items():
         is_of_run = key.startswith("run.") and key not in RUN_KEYS
-        if not is_of_run and key not in NUMBERLESS_KEYS:
+        is_attacker = key.startswith(ATTACKERS)
+        if is_attacker or (not is_of_run and key not in NUMBERLESS_KEYS):
             settings[key] = value
     return settings
 

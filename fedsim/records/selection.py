@@ -14,6 +14,7 @@ import pandas as pd
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, less_is_better, task_of
 from fedsim.settings import RunSettings
+from fedsim.settings.attackers import liars_text
 from fedsim.settings.experiment import Experiment
 
 RULES = ("best_validation", "last", "oracle")
@@ -35,12 +36,26 @@ VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_val
 
 
 def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
-    """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs."""
+    """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs.
+
+    The clients that lied in these runs are said with it, so that no table is without them.
+    """
     runs = [experiment.run for experiment in experiments]
+    title = _title_with_metric(rule, runs)
+    attackers = [run.attackers for run in runs]
+    liars = liars_text(attackers)
+    if liars:
+        return f"{title}, {liars}"
+    return title
+
+
+def _title_with_metric(rule: str, runs: Sequence[RunSettings]) -> str:
     metrics = {run.select_by for run in runs}
     if rule == DEFAULT_RULE and metrics - {"primary"}:
         usual = [run.model_copy(update={"select_by": "primary"}) for run in runs]
-        by = BY_TITLES[metrics.pop()] if len(metrics) == 1 else "different metrics"
+        by = "different metrics"
+        if len(metrics) == 1:
+            by = BY_TITLES[metrics.pop()]
         return f"{_title_of_runs(rule, usual)}, by {by}"
     return _title_of_runs(rule, runs)
 
@@ -118,6 +133,20 @@ def last_is_best(scores: Sequence[float]) -> bool:
     """Whether `best_validation` selects the last of some rounds, given their scores; NaN stands for a round without."""
     values = np.asarray(scores, dtype=float)
     return not np.isnan(values).all() and first_best(values) == len(values) - 1
+
+
+def rounds_since_best(scores: Sequence[float]) -> int:
+    """The number of rounds after the best one, given the scores of the rounds from 1 on; all where none has a score.
+
+    >>> rounds_since_best([0.5, 0.8, 0.8, 0.7])
+    2
+    """
+    values = np.asarray(scores, dtype=float)
+    has_none = np.isnan(values).all()
+    if has_none:
+        return len(values)
+    last = len(values) - 1
+    return last - first_best(values)
 
 
 def summary_row(

@@ -8,13 +8,13 @@ from fedsim.common.files import of_home
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.variants import same_method
-from fedsim.records.differences import NUMBERLESS_KEYS, RUN_KEYS, differing_parts
+from fedsim.records.differences import ATTACKERS, NUMBERLESS_KEYS, RUN_KEYS, differing_parts
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
 from fedsim.settings.experiment import Experiment
 
-NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
+NUMBERS = (*RUN_KEYS, ATTACKERS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
 RECORDS = "run.keep_predictions", "run.keep_personal", "run.personalised", "run.client_rows", "run.tensorboard"
 
@@ -84,7 +84,12 @@ def changed_settings(then: Experiment, now: Experiment) -> list[str]:
         changed = [key for key in changed if key != "model.weights"]
     if same_method(then, now):  # asked for in other words
         changed = [key for key in changed if not key.startswith("method.")]
-    return [key for key in changed if key not in NUMBERLESS_KEYS and (not key.startswith("run.") or key in NUMBERS)]
+    return [key for key in changed if key not in NUMBERLESS_KEYS and _changes_numbers(key)]
+
+
+def _changes_numbers(key: str) -> bool:
+    """Whether numbers depend on a setting, of which those of [run] are few."""
+    return not key.startswith("run.") or key in NUMBERS or key.startswith(f"{ATTACKERS}.")
 
 
 def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import torch
 
 from clients.batch import LATE
@@ -15,6 +16,7 @@ from fedsim.common.lists import first_few, times
 from fedsim.common.tasks import TASKS
 from fedsim.data import Benchmark, domain_of
 from fedsim.data.augment import make_transforms
+from fedsim.data.loading import source_domains
 from fedsim.models.backbones import weight_statistics
 from fedsim.parts.part import part_name
 from fedsim.records.selection import BUDGET_TOLERANCE
@@ -64,6 +66,11 @@ def untrained_classes(classes: Sequence[str], sources: Sequence[Sequence[int]], 
     return [name for name, images, tests in zip(classes, trained, tested) if tests and not images]
 
 
+def comparison_notes(plan: Plan) -> list[str]:
+    """A line for each part that compares clients or domains, where there are too few of them to compare."""
+    return few_client_notes(plan) + one_domain_notes(plan)
+
+
 def few_client_notes(plan: Plan) -> list[str]:
     """A line for each part that compares the clients of a round, where fewer than three of them train."""
     count = min(plan.experiment.train.clients_per_round or len(plan.clients), len(plan.clients))
@@ -72,6 +79,33 @@ def few_client_notes(plan: Plan) -> list[str]:
     clients = "1 client trains" if count == 1 else f"{count} clients train"
     parts = dict.fromkeys(part for _, part in plan.recipe.pairs if part.with_few)
     return [f"{clients} in a round of {part_name(part)}: {part.with_few}" for part in parts]
+
+
+def one_domain_notes(plan: Plan) -> list[str]:
+    """A line for each part that compares the domains of one client, where every client has one."""
+    if plan.recipe.pooled or domains_of_client(plan) > 1:
+        return []
+    advice = f"set data.mix, or train deepall+{plan.experiment.method_name} on pooled data"
+    notes = []
+    for _, part in plan.recipe.pairs:
+        if part.with_one_domain:
+            name = part_name(part)
+            notes.append(f"every client has one domain, and {name} compares domains: {part.with_one_domain}; {advice}")
+    return notes
+
+
+def domains_of_client(plan: Plan) -> int:
+    """The number of domains of which a client has examples, where data are not pooled.
+
+    With fewer clients than domains (`data.clients`) clients differ, and 2 stands for several.
+    """
+    data = plan.experiment.data
+    if not data.is_dealt:
+        return 1
+    sources = source_domains(data, plan.experiment.run.target, plan.data)
+    if data.mix:
+        return len(sources)
+    return 2 if data.clients < len(sources) else 1
 
 
 def weight_notes(experiment: Experiment, bench: Benchmark) -> list[str]:
@@ -173,6 +207,7 @@ def _sum(amounts: Iterable[Amount]) -> Amount:
 def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
     """What one client's parts plan for a round."""
     train = plan.experiment.train
+    domains = np.resize(np.arange(domains_of_client(plan)), counts[client])  # a plan looks at their number
     round_ = LocalRound(
         client=plan.clients[client],
         net=LATE,  # no plan looks at the network, or at what is stored
@@ -184,7 +219,7 @@ def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Am
         seed=0,
         device=torch.device("cpu"),
         store=ClientStore(None),
-        data=cast(LocalData, SimpleNamespace(examples=counts[client], held=[counts[client]])),
+        data=cast(LocalData, SimpleNamespace(examples=counts[client], held=[counts[client]], domains=domains)),
         clients=plan.clients,
     )
     return Amount.of(local_plan(plan.recipe, round_, counts, plan.sources)[1])

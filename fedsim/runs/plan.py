@@ -1,7 +1,7 @@
 """The resolved settings of a run, made once per process and passed on: experiment, recipe, data set, clients,
 folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from fedsim.common.cores import free_cores
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import OF_CLASSES, REGRESSION, TASKS
-from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
+from fedsim.data import Benchmark, benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import assemble, build_net, build_recipe
 from fedsim.methods.recipe import Recipe
@@ -19,6 +19,7 @@ from fedsim.methods.variants import method_label, variant_words
 from fedsim.models import find_backbone
 from fedsim.models.net import Net
 from fedsim.parts.part import part_name
+from fedsim.runs.attacked_data import refuse_attackers
 from fedsim.runs.no_effect import refuse_no_effect
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
@@ -103,6 +104,9 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
+    if not recorded:
+        refuse_attackers(experiment, recipe, bench, clients)
+        refuse_unknown(experiment.train, clients)
     return Plan(experiment, recipe, bench, clients)
 
 
@@ -111,16 +115,22 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
     data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
     if data.fraction < 1 and data.test_split == "list":
         yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
-    if data.scale == "site" and (data.mix or data.clients_per_domain > 1):
+    if data.scale == "site" and (data.mix or data.clients or data.clients_per_domain > 1):
         yield (
-            "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix and "
-            "data.clients_per_domain at their defaults"
+            "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix, "
+            "data.clients and data.clients_per_domain at their defaults"
         )
-    if data.partition == "classes" and (data.mix or data.group or data.columns.get("group")):
+    if data.partition == "classes" and (data.mix or data.clients or data.group or data.columns.get("group")):
         yield (
-            "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.group and "
-            "data.columns.group out, or use 'dirichlet'"
+            "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.clients, "
+            "data.group and data.columns.group out, or use 'dirichlet'"
         )
+    if data.clients and data.clients_per_domain > 1:
+        yield "data.clients and data.clients_per_domain both say how many clients there are; leave one at its default"
+    if data.clients and data.split == "lists":
+        yield "data.split = 'lists' gives all images of a domain to one client; set data.clients to 0"
+    if data.clients and runtime == "deployment":
+        yield "data.clients gives images by the sizes of all domains, but a deployed site has its own; set it to 0"
     if data.mix and runtime == "deployment":
         yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
     if train.side_by_side > 1 and runtime != "inline":
@@ -130,6 +140,15 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
             "train.compile compiles the pass of one client and not that of train.side_by_side; set one of them to its "
             "default"
         )
+
+
+def refuse_unknown(train: TrainSettings, clients: Sequence[str]) -> None:
+    """Raises UserError when `train.availability` names a client that does not train."""
+    names = {*clients, *map(domain_of, clients), "*"}
+    for name in train.availability:
+        if name not in names:
+            raise UserError(f"train.availability names {name!r}, which does not train here; {nearest(name, names)}"
+                            f"clients: {', '.join(clients)}")  # fmt: skip
 
 
 def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:

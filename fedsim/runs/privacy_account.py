@@ -95,6 +95,12 @@ def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients
     return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds + whole, delta)))
 
 
+def most_drawn(experiment: Experiment, clients: int) -> int:
+    """How many clients are drawn in a round; all where some may be away, because the others are drawn more often."""
+    train = experiment.train
+    return clients if train.availability else train.clients_per_round or clients
+
+
 def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> str:
     """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
 
@@ -116,7 +122,7 @@ def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: in
         return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
     if not isinstance(fuse, PrivateMean):
         return ""
-    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, train.clients_per_round or clients, clients, full_rounds)
+    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, most_drawn(experiment, clients), clients, full_rounds)
     what = f"one client in another's place, after {all_rounds}"
     if sampled is None:
         sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {all_rounds}"

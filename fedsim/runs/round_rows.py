@@ -51,7 +51,13 @@ def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> R
     train, run = experiment.train, experiment.run
     by = metric if run.select_by == "primary" else run.select_by
     start = "local_validation_" if run.select_on == "local" else "validation_"
-    may_vary = train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue"
+    may_be_away = bool(train.availability or train.lost_replies)
+    may_vary = (
+        may_be_away
+        or train.evaluate_clients != "all"
+        or train.evaluate_every > 1
+        or run.on_client_failure == "continue"
+    )
     columns: Row = {}
     if may_vary or by in OF_CLASSES:  # a client with images of one class has no AUROC
         columns[VALIDATED] = sum(row.get(start + by) is not None for row in rows)

@@ -21,11 +21,12 @@ from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.records.cases import STRUCTURE_QUANTITIES
 from fedsim.records.environment import own_versions
 from fedsim.runs import admission
+from fedsim.runs.attacked_data import liar_notes
 from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
-from fedsim.runs.notes import budget_notes, code_notes, data_notes, few_client_notes, version_notes, weight_notes
+from fedsim.runs.notes import budget_notes, code_notes, comparison_notes, data_notes, version_notes, weight_notes
 from fedsim.runs.orders import orders
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
@@ -268,9 +269,10 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += share_notes(space.net, plan.recipe.share)
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
-    notes += few_client_notes(plan)
+    notes += comparison_notes(plan)
     notes += weight_notes(experiment, plan.data)
-    notes += [part.remark for _, part in plan.recipe.pairs if part.remark]
+    notes += liar_notes(experiment)
+    notes += remarks_of(plan)
     return notes + notes_on_versions(experiment, roster)
 
 
@@ -279,6 +281,11 @@ def notes_on_versions(experiment: Experiment, roster: Roster) -> list[str]:
     versions = versions_of(roster)
     notes = version_notes(own_versions(), versions)
     return notes + code_notes(outside_versions(packages_of(experiment)), versions)
+
+
+def remarks_of(plan: Plan) -> list[str]:
+    """What the parts of a recipe have to say before a run."""
+    return [part.remark for _, part in plan.recipe.pairs if part.remark]
 
 
 def versions_of(roster: Roster) -> dict[str, dict[str, str]]:

@@ -23,7 +23,7 @@ from fedsim.records.environment import earlier_environments, environment, read_e
 from fedsim.records.predictions import forget_after, keep_selected, too_many
 from fedsim.records.record_files import read_record
 from fedsim.records.recorder import Recorder
-from fedsim.records.selection import last_is_best, primary_column, summary_row, validation_column
+from fedsim.records.selection import last_is_best, primary_column, rounds_since_best, summary_row, validation_column
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
 from fedsim.runs.frozen import weights_record
@@ -97,6 +97,8 @@ class Session:
         now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
         now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
         now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        if experiment.run.attackers:
+            now["attackers"] = dict(experiment.run.attackers)
         now |= earlier_environments(read_environment(self.folder), now, done)
         now |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
         now |= tensor_record(space.plan.data) | scale_record(self.scale)
@@ -113,6 +115,7 @@ class Session:
         self._strategy, self.evaluate_held_out = strategy, evaluate_held_out
         space, server = self.space, strategy.server
         strategy.sinks.append(self)
+        strategy.is_over = self.is_over
         server.storage.folder = self.folder
         server.parts.model = space.server_model()
         if self.checkpoint:
@@ -123,6 +126,14 @@ class Session:
             logger.info(guarantee)
             self.counts_rounds = True
             self.note("privacy", guarantee)
+
+    def is_over(self) -> bool:
+        """Whether the last round was played, or `train.stop_after` rounds have brought no better validation."""
+        train, number = self.experiment.train, len(self.scores)
+        if number >= train.rounds:
+            return True
+        is_validated = number % train.evaluate_every == 0
+        return bool(train.stop_after) and is_validated and rounds_since_best(self.scores) >= train.stop_after
 
     def note_data(self, own: Fingerprints) -> None:
         """Check and record the fingerprints that sites sent, by client."""
@@ -204,12 +215,14 @@ class Session:
         self._check()
         rounds = read_record(self.folder / "rounds.csv")
         refuse_unmade(self.folder, rounds)
-        link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
+        self._say_stopped()
+        last = self.strategy.finished_rounds
+        link_file(arrays_file(self.checkpoint_folder, last), self.folder / "last.safetensors")
         self._keep_entries("last", self.strategy.server.state)
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
-            last, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
-            write_personal(self.folder, self.space.plan.clients, entries, last, stored, self._metadata_of_client)
+            model, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
+            write_personal(self.folder, self.space.plan.clients, entries, model, stored, self._metadata_of_client)
         label = self.space.recipe.label(self.experiment.method_name)
         if changes := self.space.plan.changes:
             label += f"@{changes}"
@@ -228,13 +241,27 @@ class Session:
         for callback in self.callbacks:
             callback.on_end(summary)
 
+    def _say_stopped(self) -> None:
+        """Says and records that the run has ended before `train.rounds`, and after which round."""
+        last, train = len(self.scores), self.experiment.train
+        if last < train.rounds:
+            best = last - rounds_since_best(self.scores)
+            self.note("stopped", {"after_round": last, "best_round": best, "of_rounds": train.rounds})
+            logger.info(
+                "ended after round %d of %d: none since round %d has a better validation (train.stop_after = %d)",
+                last,
+                train.rounds,
+                best,
+                train.stop_after,
+            )
+
     @property
     def origins(self) -> list[Origin]:
         """The runs that trained the model: this one, and those of the weights with which it began."""
         return [own_origin(self.experiment, self.data), *self.origins_before]
 
     def _metadata_of_client(self, client: str) -> dict[str, str]:
-        return metadata_of(self.experiment.train.rounds, self.origins, client=client)
+        return metadata_of(self.strategy.finished_rounds, self.origins, client=client)
 
     def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
         """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
@@ -244,7 +271,9 @@ class Session:
         """
         values = record_to_arrays(arrays)
         saved = None
-        if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
+        if round:
+            self.scores.append(score_of(row, self.validation))
+        if round % self.experiment.run.checkpoint_every == 0 or self.is_over():
             state = Checkpoint(round, values, self.strategy.server.state, self.data | self.server_data)
             self._check()
             saved = save_checkpoint(self.checkpoint_folder, state, self.origins)
@@ -255,7 +284,6 @@ class Session:
                 keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
-        self.scores.append(score_of(row, self.validation))
         if last_is_best(self.scores):
             if saved:
                 link_file(saved, self.folder / "best.safetensors")

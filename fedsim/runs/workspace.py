@@ -19,13 +19,14 @@ from clients.unlabelled_client import UnlabelledClient
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
-from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
+from fedsim.data import ClientData, domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
 from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
 from fedsim.models import weight_statistics
 from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
+from fedsim.runs.attacked_data import attacked, shifted_share
 from fedsim.runs.frozen import frozen_content, frozen_record
 from fedsim.runs.plan import POOLED, Plan, resolve
 from fedsim.settings.experiment import parse_experiment
@@ -254,10 +255,17 @@ class Workspace:
 
     def _local_data(self, name: str) -> LocalData:
         """The data of a client, in memory."""
-        settings, target = self.experiment.data, self.experiment.run.target
-        pooled = name == POOLED
-        data = load_pooled(settings, target) if pooled else load_client(settings, name, target, self.plan.data)
-        return LocalData(data, self.transforms, self.device, self.task)
+        if name == POOLED:
+            data = load_pooled(self.experiment.data, self.experiment.run.target)
+            return LocalData(data, self.transforms, self.device, self.task)
+        local = LocalData(self._client_data(name), self.transforms, self.device, self.task)
+        local.shifted = shifted_share(self.experiment, name)
+        return local
+
+    def _client_data(self, name: str) -> ClientData:
+        """The data of a client; their labels are wrong where it attacks with them."""
+        experiment = self.experiment
+        return attacked(load_client(experiment.data, name, experiment.run.target, self.plan.data), experiment)
 
     def fingerprint(self, client: str, run: str) -> dict[str, int | str]:
         """Fingerprint of the data of a site's client as they were when this process first used them in that run."""
@@ -272,7 +280,7 @@ class Workspace:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
         if len(self.plan.clients) <= KEPT_CLIENTS:
             return self.client(name, state_folder, run).data.class_counts
-        return load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data).class_counts()
+        return self._client_data(name).class_counts()
 
     def unlabelled(self, run: str) -> UnlabelledClient:
         """The unseen domain's client in the run with that token; its images come without labels, and stay in memory

@@ -124,8 +124,18 @@ class DataSettings(Settings):
         "are never tested; 0: half of the images with such a method, and none with other methods",
     )
     clients_per_domain: int = Field(1, ge=1, le=100_000, description="clients that share one domain")
+    clients: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="clients of the run, more of them for larger domains, as in FedDG_Benchmark; with fewer clients "
+        "than domains a client has several; 0: clients_per_domain of each domain",
+    )
     partition: Annotated[
-        Literal["iid", "dirichlet", "classes"], Only(clients_per_domain=Above(1)), Only(mix=Above(0))
+        Literal["iid", "dirichlet", "classes"],
+        Only(clients_per_domain=Above(1)),
+        Only(mix=Above(0)),
+        Only(clients=Above(0)),
     ] = Field(
         "iid",
         description="how a domain is shared between its clients: alike, by shares of every class, or so that each has "
@@ -135,7 +145,10 @@ class DataSettings(Settings):
         2, ge=1, description="classes of each client of a domain"
     )
     alpha: Annotated[
-        float, Only(partition="dirichlet", clients_per_domain=Above(1)), Only(partition="dirichlet", mix=Above(0))
+        float,
+        Only(partition="dirichlet", clients_per_domain=Above(1)),
+        Only(partition="dirichlet", mix=Above(0)),
+        Only(partition="dirichlet", clients=Above(0)),
     ] = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
     mix: float = Field(
         0.0,
@@ -172,6 +185,11 @@ class DataSettings(Settings):
     def unseen_domain(self) -> str:
         """The unseen domain of the run; empty where the settings leave it open."""
         return self._target
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether clients get images as `fedsim.data.mixing` says: of a mixture, or by the sizes of the domains."""
+        return bool(self.mix or self.clients)
 
     @property
     def validation_domain(self) -> str:

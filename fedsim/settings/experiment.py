@@ -81,6 +81,7 @@ class Experiment(Settings):
         table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
         table["run"] |= {"select_by": self.run.select_by} if self.run.select_by != "primary" else {}
+        table["run"] |= {"attackers": self.run.attackers} if self.run.attackers else {}
         for key in ("root", "cache", "accept"):
             del table["data"][key]
         # Settings that came later; runs from before them have the same hash.
@@ -94,6 +95,8 @@ class Experiment(Settings):
         ):
             if table["data"][key] == usual:
                 del table["data"][key]
+        later: dict[str, Any] = {"stop_after": 0, "availability": {}, "lost_replies": 0.0}
+        table["train"] = {key: value for key, value in table["train"].items() if value != later.get(key, ...)}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 

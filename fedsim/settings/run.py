@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from fedsim.common.files import of_home
+from fedsim.settings.attackers import checked
 from fedsim.settings.effect import Above, Only
 from fedsim.settings.sections import Settings, folder_name
 
@@ -84,6 +85,11 @@ class RunSettings(Settings):
     )
     keep_personal: bool = Field(
         False, description="write every client's own model to personal-<client>.safetensors; a site's model stays there"
+    )
+    attackers: Annotated[dict[str, str], AfterValidator(checked)] = Field(
+        {},
+        description="clients or domains of a simulation that lie, and how: label_flip, label_shift(l), sign_flip(s), "
+        "scaled(s), noise(s), alie(z), mimic(client), drift(c), or none; every table says so",
     )
     on_client_failure: Literal["stop", "continue"] = "stop"
     patience: float = Field(

@@ -2,11 +2,23 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fedsim.settings.effect import Above, Only, Scene
 from fedsim.settings.sections import Settings
 from fedsim.settings.tuned import Tuned
+
+Chances = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)]
+
+
+def as_lists(availability: object) -> object:
+    """The same probabilities, each number as a list of one, so that both are one setting."""
+    if not isinstance(availability, dict):
+        return availability
+    lists = {}
+    for client, chances in availability.items():
+        lists[client] = chances if isinstance(chances, list) else [chances]
+    return lists
 
 
 class TrainSettings(Settings):
@@ -75,11 +87,29 @@ class TrainSettings(Settings):
     clients_per_round: Annotated[int, Only(Scene.FEDERATED)] = Field(
         0, ge=0, description="clients drawn each round; 0: all"
     )
+    availability: Annotated[dict[str, Chances], BeforeValidator(as_lists), Only(Scene.FEDERATED)] = Field(
+        {},
+        description="how probable it is that a client is there in a round, by client, domain or *: one number, or one "
+        "for each round, which begin again after the last (a day's curve; 0 and 1 are a trace)",
+    )
+    lost_replies: Annotated[float, Only(Scene.FEDERATED)] = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="how probable it is that a client that trains is gone before its reply arrives",
+    )
     evaluate_clients: Annotated[str, Only(Scene.FEDERATED)] = Field(
         "all",
         pattern="^(all|drawn|[1-9][0-9]*)$",
         description="clients that validate the model of a round, which selects the best round: all, drawn (those that "
         "trained in the round), or a number of clients that stay the same",
+    )
+    stop_after: int = Field(
+        0,
+        ge=0,
+        description="the run ends when this many rounds have brought no better source validation than the best one "
+        "(the one that run.select_on and run.select_by say), at a round that is validated; train.rounds stays the most "
+        "that are played; 0: all rounds are played",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds from a validation to the next; the last is validated too")
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -278,10 +278,12 @@ def planned_steps(plan: Plan) -> tuple[float, float] | None:
 def training_counts(plan: Plan) -> list[int] | None:
     """The numbers of training images of every client by the data set's published counts; None when it has no counts.
 
+    None also with `data.clients`, where the sizes of the domains say how many clients each has.
+
     The counts differ from those of the split by at most one image per class, which is enough for an estimate of time.
     """
     data, images = plan.experiment.data, benchmark(plan.experiment.data).counts
-    if images is None or data.split == "lists":
+    if images is None or data.split == "lists" or data.clients:
         return None
     shares = []
     for domain in source_domains(data, plan.experiment.run.target):

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -113,13 +113,30 @@ def plan_cells(
     targets = unseen_domains(base.data) if list(axes.targets) == ["all"] else axes.targets
     shared = shared or readers()
     cells: dict[Path, Cell] = {}
+    refused: dict[str, UserError] = {}
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
+        if method in refused:
+            continue
         settings = [*overrides, f"method.name={method}", *values, f"run.target={target}", f"run.seed={seed}"]
         settings.append(f"run.label={json.dumps(label_of(values, label), ensure_ascii=False)}")
-        cell = _plan_cell(read_experiment(config, settings, preset), shared)
+        try:
+            cell = _plan_cell(read_experiment(config, settings, preset), shared)
+        except UserError as error:
+            refused[method] = error
+            continue
         if not is_same_run(cells.setdefault(cell.folder, cell), cell):
             raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
+    if refused:
+        raise _refusal(refused, axes.methods)
     return list(cells.values())
+
+
+def _refusal(refused: Mapping[str, UserError], methods: Sequence[str]) -> UserError:
+    """The first refusal and the names of all methods that are refused, so that one look at them is enough."""
+    first, *others = refused
+    if not others or len(refused) == len(methods):
+        return refused[first]
+    return UserError(f"{refused[first]}; refused, too: {', '.join(others)}; leave them out of --methods")
 
 
 def is_same_run(cell: Cell, other: Cell) -> bool:

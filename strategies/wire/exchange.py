@@ -92,8 +92,9 @@ class Exchange:
         """One message per client that is online, made when it is its turn: tensors, further records, config.
 
         records: a client's records of the banks; `arrays` among them are its own, in place of those of all clients.
-        A client that is not online has failed.
+        A client that is not online has failed. One that is gone in this round is asked nothing more.
         """
+        clients = [client for client in clients if client not in self.notes.gone]
         away: Collection[str] = ()
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
@@ -233,13 +234,22 @@ class Exchange:
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
-        self.notes.fail(client, reason)
-        for handed in self.state.handed.values():  # when it comes back, it may have lost its state
-            if client in handed:
-                handed.remove(client)
+        self._note_failure(client, reason)
         if self.experiment.run.on_client_failure == "continue":
             return
         raise client_failure(client, self.notes.round, reason, traceback)
+
+    def lose(self, client: str) -> None:
+        """Records that a client is gone before its reply arrived, as the settings ask for; the run goes on."""
+        self.notes.gone.append(client)
+        self._note_failure(client, "gone before its reply arrived (train.lost_replies)")
+
+    def _note_failure(self, client: str, reason: str) -> None:
+        """Notes why a client's reply does not count. When the client comes back, it may have lost its state."""
+        self.notes.fail(client, reason)
+        for handed in self.state.handed.values():
+            if client in handed:
+                handed.remove(client)
 
     def _expected(self, client: str) -> Expected:
         return Expected(

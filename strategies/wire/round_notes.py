@@ -24,6 +24,7 @@ class RoundNotes:
     details: list[Row] = field(default_factory=list)
     aggregation_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)  # clients that were lost before their reply arrived
     dropped: str = ""  # why the round leaves the model as it was
 
     def row(self, client: str) -> Row:

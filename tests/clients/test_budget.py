@@ -17,8 +17,10 @@ from clients.step.calibration import SemanticCalibration
 from fedsim.common.errors import UserError
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
-from fedsim.methods.assembly import build_recipe
 from fedsim.methods.recipe import Recipe
+from fedsim.runs.notes import planned_of
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import Workspace
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
 
@@ -172,9 +174,21 @@ def test_one_domain_is_shuffled(data, train):
     assert [batch.tolist() for batch in plans[0]] == [batch.tolist() for batch in plans[1]]
 
 
-def test_clients_of_a_federation_have_one_domain_each(tmp_path):
-    with pytest.raises(UserError, match="use deepall"):
-        build_recipe(small_experiment(tmp_path, {"name": "fedavg", "batches": "equal_domains"}))
+@pytest.mark.parametrize(("mix", "domains"), [(0.0, 1), (0.5, 3)])
+def test_orders_of_clients_with_several_domains_are_what_they_plan(tmp_path, mix, domains):
+    """The server plans without the data: with each of 3 sources on every client, batches of 2 for each."""
+    parts = {"equal_domains": {"per_domain": 2}}
+    method = {"name": "fedavg", "batches": "equal_domains"}
+    plan = resolve(small_experiment(tmp_path, method, data={"mix": mix}, parts=parts))
+    space = Workspace(plan)
+    clients = [space.client(name, "") for name in plan.clients]
+    counts = [client.data.examples for client in clients]
+    for place, client in enumerate(clients):
+        round = small_round(client.data, train=plan.experiment.train, client=plan.clients[place])
+        batches = local_plan(plan.recipe, round, counts, plan.sources)[1]
+        assert Amount.of(batches) == planned_of(plan, counts, place, "train")
+        assert len(np.unique(client.data.domains)) == domains
+        assert (len(batches[0]) == 2 * domains) == (domains > 1)
 
 
 def test_fedsbs_budget():

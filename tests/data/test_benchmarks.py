@@ -12,6 +12,7 @@ from fedsim.data.inspect import inspect
 from fedsim.settings import DataSettings
 
 CLASSES = {
+    "colored-digits": 2, "colored-mnist": 2,
     "pacs": 7, "drawings": 7, "vlcs": 5, "office-home": 65, "domainnet": 345, "domainnet-mini": 126,
     "office-caltech-home": 8, "camelyon17": 2, "fed-isic2019": 8, "table": 0, "hugging-face": 0, "masks": 1,
     "folder": 0, "arrays": 0, "hospitals": 2,

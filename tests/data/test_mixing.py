@@ -1,17 +1,21 @@
 """Clients of mixed domains: how many images of each domain a client gets, and that no image is used twice."""
 
+import json
+
 import numpy as np
 import pytest
 
 from fedsim.analysis.published import setting
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, check_partitions, client_names, load_client, load_pooled
-from fedsim.data.mixing import _shares
+from fedsim.data.mixing import _shares, clients_by_size, domains_by_size
 from fedsim.data.reader import reader
 from fedsim.data.splits import dirichlet_deal
 from fedsim.runs.plan import resolve
+from fedsim.runtime.launch import carry_out
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import read_experiment
+from fedsim.testing.contract import small_plan
 
 DIGITS = DataSettings(dataset="digits", image_size=8, split_seed=0)
 
@@ -88,3 +92,77 @@ def test_what_cannot_be_mixed_is_refused_or_has_no_published_numbers(tree_settin
         resolve(read_experiment("digits", ["data.mix=0.5", "run.runtime=deployment"]))
     whole = read_experiment("pacs", ["model.backbone=resnet18"])
     assert (setting(whole), setting(whole.replace(data={"mix": 0.1}))) == (("PACS", "ResNet-18"), None)
+
+
+def test_clients_go_where_a_client_has_most_images():
+    """FedDG_Benchmark's rule: 1 + 3 clients of 100 + 300 images. PACS: 47 + 53 of 100, and 7 + 9 + 14 of 30."""
+    assert clients_by_size([100, 300], 4) == [1, 3]
+    assert clients_by_size([1853, 2125], 100) == [47, 53]
+    assert clients_by_size([2048, 2344, 3929], 30) == [7, 9, 14]
+    assert clients_by_size([5, 5], 3) == [2, 1]  # of equal ones the first
+    assert domains_by_size({"a": 3, "b": 9, "c": 4, "d": 2}, 2) == {"a": [0], "b": [1], "c": [0], "d": [0]}
+    assert domains_by_size({"a": 9, "b": 1}, 2) == {"a": [0], "b": [1]}
+
+
+def sized_tree(make_tree, tree_settings, **settings):
+    """art has 100 training images, photo 300; a tenth more of each validates."""
+    make_tree(domains=("sketch",), per_class=2)
+    make_tree(domains=("art",), per_class=55)
+    make_tree(domains=("photo",), per_class=165)
+    return tree_settings(split_seed=0, holdout=1 / 11, **settings)
+
+
+def test_number_of_clients_with_lambda(make_tree, tree_settings):
+    """n = 100, 300 and C = 4: with lambda .1 art's client has (92.5, 7.5) images, each of photo's (2.5, 97.5)."""
+    data = sized_tree(make_tree, tree_settings, clients=4, mix=0.1)
+    assert client_names(data, "sketch") == ["art", "photo/0", "photo/1", "photo/2"]
+    found = clients_of(data)
+    counts = np.array([np.bincount(client.domain_index[client.train], minlength=2) for client in found])
+    assert counts.sum(axis=0).tolist() == [100, 300]
+    expected = np.array([[92.5, 7.5], *[[2.5, 97.5]] * 3])
+    assert (np.abs(counts - expected) <= 1).all(), counts
+    pure = data.model_copy(update={"mix": 0.0})
+    counts = [np.bincount(client.domain_index[client.train], minlength=2).tolist() for client in clients_of(pure)]
+    assert counts == [[100, 0], [0, 100], [0, 100], [0, 100]]
+    pooled = load_pooled(data, "sketch")
+    assert pooled.held == tuple(client.examples for client in found)
+    check_partitions(data, "sketch")
+    with pytest.raises(
+        UserError, match=r"no client 'art/0': with data.clients = 4 the clients are art, photo/0, photo/1"
+    ):
+        load_client(data, "art/0", "sketch")
+
+
+def test_fewer_clients_than_domains_have_whole_domains():
+    """Five domains of 1,000 images on two clients: the first, third and fifth on one of them."""
+    data = DIGITS.model_copy(update={"clients": 2})
+    assert client_names(data, "rot75") == ["rot0", "rot15"]
+    found = [
+        np.bincount(client.domain_index[client.train], minlength=5).tolist() for client in clients_of(data, "rot75")
+    ]
+    assert found == [[900, 0, 900, 0, 900], [0, 900, 0, 900, 0]]
+
+
+def test_a_run_with_a_number_of_clients(tmp_path):
+    few = ["data.fraction=0.05", "train.rounds=1", "data.mix=0"]
+    for count, names in ((2, ["rot0", "rot15"]), (5, ["rot0/0", "rot0/1", "rot15/0", "rot15/1", "rot30"])):
+        run = carry_out(small_plan("irm", tmp_path / str(count), [*few, f"data.clients={count}"]))
+        remarks = json.loads((run / "environment.json").read_text())["data_remarks"]
+        clients = {line.split(",")[1] for line in (run / "clients.csv").read_text().splitlines()[1:]}
+        assert clients >= set(names), clients
+        assert any("every client has one domain" in text for text in remarks) == (count == 5)
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    (["data.clients=9", "data.clients_per_domain=2"], "both say how many clients there are"),
+    (["data.clients=9", "run.runtime=deployment"], "data.clients gives images by the sizes of all domains"),
+    (["data.clients=9", "data.partition=classes"], "data.partition = 'classes' deals single images"),
+])  # fmt: skip
+def test_numbers_of_clients_that_cannot_be_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        resolve(read_experiment("digits", [*settings, "run.target=rot75"]))
+
+
+def test_too_many_clients_are_refused():
+    with pytest.raises(UserError, match=r"has 1 training and 0 validation images.* or the number of clients"):
+        check_partitions(DIGITS.model_copy(update={"clients": 4000}), "rot75")

@@ -107,7 +107,7 @@ def test_start_names_every_extra():
 
 
 def test_speed_names_the_methods_without_a_cost():
-    named = re.search(r"for each method but (.*?), where", (ROOT / "docs/speed.md").read_text(), re.DOTALL)[1]
+    named = re.search(r"for each method but (.*?),\s+where", (ROOT / "docs/speed.md").read_text(), re.DOTALL)[1]
     assert set(re.findall(r"`([\w-]+)`", named)) == METHODS.keys() - step_costs()[0].keys()
 
 

@@ -31,6 +31,16 @@ def planned(methods="fedavg", targets="rot0", grid=(), more=()):
     return plan_cells("digits", Axes(methods.split(), targets.split(), [0], grid), [*SMALL, *more], "")
 
 
+def test_all_refused_methods_are_named_at_once():
+    """A sweep of all rows on a table was refused 18 times, once for each row that needs images."""
+    axes = Axes(["fedavg", "ccst", "mixup", "cutmix", "jigen"], ["hungary"], [0], ())
+    with pytest.raises(UserError, match=r"ccst: .* takes any tensors; refused, too: cutmix, jigen; leave them out of"):
+        plan_cells("hospitals", axes, [], "")
+    with pytest.raises(UserError, match=r"train\.lr") as both:
+        planned("fedavg fedprox", more=["train.lr=-1"])
+    assert "refused, too" not in str(both.value)
+
+
 def test_grid_is_a_product_and_values_may_hold_commas():
     assert split_values('0, 0.25 ,["a","b"],"x,y"') == ["0", "0.25", '["a","b"]', '"x,y"']
     assert grid_points(["a=1,2", "b=x"]) == [("a=1", "b=x"), ("a=2", "b=x")]
