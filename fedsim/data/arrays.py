@@ -33,6 +33,7 @@ from fedsim.data.feature_tables import (
     is_empty,
     names_of_labels,
     read_table,
+    recorded_columns,
     targets_of,
     text_of_names,
     with_categories,
@@ -575,3 +576,45 @@ def _checked(domains: Mapping[str, Examples], classes: tuple[str, ...], where: o
                             f"have {list(shapes[first])}; all need one shape")  # fmt: skip
     shape = shapes[first]
     return Opened(dict(sorted(domains.items())), classes, shape, (), shape[0])
+
+
+def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> dict[str, tuple[Examples, list[str]]]:
+    """The labelled examples of a file, for a model of an earlier run: {domain: (examples, what each is called)}.
+
+    A table has the columns of the run, and an .npz file its arrays. Without domains in it there is one, called like the
+    file. A split and groups are not read. With data.missing = 'drop', rows with an empty feature are left out.
+
+    data, bench: the settings and the data set of the run
+
+    Raises UserError for a file that lacks a column or an array, and for examples of another shape.
+    """
+    if not file.is_file():
+        raise UserError(f"no file {file}; name a table of labelled rows ({', '.join(SUFFIXES)})")
+    if file.suffix.lower() == ".npz":
+        return _read_labelled_npz(file, data, bench)
+    embedded = EMBEDDED.get(bench.name)
+    columns = recorded_columns(file, data, bench, embedded.columns if embedded else {})
+    table = read_table(file)
+    columns = with_features(columns, table.columns, file)
+    if data.missing == "drop":
+        table = complete_rows(table, columns)
+    if not len(table):
+        raise UserError(f"{file}: every row has an empty cell, so that data.missing = 'drop' leaves none")
+    columns = replace(columns, split="")
+    labelled = {}
+    for domain, rows in _rows_by_domain(file, table, columns):
+        names = [f"{file}, row {number + 2}" for number in rows.index]
+        labelled[domain] = _encoded([(file, rows)], columns, data), names
+    return labelled
+
+
+def _read_labelled_npz(file: Path, data: DataSettings, bench: Benchmark) -> dict[str, tuple[Examples, list[str]]]:
+    """The labelled examples of an .npz file; UserError where their shape is not that of the run."""
+    columns = {name: column for name, column in data.columns.items() if name != "group"}
+    labelled = {}
+    for domain, examples in _read_npz(file, data.model_copy(update={"columns": columns})).items():
+        shape = examples.values.shape[1:]
+        if shape != bench.shape:
+            raise UserError(f"{file}: examples have the shape {list(shape)}, and this model takes {list(bench.shape)}")
+        labelled[domain] = examples, [f"{domain}[{index}]" for index in range(len(examples.labels))]
+    return labelled

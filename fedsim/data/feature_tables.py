@@ -318,16 +318,25 @@ def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
     bench: the data set of the run, whose features name the values of every column of categories
     Raises UserError for another data set, and for a table that lacks a column.
     """
+    columns = recorded_columns(file, data, bench, {})
+    table = read_table(file)
+    columns = with_features(columns, table.columns, file)
+    return encode(table, columns, data.missing, str(file))
+
+
+def recorded_columns(file: Path, data: DataSettings, bench: Benchmark, usual: Mapping[str, str]) -> Columns:
+    """The columns of a run, without that of groups, with the features and categories that its data set had.
+
+    usual: the names of label and domain where the settings have none
+    Raises UserError for a data set that was no table; `file` is the one that was to be read.
+    """
     if not bench.features:
         raise UserError(f"{file}: this model takes tensors of the shape {list(bench.shape)}, which no table has")
-    columns = columns_of(data, {})
+    columns = columns_of(data, usual)
     categories = {}
     for name in columns.categories:
         prefix = f"{name}="
         values = [feature.removeprefix(prefix) for feature in bench.features if feature.startswith(prefix)]
         categories[name] = tuple(values[:-1])  # without (other)
     features = (*bench.features[: bench.numeric], *categories)
-    table = read_table(file)
-    columns = replace(columns, features=features, categories=categories, group="")
-    columns = with_features(columns, table.columns, file)
-    return encode(table, columns, data.missing, str(file))
+    return replace(columns, features=features, categories=categories, group="")

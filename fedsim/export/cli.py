@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.common.console import console, errors, say
-from fedsim.common.errors import UserError, printable
+from fedsim.common.errors import printable
 from fedsim.common.files import atomic_write
 from fedsim.common.tasks import TASKS
 
@@ -26,13 +26,16 @@ def evaluate(
     run: RunFolder,
     data: Annotated[
         Path | None,
-        typer.Option(help="folder of images, CLASS/IMAGE or DOMAIN/CLASS/IMAGE (default: the run's target)"),
+        typer.Option(
+            help="folder of images, CLASS/IMAGE or DOMAIN/CLASS/IMAGE; for a model of tables or arrays, a file of "
+            "labelled rows with the run's columns (default: the run's target)"
+        ),
     ] = None,
     which: Which = "best",
     trust: Trust = False,
     output: Annotated[Path | None, typer.Option(help="CSV file of all predictions")] = None,
 ) -> None:
-    """Evaluate a run's model on labelled images: accuracy, balanced accuracy and macro F1 per domain."""
+    """Evaluate a run's model on labelled images or rows: the metrics of its task per domain."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -41,11 +44,10 @@ def evaluate(
     model = _model(run, which, trust)
     if data is None:
         measures, predictions = _of_target(model)
-    else:
-        if not model.plan.data.images:
-            raise UserError("--data names a folder of images, and this model takes other tensors; fedsim predict takes "
-                            "a table of them")  # fmt: skip
+    elif model.plan.data.images:
         measures, predictions = judge.evaluate(model, judge.labelled_images(data, model.classes))
+    else:
+        measures, predictions = judge.evaluate_rows(model, data)
     table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
     task = TASKS[model.plan.data.task]
     for row in measures.itertuples(index=False):

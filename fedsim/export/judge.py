@@ -1,4 +1,4 @@
-"""Applies a trained model to the images of a folder: predictions, and the usual metrics of them."""
+"""Applies a trained model to the images of a folder, or the rows of a table: predictions, and metrics of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, nearest
 from fedsim.common.measures import area_under_roc, average_precision
 from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import BINARY
+from fedsim.data.arrays import read_labelled
 from fedsim.data.feature_tables import read_rows
 from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.data.scaling import scale_rule, scaled_by_site
+from fedsim.export.targets import evaluate_targets, measures_of_targets, names_of_examples
 from fedsim.export.trained import TrainedModel
 
 
@@ -102,17 +104,56 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
         table = _table(model, domain.files)
         table.insert(0, "domain", domain.domain)
         table.insert(2, "label", [model.classes[label] for label in domain.labels])
-        tables.append(table)
-    groups, unseen = [], []
-    for domain, table in zip(data, tables):
-        mark = _mark(model, domain.domain)
-        groups.append((domain.domain + mark, table))
+        tables.append((domain.domain, table))
+    return _measures_by_domain(model, tables), pd.concat([table for _, table in tables], ignore_index=True)
+
+
+def evaluate_rows(model: TrainedModel, file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(metrics of each domain and of all unseen ones, predictions) of a file of labelled rows; see `read_labelled`.
+
+    The metrics are those of the run's task, and domains are marked as `evaluate` marks them. With data.scale = 'site'
+    every domain is standardized by its own rows. Raises UserError for a label that is no class of the run.
+    """
+    data, bench = model.experiment.data, model.plan.data
+    tables = []
+    for domain, (examples, names) in read_labelled(file, data, bench).items():
+        values, indices = examples.values, np.arange(len(names))
+        if scale_rule(data, bench) == "site":
+            values = scaled_by_site(values, indices, bench)
+        if model.has_targets:
+            _, table = evaluate_targets(model, domain, values, examples.labels, indices, names)
+        else:
+            labels = _indices_of_classes(model, examples.labels, file)
+            _, table = evaluate_arrays(model, domain, values, labels, indices, names)
+        tables.append((domain, table))
+    return _measures_by_domain(model, tables), pd.concat([table for _, table in tables], ignore_index=True)
+
+
+def _indices_of_classes(model: TrainedModel, labels: np.ndarray, file: Path) -> np.ndarray:
+    """The index of the class that each label [N] names; UserError for one that is no class of the model."""
+    places = {name: index for index, name in enumerate(model.classes)}
+    unknown = sorted(set(labels) - places.keys())
+    if unknown:
+        raise UserError(f"{file}: the label {unknown[0]!r} is no class of the model; {nearest(unknown[0], places)}"
+                        f"its classes are {', '.join(places)}")  # fmt: skip
+    return np.array([places[name] for name in labels], np.int64)
+
+
+def _measures_by_domain(model: TrainedModel, tables: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """The metrics of each domain, marked where the model has seen it, and of all unseen ones where there are several.
+
+    tables: each domain with its predictions, in which labels or targets are
+    """
+    measures = measures_of_targets if model.has_targets else _measures
+    rows, unseen = [], []
+    for domain, table in tables:
+        mark = _mark(model, domain)
+        rows.append(measures(model, domain + mark, table))
         if not mark:
             unseen.append(table)
     if len(unseen) > 1:
-        groups.append(("all", pd.concat(unseen, ignore_index=True)))
-    measures = [_measures(model, name, table) for name, table in groups]
-    return pd.DataFrame(measures), pd.concat(tables, ignore_index=True)
+        rows.append(measures(model, "all", pd.concat(unseen, ignore_index=True)))
+    return pd.DataFrame(rows)
 
 
 def _mark(model: TrainedModel, domain: str) -> str:
@@ -126,9 +167,17 @@ def _mark(model: TrainedModel, domain: str) -> str:
 
 @torch.inference_mode()
 def evaluate_arrays(
-    model: TrainedModel, domain: str, images: np.ndarray, labels: np.ndarray, indices: np.ndarray
+    model: TrainedModel,
+    domain: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    indices: np.ndarray,
+    names: Sequence[str] = (),
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Like `evaluate`, for images uint8 [N, C, s, s] from a data set's reader; only `indices` are evaluated."""
+    """Like `evaluate`, for images uint8 [N, C, s, s] from a data set's reader; only `indices` are evaluated.
+
+    The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
+    """
     model.require_classes()
     if model.plan.recipe.infer.shuffled:  # the same order as in the run
         indices = numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)
@@ -138,7 +187,7 @@ def evaluate_arrays(
         model.adapt(torch.from_numpy(np.ascontiguousarray(images[part])) for part in parts)
     batches = (torch.from_numpy(np.ascontiguousarray(images[part])) for part in parts)
     probabilities = np.concatenate([model(batch).float().softmax(1).numpy() for batch in batches])
-    table = _predictions(model, [f"{domain}[{index}]" for index in indices], probabilities)
+    table = _predictions(model, names_of_examples(domain, indices, names), probabilities)
     table.insert(0, "domain", domain)
     table.insert(2, "label", [model.classes[label] for label in labels[indices]])
     return pd.DataFrame([_measures(model, domain, table)]), table

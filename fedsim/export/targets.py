@@ -1,5 +1,7 @@
 """Evaluates a trained model of a task without classes: a regression, or several labels."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import torch
@@ -19,11 +21,17 @@ Measures = dict[str, str | int | float]
 
 @torch.inference_mode()
 def evaluate_targets(
-    model: TrainedModel, domain: str, values: np.ndarray, targets: np.ndarray, indices: np.ndarray
+    model: TrainedModel,
+    domain: str,
+    values: np.ndarray,
+    targets: np.ndarray,
+    indices: np.ndarray,
+    names: Sequence[str] = (),
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(metrics, predictions) of the examples of a domain that have targets [N, Q]; only `indices` are evaluated.
 
     The metrics are the mean absolute error, RMSE and R2, or the mean AUROC and that of each label; NaN is undefined.
+    The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
     """
     batches = []
     for start in range(0, len(indices), model.batch_size):
@@ -33,13 +41,24 @@ def evaluate_targets(
         model.adapt(batches)
     predicted = np.concatenate([model.outputs(batch) for batch in batches])
     truth = targets[indices]
-    table = pd.DataFrame({"domain": domain, "image": [f"{domain}[{index}]" for index in indices]})
+    table = pd.DataFrame({"domain": domain, "image": names_of_examples(domain, indices, names)})
     for place, name in enumerate(model.classes):
         table[f"{name} (truth)"] = truth[:, place]
         table[name] = predicted[:, place]
+    return pd.DataFrame([measures_of_targets(model, domain, table)]), table
+
+
+def names_of_examples(domain: str, indices: np.ndarray, names: Sequence[str]) -> list[str]:
+    """What the examples are called in the predictions: DOMAIN[INDEX], or as `names` of all examples do."""
+    return [names[index] if names else f"{domain}[{index}]" for index in indices]
+
+
+def measures_of_targets(model: TrainedModel, domain: str, table: pd.DataFrame) -> Measures:
+    """The row of metrics of a table of predictions that `evaluate_targets` made, or of several below each other."""
+    truth = table[[f"{name} (truth)" for name in model.classes]].to_numpy()
+    predicted = table[list(model.classes)].to_numpy()
     measures = measures_of_numbers if model.plan.data.task == REGRESSION.name else measures_of_labels
-    row = {"domain": domain, "images": len(table), **measures(truth, predicted, model.classes)}
-    return pd.DataFrame([row]), table
+    return {"domain": domain, "images": len(table), **measures(truth, predicted, model.classes)}
 
 
 def measures_of_numbers(truth: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> Measures:

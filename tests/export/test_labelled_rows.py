@@ -1,0 +1,139 @@
+"""A model of tables or arrays is evaluated on files of labelled rows."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support import run_small
+from typer.testing import CliRunner
+
+import fedsim
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
+from fedsim.data.array_rows import EMBEDDED
+from fedsim.export.judge import evaluate_rows
+from fedsim.settings.experiment import read_experiment
+
+
+def trained(folder, labels, weight, *overrides):
+    """A linear model of one feature x, with the logits `weight` * x; it trained on b, and a was unseen."""
+    table = pd.DataFrame({"x": np.arange(24) - 12.0, "label": [labels[n % 2] for n in range(24)]})
+    table["site"] = ["ab"[n % 4 > 1] for n in range(24)]
+    table["p"], table["q"] = np.arange(24) // 4 % 2, np.arange(24) // 8 % 2
+    table.to_csv(folder / "t.csv", index=False)
+    given = [
+        "data.dataset=arrays", f"data.root={folder / 't.csv'}", "data.columns={features=['x'], domain='site'}",
+        "data.scale=none", "model.backbone=linear", "run.target=a", f"run.output={folder}", "train.rounds=1",
+        *overrides,
+    ]  # fmt: skip
+    run, _ = run_small(read_experiment("digits", given))
+    model = fedsim.load(run, "last")
+    state = model.net.state_dict()
+    with torch.no_grad():
+        state["head.weight"].copy_(torch.tensor(weight))
+        state["head.bias"].zero_()
+    return model
+
+
+def written(file, text):
+    file.write_text(text)
+    return file
+
+
+def test_metrics_by_hand_per_domain(tmp_path):
+    """The class v is predicted for x > 0."""
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    rows = "site,label,x\nnorth,u,-2\nsouth,u,2\nnorth,v,-1\nnorth,v,1\nsouth,v,5\nnorth,v,3\nb,u,-1\n"
+    measures, predictions = evaluate_rows(model, written(tmp_path / "new.csv", rows))
+    rows = measures.set_index("domain")
+    assert list(rows.index) == ["b (trained)", "north", "south", "all"]
+    assert list(rows["images"]) == [1, 4, 2, 6]
+    assert list(rows["accuracy"]) == pytest.approx([1, 3 / 4, 1 / 2, 4 / 6])
+    assert rows.loc["north", "balanced_accuracy"] == pytest.approx((1 + 2 / 3) / 2)
+    assert rows.loc["north", "macro_f1"] == pytest.approx((2 / 3 + 4 / 5) / 2)
+    south = predictions[predictions["domain"] == "south"]
+    assert list(south["image"]) == [f"{tmp_path / 'new.csv'}, row 3", f"{tmp_path / 'new.csv'}, row 6"]
+    assert list(south["label"]) == ["u", "v"]
+    assert list(south["predicted"]) == ["v", "v"]
+
+
+def test_a_table_without_domains_is_one_that_is_called_like_its_file(tmp_path):
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    pd.DataFrame({"x": [1.0, 2.0], "label": ["u", "v"]}).to_parquet(tmp_path / "east.parquet")
+    measures, _ = evaluate_rows(model, tmp_path / "east.parquet")
+    assert measures[["domain", "accuracy"]].to_numpy().tolist() == [["east", 0.5]]
+
+
+def test_the_errors_of_a_regression_by_hand(tmp_path):
+    """The predictions are 2, 4 and 8; the errors 1, 1 and 0, around a mean of 14 / 3."""
+    model = trained(tmp_path, (1, 2), [[2.0]], "data.task=regression")
+    measures, predictions = evaluate_rows(model, written(tmp_path / "new.csv", "x,label\n1,3\n2,3\n4,8\n"))
+    row = measures.iloc[0]
+    squares = 2 * (5 / 3) ** 2 + (10 / 3) ** 2
+    assert (row["domain"], row["images"]) == ("new", 3)
+    assert list(row[["mae", "rmse", "r2"]]) == pytest.approx([2 / 3, math.sqrt(2 / 3), 1 - 2 / squares])
+    assert list(predictions["label"]) == [2, 4, 8]
+
+
+def test_the_areas_of_several_labels_by_hand(tmp_path):
+    """The score of p grows with x and that of q falls: three of four pairs of p are in order, and no pair of q."""
+    several = "data.columns={features=['x'], domain='site', label=['p', 'q']}"
+    model = trained(tmp_path, "uv", [[1.0], [-1.0]], "data.task=multi-label", several)
+    measures, _ = evaluate_rows(model, written(tmp_path / "new.csv", "x,p,q\n1,0,0\n2,1,0\n3,0,0\n4,1,1\n"))
+    assert list(measures.iloc[0, 1:]) == pytest.approx([4, 3 / 8, 3 / 4, 0])
+
+
+def test_arrays_of_an_npz_file(tmp_path):
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    values = np.array([[1.0], [-1.0], [2.0]])
+    np.savez(tmp_path / "new.npz", x=values, label=np.array(["v", "v", "v"]), site=np.array(["c", "c", "d"]))
+    measures, _ = evaluate_rows(model, tmp_path / "new.npz")
+    assert list(measures["domain"]) == ["c", "d", "all"]
+    assert list(measures["accuracy"]) == pytest.approx([1 / 2, 1, 2 / 3])
+    np.savez(tmp_path / "wide.npz", x=np.ones((2, 3)), label=np.array(["u", "v"]))
+    with pytest.raises(UserError, match=re.escape("have the shape [3], and this model takes [1]")):
+        evaluate_rows(model, tmp_path / "wide.npz")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x,label\n1,w\n", "the label 'w' is no class of the model; its classes are u, v"),
+        ("x,label\n1,\n", "row 2: the label is empty"),
+        ("x,site\n1,a\n", "has no column 'label'"),
+        ("y,label\n1,u\n", "has no column 'x'"),
+        ("x,label\none,u\n", "row 2: 'one' is no number"),
+        ("x,label\n", "has no rows"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_line(tmp_path, text, reason):
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    with pytest.raises(UserError, match=re.escape(reason)) as error:
+        evaluate_rows(model, written(tmp_path / "new.csv", text))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="no file"):
+        evaluate_rows(model, tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(("preset", "scale"), [("", "federated"), ("all", "federated"), ("all", "site")])
+def test_the_unseen_hospital_has_the_score_of_the_run(tmp_path, preset, scale):
+    """Also where the run leaves out patients with an empty cell, as the protocol without a preset does."""
+    usual = ["run.target=hungary", f"run.output={tmp_path}", "train.rounds=2", f"data.scale={scale}"]
+    folder, _ = run_small(read_experiment("hospitals", usual, preset))
+    result = CliRunner().invoke(
+        app,
+        ["evaluate", str(folder), "--data", str(EMBEDDED["hospitals"].file), "--which", "last", "--output",
+         str(tmp_path / "predictions.csv")],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    measures, _ = evaluate_rows(fedsim.load(folder, "last"), EMBEDDED["hospitals"].file)
+    rows = measures.set_index("domain")
+    assert list(rows.index) == ["cleveland (trained)", "hungary", "switzerland (trained)", "va_long_beach (trained)"]
+    target = pd.read_csv(folder / "rounds.csv")["target_accuracy"].iloc[-1]
+    assert rows.loc["hungary", "accuracy"] == pytest.approx(target)
+    predictions = pd.read_csv(tmp_path / "predictions.csv")
+    hungary = predictions[predictions["domain"] == "hungary"]
+    assert (hungary["label"] == hungary["predicted"]).mean() == pytest.approx(target)
