@@ -237,8 +237,8 @@ def useless(sizes: Mapping[str, float], complaints: Complaints, asked: int) -> t
     """(client, reason) when most of the clients asked cannot use the model; two empty texts when they can.
 
     sizes: of this round's updates. The client is the one whose update is much larger than the others'; empty when there
-    is none. A loss that is finite and far too large counts where there is such an update, because honest clients that
-    diverge together do the same to it, and one that trains alone does. Of two clients one such loss is enough, and
+    is none. A loss that is finite and far too large counts where there is such an update among others. Honest clients
+    that diverge together, or one that trains alone, do the same to it. Of two clients one such loss is enough, and
     neither is named.
     """
     client, times = suspect(sizes)

@@ -104,8 +104,9 @@ def test_a_run_is_recorded_selected_compared_and_reported(tmp_path, task):
     assert order == sorted(order, reverse=not row.less_is_better)
     assert comparison.methods["rank"].to_list()[0] == 1
     text = comparison.render("table")
-    assert row.title in text
-    assert (" (%)" in text) == row.is_fraction
+    caption = " ".join(text.split())
+    assert row.title in caption
+    assert (" (%)" in caption) == row.is_fraction
     best_difference = comparison.methods.loc[comparison.methods["label"] == "fedprox", "difference"].iloc[0]
     rank = comparison.methods.loc[comparison.methods["label"] == "fedprox", "rank"].iloc[0]
     is_better = (best_difference < 0) == row.less_is_better and best_difference != 0
