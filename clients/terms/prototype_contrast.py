@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from clients.tools.class_means import PrototypesOfRound
+from clients.tools.class_means import PrototypesOfRound, means_disclosed
 from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
 
@@ -73,24 +73,12 @@ class PrototypeContrast(Term):
     @property
     def discloses(self) -> str:
         """What a mean shows depends on the number of images in it."""
-        one = " (of a class with one image: that image's own feature)" if self.min_per_proto == 1 else ""
-        few = f" with at least {self.min_per_proto} images" if self.min_per_proto > 1 else ""
-        return (
-            f"each round the mean feature of every class{few} that the client holds{one}, and so which classes these "
-            "are; the other clients get means over clusters of clients, and the unchanged mean of a class that only "
-            "one client holds"
-        )
+        return means_disclosed(self.min_per_proto, "means over clusters of clients")
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The two losses. The features of the last epoch are summed while it runs."""
-        seen = round.scratch[self.bank] = PrototypesOfRound(round, self.proto_source == "final_pass")
-        contrast = self._contrast(round)
-
-        def term(batch: Batch) -> Tensor:
-            seen.take(self, batch)
-            return contrast(batch)
-
-        return term
+        means = round.scratch[self.bank] = PrototypesOfRound(round, self.proto_source == "final_pass")
+        return means.watching(self, self._contrast(round))
 
     def end(self, round: LocalRound) -> None:
         """Sends the mean feature of each class."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from clients.budget import fedavg_amount
-from clients.parts import Batch, LocalRound, Term
+from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.layout import evaluating
 
 
@@ -46,10 +46,15 @@ class PrototypesOfRound(ClassMeans):
     def _count(self) -> None:
         self._left -= 1
 
-    def take(self, part: Term, batch: Batch) -> None:
-        """Adds the features of a batch if it is one of the last epoch; `part` is the term that asks."""
-        if self._left <= 0 and not self.final_pass:
-            batch.once(part, lambda: self.add(batch.features, batch.labels))
+    def watching(self, part: Term, loss: StepFunction) -> StepFunction:
+        """The loss of a term that also adds the features of a batch if it is one of the last epoch."""
+
+        def term(batch: Batch) -> Tensor:
+            if self._left <= 0 and not self.final_pass:
+                batch.once(part, lambda: self.add(batch.features, batch.labels))
+            return loss(batch)
+
+        return term
 
     def prototypes(self, fewest: int) -> dict[str, Tensor]:
         """`protos` [n, d] and `classes` [n] of the classes that have at least `fewest` training images."""
@@ -61,3 +66,13 @@ class PrototypesOfRound(ClassMeans):
         labels = data.labels[data.training_positions()]  # features are more where an image comes twice
         images = torch.bincount(labels, minlength=round.classes).to(round.device)
         return self.record(images >= fewest)
+
+
+def means_disclosed(least: int, received: str) -> str:
+    """What the means of classes with at least `least` images show; `received`: what the other clients get of them."""
+    one = " (of a class with one image: that image's own feature)" if least == 1 else ""
+    few = f" with at least {least} images" if least > 1 else ""
+    return (
+        f"each round the mean feature of every class{few} that the client holds{one}, and so which classes these are; "
+        f"the other clients get {received}, and the unchanged mean of a class that only one client holds"
+    )

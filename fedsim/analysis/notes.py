@@ -6,7 +6,7 @@ import pandas as pd
 
 from fedsim.analysis.comparison import MARKS, WORST, Comparison
 from fedsim.common.lists import times
-from fedsim.common.tasks import WITH_CLASSES
+from fedsim.common.tasks import BINARY, WITH_CLASSES
 from fedsim.records.reading import Runs
 from fedsim.records.selection import BUDGET_TOLERANCE
 
@@ -67,6 +67,8 @@ def measure_notes(comparison: Comparison) -> list[str]:
         has_classes = comparison.measure.tasks == WITH_CLASSES
         left_out = "; classes without an image in the unseen domain are left out" if has_classes else ""
         notes.append(f"Computed from the kept predictions{left_out}.")
+    if comparison.measure.tasks == (BINARY.name,):
+        notes.append("The positive class is the second one in the order of classes; the start of each run names it.")
     if comparison.select == "oracle":
         notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
     return notes

@@ -13,7 +13,7 @@ from clients.local_data import LocalData
 from clients.parts import Augment, LocalRound
 from clients.store import ClientStore
 from fedsim.common.lists import first_few, times
-from fedsim.common.tasks import TASKS
+from fedsim.common.tasks import BINARY, TASKS
 from fedsim.data import Benchmark, domain_of
 from fedsim.data.augment import make_transforms
 from fedsim.data.loading import source_domains
@@ -46,6 +46,10 @@ def data_notes(
         notes.append(f"the data set's own splits {', '.join(bench.joined)} are joined and every domain is split anew; "
                      "data.split = 'lists' trains and validates on its splits of these names, and data.test_split = "
                      "'list' tests on its test split alone")  # fmt: skip
+    if bench.task == BINARY.name:
+        notes.append(f"the positive class is {bench.classes[1]!r}, the second of {', '.join(bench.classes)}: "
+                     "sensitivity, specificity and average precision are of it; rename the classes to look for the "
+                     "other")  # fmt: skip
     counts = {domain_of(name): count for name, count in images.items()}
     for domain, count in sorted(counts.items()):
         published = (bench.counts or {}).get(domain, count)

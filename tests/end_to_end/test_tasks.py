@@ -227,6 +227,7 @@ def test_a_domain_of_one_class_is_undefined_and_never_perfect(tmp_path):
     sensitivity = compare(read_runs(tmp_path / "outputs" / "binary"), metric="sensitivity")
     assert sensitivity.undefined == ("oslo",)
     assert "no example there is of the positive class" in " ".join(sensitivity.notes)
+    assert "The positive class is the second one in the order of classes" in " ".join(sensitivity.notes)
 
 
 def test_accuracy_on_a_domain_of_one_class_is_said(tmp_path, caplog):
