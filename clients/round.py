@@ -32,7 +32,9 @@ from fedsim.models.net import Net
 from fedsim.models.tasks import mean_of_defined
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import fill, load_arrays, to_arrays
+from strategies.model import shared_parameters
 from strategies.parts import Arrays, Cut, Place
+from strategies.wire.compression import encode_update
 from strategies.wire.cuts import crop, uncrop
 
 
@@ -131,13 +133,27 @@ class LocalClient:
             metrics |= local_validation(self, self.experiment.run)
         if self.initial:
             self.store.put("personal", {name: self.state[name] for name in self.initial})
-        self.stored = self.store.commit()
         trained: Arrays = crop(to_arrays({name: self.state[name] for name in self.upload_names()}), self.cut)
         trained = departing(self.recipe.client_parts(), round, trained, training.received)
+        trained = self._compressed(round, trained, training.received)
+        self.stored = self.store.commit()
         metrics |= {"compile_seconds": self.compiled.take_seconds()} if self.compiled else {}
         metrics["train_seconds"] = time.perf_counter() - training.started
         self.outbox = round.outbox
         return trained, self.data.examples, metrics
+
+    def _compressed(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
+        """The trained tensors in the form in which they travel; what that leaves out is stored, where it is used."""
+        compress = self.recipe.compress
+        if compress is None or round.phase != "train":
+            return trained
+        stored = self.store.get("compression") if compress.keeps_error else None
+        error = None if stored is None else to_arrays(stored)
+        parameters = shared_parameters(self.net, self.places)
+        sent, left_out = encode_update(compress, trained, received, parameters, error, round.rng("compress"))
+        if compress.keeps_error:
+            self.store.put("compression", {name: torch.from_numpy(array) for name, array in left_out.items()})
+        return sent
 
     def on(self, net: Net) -> Self:
         """The same client, with its data and its store, on another network of the same kind; trained side by side."""

@@ -12,7 +12,7 @@ An update's size is the L2 norm of its difference to the model from which it sta
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
@@ -24,6 +24,7 @@ from strategies.participation import lost
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 from strategies.server import Server
 from strategies.stored import Head, heads_of
+from strategies.wire.compression import decode_update
 from strategies.wire.cuts import crop, uncrop
 from strategies.wire.fused_check import finite_loss, is_ruined
 from strategies.wire.limits import (
@@ -78,19 +79,34 @@ class Arrivals:
         """Adds what the reply of this client must hold."""
         parts, fuse = self.server.parts, self.server.parts.recipe.fuse
         cut = parts.cut(expected.client)
-        shapes = fuse.form(heads_of(crop(self.model, cut))) if cut else self.shapes
+        shapes = parts.form(heads_of(crop(self.model, cut))) if cut else self.shapes
         nonnegative = parts.model.nonnegative
         if fuse.masked:  # integers are sent openly
             nonnegative = [name for name in nonnegative if name in self.model and self.model[name].dtype.kind != "f"]
         return replace(
             expected,
             shapes=shapes,
+            decode=self.decode(expected.client) if parts.compress else None,
             nonnegative=nonnegative,
             banks=self.banks,
             views=self.views,
             metrics={*expected.metrics, *parts.needs()},
             columns=self.server.exchange.columns,
         )
+
+    def decode(self, client: str) -> Callable[[Arrays], Arrays]:
+        """A function that reads the compressed tensors of this client; it refuses what no client could have encoded."""
+        parts = self.server.parts
+
+        def decoded(sent: Arrays) -> Arrays:
+            start = crop({name: parts.start[name] for name in self.model}, parts.cut(client))
+            try:
+                assert parts.compress is not None
+                return decode_update(parts.compress, sent, start, parts.model.parameters)
+            except ValueError as error:
+                raise RefusedUpdateError(client, str(error)) from error
+
+        return decoded
 
     def measure(self, update: Update) -> Update:
         """Measures an update that passed its checks, and stores its tensors."""
@@ -140,7 +156,7 @@ def expect_updates(server: Server, model: Arrays) -> Arrivals:
     size = sum(array.nbytes for array in sent_up.values())
     server.storage.expect(server.exchange.asked * size)
     banks = parts.contributed()
-    shapes = parts.recipe.fuse.form(heads_of(sent_up))
+    shapes = parts.form(heads_of(sent_up))
     return Arrivals(server, sent_up, banks, shapes, parts.views(banks))
 
 

@@ -29,15 +29,19 @@ class ServerModel:
     net: Net | None = None
 
 
+def shared_parameters(net: Net, places: Mapping[str, Place]) -> frozenset[str]:
+    """The names of the network's parameters, by the type of their module, that all clients share."""
+    parameters = [name for name, _ in net.named_parameters(remove_duplicate=False)]
+    return frozenset(name for name in parameters if places[name] == "shared")
+
+
 def server_model(
     net: Net, places: Mapping[str, Place], build_net: Callable[[], Net], device: torch.device
 ) -> ServerModel:
     """The facts about `net`. `build_net` makes an equal network on the CPU, which is then moved to `device`."""
-    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
-    shared = {name for name, place in places.items() if place == "shared"}
     return ServerModel(
         kinds=tensor_kinds(net),
-        parameters=frozenset(parameters & shared),
+        parameters=shared_parameters(net, places),
         nonnegative=nonnegative_names(net),
         classes=net.outputs,
         feature_dim=net.feature_dim,

@@ -39,6 +39,7 @@ from strategies.server_round import (
     ServerRound,
     Update,
 )
+from strategies.stored import Head
 
 __all__ = [
     "SERVER",
@@ -46,6 +47,7 @@ __all__ = [
     "Arrays",
     "Bank",
     "Broadcast",
+    "Compress",
     "Cut",
     "Entries",
     "Fuse",
@@ -118,6 +120,45 @@ class Share(Part):
         same result.
         """
         return {}
+
+
+class Compress(Part):
+    """In which form a client's update travels to the server.
+
+    What is compressed are the moves of the shared parameters, delta = theta_k - theta with the model theta that the
+    client received. All else in a reply travels as it is (`strategies/wire/compression.py`). The client calls `encode`,
+    and the server `decode`. Both call `form`, whose shapes every reply must have.
+
+    keeps_error: the client adds to its moves what the encoding left out before, and keeps what it leaves out now
+
+        >>> class Signs(Compress):
+        ...     def form(self, heads):
+        ...         return {name: (shape, np.dtype(np.int8)) for name, (shape, _) in heads.items()}
+        ...     def encode(self, moves, rng):
+        ...         return {name: np.sign(move).astype(np.int8) for name, move in moves.items()}
+        ...     def decode(self, sent, heads):
+        ...         return {name: 0.01 * sent[name] for name in heads}
+        >>> Signs().encode({"w": np.array([0.5, -2.0])}, None)
+        {'w': array([ 1, -1], dtype=int8)}
+    """
+
+    keeps_error: ClassVar[bool] = False
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
+
+    def form(self, heads: Mapping[str, Head]) -> dict[str, Head]:
+        """Shape and type of every encoded tensor, given those of the moves. It depends on nothing else."""
+        raise NotImplementedError
+
+    def encode(self, moves: Arrays, rng: np.random.Generator) -> ArrayDict:
+        """The moves as they are sent. `rng` is that of the run's seed, the client and the round."""
+        raise NotImplementedError
+
+    def decode(self, sent: Arrays, heads: Mapping[str, Head]) -> ArrayDict:
+        """The moves that were sent, with the shapes of `heads`; ValueError where they cannot be what a client encoded.
+
+        The tensors in `sent` have the form that `form` gives, and their values are finite.
+        """
+        raise NotImplementedError
 
 
 class Weights(Part):

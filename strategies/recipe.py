@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedsim.models.infer.base import EvalMode, Infer
 from fedsim.parts.part import RecipeParts
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
+from strategies.parts import Bank, Compress, Fuse, Refine, Share, Visit, Weights
 from strategies.share.everything import Everything
 from strategies.weights.by_examples import ByExamples
 
@@ -15,6 +15,7 @@ class ServerRecipe(RecipeParts):
     """The slots of the server's parts, and the inference rule; every default is FedAvg's."""
 
     share: Share = Everything()
+    compress: Compress | None = None
     weights: Weights = ByExamples()
     fuse: Fuse = WeightedMean()
     banks: tuple[Bank, ...] = ()

@@ -14,6 +14,7 @@ from strategies.parts import (
     Arrays,
     Bank,
     Broadcast,
+    Compress,
     Cut,
     Entries,
     Place,
@@ -24,6 +25,8 @@ from strategies.parts import (
 )
 from strategies.recipe import ServerRecipe
 from strategies.state import ServerState
+from strategies.stored import Head
+from strategies.wire.compression import reply_form
 
 
 class ServerParts:
@@ -63,6 +66,17 @@ class ServerParts:
             return {}
         assert self.model.net is not None  # described before the first round
         return share.cut(self.model.net, client, self.round, self.experiment.run.seed)
+
+    @property
+    def compress(self) -> Compress | None:
+        """The part that compresses the updates of this round; None where they travel as they are."""
+        return self.recipe.compress if self.training and self.round else None
+
+    def form(self, heads: Mapping[str, Head]) -> dict[str, Head]:
+        """Shape and type of every tensor of a reply, given those of the model."""
+        if self.compress is None:
+            return self.recipe.fuse.form(heads)
+        return reply_form(self.compress, heads, self.model.parameters)
 
     def needs(self) -> set[str]:
         """The metrics without which a reply to a train message cannot be used, those of all parts."""

@@ -273,7 +273,7 @@ def job_of(message: Message, context: Context) -> Job:
 def trained(client: DomainClient, result: Trained, message: Message, context: Context) -> RecordDict:
     """The reply of a client that has trained."""
     tensors, examples, metrics = result
-    sent = state_to_record(tensors, client.upload_names())
+    sent = state_to_record(tensors)
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
     counted = MetricRecord({"num-examples": examples, **metrics})
     state = ConfigRecord({"entries": client.stored})

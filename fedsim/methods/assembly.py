@@ -164,6 +164,9 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
     """Raise UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
     if recipe.fuse.masked:
         raise UserError(f"{setting} perturbs the model that leaves a client, which secure_mean masks; use one")
+    if recipe.compress:
+        raise UserError(f"{setting} perturbs the model that leaves a client, which {part_name(recipe.compress)} would "
+                        "compress before the noise; use one of the two")  # fmt: skip
     beside = [*(bank for bank in recipe.banks if bank.contributed and bank.shared), *recipe.visits]
     if beside:
         raise UserError(

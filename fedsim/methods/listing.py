@@ -18,7 +18,7 @@ COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/step
 
 # Without banks and reports: parts in these slots send what a part of another slot needs.
 SIDES = {
-    "server": ("share", "weights", "fuse", "refine", "visits"),
+    "server": ("share", "compress", "weights", "fuse", "refine", "visits"),
     "clients": ("objective", "update", "companions", "client", "terms", "batches", "augment", "unlabelled"),
     "model": ("norm", "inserts", "infer"),
 }

@@ -13,11 +13,12 @@ from fedsim.models.infer.base import Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms.base import Norm
 from fedsim.parts.part import Part, part_name
-from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
+from strategies.parts import Bank, Compress, Fuse, Refine, Share, Visit, Weights
 
 # Every slot and the base class (contract) of its parts: a class belongs to each slot from whose contract it derives.
 SLOTS: dict[str, type[Part]] = {
     "share": Share,
+    "compress": Compress,
     "weights": Weights,
     "fuse": Fuse,
     "banks": Bank,

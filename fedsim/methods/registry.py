@@ -20,6 +20,7 @@ from fedsim.settings.plugins import Package, instance, is_outside, lookup, requi
 
 FOLDERS = {
     "share": "strategies.share",
+    "compress": "strategies.compress",
     "weights": "strategies.weights",
     "fuse": "strategies.fuse",
     "banks": "strategies.banks",

@@ -24,6 +24,8 @@ class Fact(Enum):
         "use method.weights = 'by_examples' or 'uniform'",
     )
     WEIGHTED_MEAN = "the fused model is the weighted mean of the clients' models"
+    EVERY_ENTRY = "an update says of every weight how far it moved"
+    STILL_ENTRIES = "in an update, a weight that did not move has a move of exactly 0"
     EVERY_CLIENT = "no client is left out of the fused model"
     CLIENTS_MOVE = "the global model moves about as far as its clients did in the round"
     WHOLE_MODEL = "a client trains the whole model"

@@ -1,15 +1,18 @@
 """The bytes that a method sends between the server and one client, computed before a run from net, share rule and
 banks."""
 
+import math
 from dataclasses import dataclass
 
 from fedsim.parts.part import part_name
 from fedsim.runs.plan import Plan
 from fedsim.runs.workspace import Workspace
 from fedsim.tensors.arrays import to_arrays
-from strategies.model import server_model
+from strategies.model import server_model, shared_parameters
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
+from strategies.stored import Head, heads_of
+from strategies.wire.compression import reply_form
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,18 @@ class Traffic:
     up: int | None
 
 
+def reply_heads(space: Workspace) -> dict[str, Head]:
+    """Shape and type of every tensor that a client sends after its training, whole or compressed.
+
+    Where a client trains on a part of the model (`Share.cut`), its tensors are as much smaller.
+    """
+    arrays = to_arrays(space.net.state_dict())
+    heads = heads_of({name: arrays[name] for name, place in space.places.items() if place in ("shared", "upload")})
+    if space.recipe.compress is None:
+        return heads
+    return reply_form(space.recipe.compress, heads, shared_parameters(space.net, space.places))
+
+
 def traffic(plan: Plan) -> list[Traffic]:
     """What a client that trains and validates receives and sends in a round, record by record.
 
@@ -40,8 +55,9 @@ def traffic(plan: Plan) -> list[Traffic]:
         return sum(state[name].nbytes for name, place in space.places.items() if place in places)
 
     uncut = not plan.recipe.share.partial  # else each client has its own part
+    reply = sum(math.prod(shape) * dtype.itemsize for shape, dtype in reply_heads(space).values())
     exchanged = [
-        Traffic("model, to train", "round", *((size("shared"), size("shared", "upload")) if uncut else (None, None))),
+        Traffic("model, to train", "round", *((size("shared"), reply) if uncut else (None, None))),
         Traffic("model, to validate", "round", size("shared", "upload"), 0),
     ]
     parts = ServerParts(plan.recipe, plan.experiment, space.places, ServerState())

@@ -28,6 +28,7 @@ from fedsim.methods.assembly import assemble
 from fedsim.records.callbacks import RunCallback
 from fedsim.runs.plan import Plan, resolve
 from fedsim.runs.serve import serve
+from fedsim.runs.traffic import reply_heads
 from fedsim.runs.workspace import close_workspaces, open_workspace
 from fedsim.runtime.watched import WatchedGrid, lonely_grid, replies, trouble
 from fedsim.settings.experiment import parse_experiment
@@ -139,7 +140,7 @@ def shares_what_it_says(whole: Evidence) -> str:
     """Clients get and return the tensors of the share rule, and none learns the name of the unseen domain"""
     space = open_workspace(whole.plan)
     down = {name for name, place in space.places.items() if place == "shared"}
-    up = {name for name, place in space.places.items() if place in ("shared", "upload")}
+    up = set(reply_heads(space))
     count = 0
     for config, sent, returned in whole.training():
         count += 1

@@ -31,6 +31,7 @@ class Bulyan(Fuse):
     """
 
     malicious: Annotated[int, Field(ge=0)] = 1
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.EVERY_ENTRY)
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
     def check(self, experiment: Experiment) -> None:

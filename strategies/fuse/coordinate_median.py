@@ -18,6 +18,7 @@ class CoordinateMedian(Fuse):
     the plain mean.
     """
 
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.EVERY_ENTRY)
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:

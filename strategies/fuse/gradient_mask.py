@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.parts.facts import Fact
 from fedsim.settings.tuned import Tuned
 from strategies.aggregate import weighted_mean
 from strategies.parts import ArrayDict, Fuse, ServerRound, Update
@@ -34,6 +35,7 @@ class GradientMask(Fuse):
 
     tau: Annotated[float, Field(ge=0, le=1), Tuned("0.1,0.4,0.9", "FedDG_Benchmark")] = 0.4
     variant: Literal["soft", "hard", "feddg_benchmark"] = "soft"
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.EVERY_ENTRY)
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model. details.csv gets the mean mask of each tensor."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.parts.facts import Fact
 from strategies.aggregate import weighted_mean
 from strategies.parts import ArrayDict, Fuse, ServerRound, Update
 
@@ -19,6 +20,8 @@ class MaskedMean(Fuse):
     coordinate that no client moved stays. It acts on all floating-point tensors, running statistics too; integer
     buffers take their maximum. Where all clients move all coordinates it is FedAvg.
     """
+
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.EVERY_ENTRY, Fact.STILL_ENTRIES)
 
     def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> ArrayDict:
         """The fused model, tensor by tensor."""

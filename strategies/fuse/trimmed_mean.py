@@ -49,6 +49,7 @@ class TrimmedMean(Fuse):
     """
 
     beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.34
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.EVERY_ENTRY)
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
     def check(self, experiment: Experiment) -> None:

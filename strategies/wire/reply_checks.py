@@ -61,7 +61,8 @@ class RejectedReplyError(Exception):
 class Expected:
     """What the reply to one message must look like.
 
-    `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
+    `shapes` are the tensors of the record `arrays`, which `decode` reads where they are compressed, and `nonnegative`
+    those of the model's tensors that count or are variances.
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
     those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
     have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
@@ -75,6 +76,7 @@ class Expected:
     phase: str
     examples: int = 0
     shapes: Mapping[str, Head] = field(default_factory=dict)
+    decode: Callable[[Arrays], Arrays] | None = None
     nonnegative: Collection[str] = ()
     banks: tuple[Bank, ...] = ()
     views: Mapping[str, ServerRound] = field(default_factory=dict)
@@ -117,6 +119,9 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     records: dict[str, Arrays] = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
+    if expected.decode:
+        arrays = expected.decode(arrays)
+        check_finite("arrays", arrays)
     check_nonnegative(arrays, expected.nonnegative)
     for bank in expected.banks:
         check_contribution(bank, expected.client, records[bank.name], expected.views[bank.name])
