@@ -23,6 +23,7 @@ from fedsim.records.cases import STRUCTURE_QUANTITIES
 from fedsim.records.client_rows import MOST_LINES, client_key, with_layer_groups
 
 MOST_ROWS = 6
+LEAST_RATIO = 1.1  # of the bytes of two methods, from which on curves over bytes show something new
 CURVES = {"target": "target", "mean_validation": "validation"}  # {start of a column's name: start of its title}
 
 
@@ -32,6 +33,35 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
     best: the labels in the order of a comparison, best first. Of more than MOST_LINES only the first ones are drawn,
     and fedavg, because nobody can tell more lines apart.
     """
+    return _curves(rounds, "round", f"{name}: learning curves, all rounds", looks, best)
+
+
+def curves_over_bytes(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequence[str] = ()) -> Figure | None:
+    """The curves of `learning_curves` over the megabytes that all clients together have sent until then.
+
+    None where the methods send as much as each other, so that the axis would show nothing new.
+    """
+    if "bytes_up" not in rounds:
+        return None
+    in_order = rounds.sort_values("round")
+    sent = in_order.groupby("run")["bytes_up"].cumsum() / 1e6
+    megabytes = sent.groupby([in_order["label"], in_order["target"], in_order["round"]]).transform("mean")
+    over_bytes = in_order.assign(round=megabytes)
+    amounts = over_bytes.groupby("label")["round"].max()
+    if not amounts.max() > LEAST_RATIO * amounts.min():
+        return None
+    heading = f"{name}: learning curves over megabytes"
+    figure = _curves(over_bytes[over_bytes["round"] > 0], "MB sent by all clients", heading, looks, best)
+    for panel in figure.axes if figure else ():
+        panel.set_xscale("log")
+    return figure
+
+
+def _curves(rounds: pd.DataFrame, axis: str, heading: str, looks: Looks, best: Sequence[str]) -> Figure | None:
+    """A panel for each curve and target; None where no curve has a value.
+
+    rounds: its column `round` has the places on the horizontal axis, whose name is `axis`
+    """
     curves = _curves_of(rounds)
     if not curves:
         return None
@@ -40,7 +70,7 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
     labels, few = few_enough(all_labels, best)
     rounds = rounds[rounds["label"].isin(labels)]
     over = over_seeds(most_seeds(rounds))
-    title = f"{name}: learning curves, all rounds ({over}{few})"
+    title = f"{heading} ({over}{few})"
     heads = list(map(unseen, targets))
     figure, axes = panels(len(curves), heads, title)
     for row, (column, heading) in zip(axes, curves.items()):
@@ -50,7 +80,8 @@ def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequenc
             for label, runs in of_target.groupby("label", sort=False):
                 style = looks[label]
                 band(panel, runs, column, style, label, scale=100 if task_of(rounds).is_fraction else 1)
-    _round_axis(axes[-1])
+    for panel in axes[-1]:
+        panel.set_xlabel(axis)
     legend_below(figure, looks)
     return figure
 

@@ -104,6 +104,7 @@ def _drawn(
     rounds = _labelled(runs.rounds, labels)
     if len(rounds):
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
+        yield "curves-over-bytes", figures.curves_over_bytes(rounds, name, looks, best)
     if comparison:
         yield "target-accuracy", target_bars(comparison, name, looks)
         costs = whole_run_costs(rounds)

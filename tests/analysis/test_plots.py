@@ -13,7 +13,14 @@ from matplotlib.image import imread
 from fedsim.analysis import compare
 from fedsim.analysis.comparison_figures import FRONT, cost_front, readable, target_bars
 from fedsim.analysis.figure_style import styles
-from fedsim.analysis.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, metric_over_rounds
+from fedsim.analysis.figures import (
+    are_shares,
+    curves_over_bytes,
+    detail_over_rounds,
+    few_enough,
+    histogram_bounds,
+    metric_over_rounds,
+)
 from fedsim.analysis.plots import draw, plot_all
 from fedsim.common.errors import UserError
 from fedsim.records import choose_runs, read_runs
@@ -76,6 +83,28 @@ def test_an_unfinished_run_has_curves_only_which_are_not_blank_and_repeat(tmp_pa
         (folder / name).unlink()
     with pytest.raises(UserError, match="nothing to plot"):
         plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")
+
+
+def test_curves_over_the_bytes_of_the_clients():
+    """Two seeds send 1 and 3 MB in round 1, and 2 MB each in round 2: on average 2 and 4 MB by then."""
+    columns = ["run", "label", "target", "seed", "round", "bytes_up", "target_accuracy"]
+    rows = [
+        ["a0", "a", "sketch", 0, 0, 0.0, 0.1],
+        ["a0", "a", "sketch", 0, 1, 1e6, 0.4],
+        ["a0", "a", "sketch", 0, 2, 2e6, 0.5],
+        ["a1", "a", "sketch", 1, 1, 3e6, 0.6],
+        ["a1", "a", "sketch", 1, 2, 2e6, 0.7],
+    ]
+    whole = pd.DataFrame(rows, columns=columns)
+    half = whole.assign(run=whole["run"].str.replace("a", "b"), label="b", bytes_up=whole["bytes_up"] / 2)
+    looks = styles(["a", "b"])
+    figure = curves_over_bytes(pd.concat([half, whole], ignore_index=True), NAME, looks)
+    (panel,) = figure.axes
+    assert (panel.get_xlabel(), panel.get_xscale()) == ("MB sent by all clients", "log")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
+    assert lines == {"a": [[2, 50], [4, 60]], "b": [[1, 50], [2, 60]]}
+    assert curves_over_bytes(whole, NAME, looks) is None  # one amount
+    assert curves_over_bytes(whole.drop(columns="bytes_up"), NAME, looks) is None
 
 
 def test_shares_are_drawn_by_their_spread(runs):
