@@ -1,13 +1,13 @@
 """The notes below a comparison: what is missing, how numbers are computed, and what must not be compared."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from fedsim.analysis.comparison import MARKS, WORST, Comparison
 from fedsim.common.lists import times
 from fedsim.common.tasks import BINARY, WITH_CLASSES
-from fedsim.records.reading import Runs
+from fedsim.records.reading import Runs, run_environment
 from fedsim.records.selection import BUDGET_TOLERANCE
 
 PAPER_NOTES = {  # what a paper's ± is, and what its protocol
@@ -297,32 +297,35 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
 def stopping_notes(runs: Runs, table: pd.DataFrame) -> list[str]:
     """A note on the runs that `train.stop_after` ended early, whose budgets the validation has chosen.
 
-    table: that of `Comparison`, a row per run
+    Another one is on the runs that `train.dp_max_epsilon` ended. table: that of `Comparison`, a row per run
     """
+    by_validation = "Stopped early by source validation (train.stop_after)"
+    by_privacy = "Ended by the privacy budget (train.dp_max_epsilon)"
+    stopped: dict[str, dict[str, list[int]]] = {}  # {reason: {label and most rounds: the rounds that were played}}
     played = dict(zip(runs.summary["run"], runs.summary.get("rounds", [])))
-    stopped: dict[str, list[int]] = {}  # {label and most rounds: the rounds that were played}
     for run, label in zip(table["run"], table["label"]):
         experiment = runs.experiments[run]
         train = experiment.train
-        if not train.stop_after:
-            continue
         rounds = int(played[run])
-        if rounds < train.rounds:
-            title = f"{label} (of {train.rounds})"
-            of_label = stopped.setdefault(title, [])
-            of_label.append(rounds)
+        if not (train.stop_after or train.dp_max_epsilon) or rounds >= train.rounds:
+            continue
+        record = run_environment(runs, run).get("stopped", {})
+        of_reason = stopped.setdefault(by_privacy if "epsilon" in record else by_validation, {})
+        of_reason.setdefault(f"{label} (of {train.rounds})", []).append(rounds)
+    return [f"{reason}: {_played(labels)}. Budgets follow from it." for reason, labels in stopped.items()]
+
+
+def _played(labels: Mapping[str, Sequence[int]]) -> str:
+    """`fedavg (of 8) after 3 to 5 rounds, ...`, for the rounds that the runs of each label have played."""
     texts = []
-    for label, numbers in stopped.items():
+    for label, numbers in labels.items():
         first = min(numbers)
         last = max(numbers)
         between = f"{first} to {last}"
         if first == last:
             between = str(first)
         texts.append(f"{label} after {between} rounds")
-    if not texts:
-        return []
-    listed = ", ".join(texts)
-    return [f"Stopped early by source validation (train.stop_after): {listed}. Budgets follow from it."]
+    return ", ".join(texts)
 
 
 def cost_notes(table: pd.DataFrame) -> list[str]:

@@ -48,7 +48,10 @@ from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
 # Settings of [train] that are the server's.
-OF_ROUNDS = ("clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "availability", "lost_replies")
+OF_ROUNDS = (
+    "clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "dp_max_epsilon", "availability",
+    "lost_replies",
+)  # fmt: skip
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",
@@ -96,8 +99,9 @@ def strategy(
         raise UserError(f"{name}: all data are pooled on one client, and those of an app stay with its clients")
     if client == "any":
         refuse_client_settings(experiment)
-        if experiment.train.stop_after and not output:
-            raise UserError("stop_after looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
+        for name in ("stop_after", "dp_max_epsilon"):
+            if getattr(experiment.train, name) and not output:
+                raise UserError(f"{name} looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
         if reason := of_our_client(recipe):
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
                             "fedsim.client_app there, and client='fedsim' here")  # fmt: skip

@@ -15,6 +15,8 @@ therefore counts the rounds that it has begun in a file beside its token.
 """
 
 import math
+from bisect import bisect_right
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.common.errors import UserError
@@ -101,29 +103,89 @@ def most_drawn(experiment: Experiment, clients: int) -> int:
     return clients if train.availability else train.clients_per_round or clients
 
 
-def statement(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> str:
-    """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
+@dataclass(frozen=True)
+class Spent:
+    """What some rounds of a private run cost: epsilon at delta, and whether clients count as drawn by lot."""
 
-    It names what the noise does not cover. A step's prelude is one more release of every client's model, and so is each
-    of the `repeated` rounds. A round that is repeated draws the same clients, so that it counts as one with all of
-    them, as the prelude is.
+    epsilon: float
+    delta: float
+    by_lot: bool = False
+
+
+def spent(experiment: Experiment, recipe: Recipe, clients: int, rounds: int, repeated: int = 0) -> Spent | None:
+    """What so many rounds of a run cost, with its prelude and the repeated rounds; None without differential privacy.
+
+    A step's prelude is one more release of every client's model, and so is each of the `repeated` rounds. A round that
+    is repeated draws the same clients, so that it counts as one with all of them, as the prelude is.
     """
     train, fuse = experiment.train, recipe.fuse
     full_rounds = bool(recipe.prelude) + repeated
-    rounds = train.rounds + full_rounds
+    if train.dp_clip:
+        noise = math.sqrt(2 * math.log(1.25 / train.dp_delta)) / train.dp_epsilon
+        return Spent(total_epsilon(noise, rounds + full_rounds, train.dp_delta), train.dp_delta)
+    if not isinstance(fuse, PrivateMean):
+        return None
+    sampled = sampled_epsilon(fuse.noise, rounds, DELTA, most_drawn(experiment, clients), clients, full_rounds)
+    if sampled is None:
+        return Spent(total_epsilon(fuse.noise, rounds + full_rounds, DELTA), DELTA)
+    return Spent(sampled, DELTA, by_lot=True)
+
+
+def last_round(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> int:
+    """The last round that a run plays: `train.rounds`, or fewer where the next one would exceed its privacy budget.
+
+    It is a round that is validated, so that the last model can be selected. 0 when the budget allows no round.
+    """
+    train = experiment.train
+    if not train.dp_max_epsilon:
+        return train.rounds
+
+    def epsilon(rounds: int) -> float:
+        cost = spent(experiment, recipe, clients, rounds, repeated)
+        return cost.epsilon if cost else 0.0
+
+    allowed = bisect_right(range(1, train.rounds + 1), train.dp_max_epsilon, key=epsilon)
+    return allowed if allowed == train.rounds else allowed - allowed % train.evaluate_every
+
+
+def refuse_budget(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> None:
+    """Raises UserError for a privacy budget of a run that is not private, and for one that allows no round."""
+    budget, first = experiment.train.dp_max_epsilon, experiment.train.evaluate_every
+    if not budget:
+        return
+    cost = spent(experiment, recipe, clients, min(first, experiment.train.rounds), repeated)
+    if cost is None:
+        raise UserError("train.dp_max_epsilon ends a run with differential privacy, and this one has none; set "
+                        "train.dp_clip or method.fuse = 'private_mean', or leave it out")  # fmt: skip
+    if not last_round(experiment, recipe, clients, repeated):
+        rounds = "the first round" if first == 1 else f"the rounds until the first validation ({first})"
+        again = f" and {repeated} interrupted ones" if repeated else ""
+        raise UserError(f"train.dp_max_epsilon = {budget:g} allows no round: {rounds}{again} would spend epsilon "
+                        f"{cost.epsilon:.4g} at delta {cost.delta:g}; raise the budget, or add noise")  # fmt: skip
+
+
+def statement(
+    experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0, played: int | None = None
+) -> str:
+    """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
+
+    played: the rounds that were played; None: those that will be, until `last_round`
+
+    It names what the noise does not cover.
+    """
+    played = last_round(experiment, recipe, clients, repeated) if played is None else played
+    cost = spent(experiment, recipe, clients, played, repeated)
+    if cost is None:
+        return ""
+    rounds = played + bool(recipe.prelude) + repeated
     all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
     beside = [*(bank for bank in recipe.banks if bank.contributed and bank.shared), *recipe.visits, *recipe.reports]
     sends = f", nor is what {', '.join(map(part_name, beside))} sends" if beside else ""
     rest = f"(metrics and counts are not covered{sends})"
-    if train.dp_clip:
-        noise = math.sqrt(2 * math.log(1.25 / train.dp_delta)) / train.dp_epsilon
-        epsilon, delta = total_epsilon(noise, rounds, train.dp_delta), train.dp_delta
-        what = f"for a client's models of all {all_rounds} {rest}"
-        return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
-    if not isinstance(fuse, PrivateMean):
-        return ""
-    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, most_drawn(experiment, clients), clients, full_rounds)
-    what = f"one client in another's place, after {all_rounds}"
-    if sampled is None:
-        sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {all_rounds}"
-    return f"central differential privacy: epsilon {sampled:.4g} at delta {DELTA:g} for {what} {rest}"
+    epsilon = f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g}"
+    if experiment.train.dp_clip:
+        return f"local differential privacy: {epsilon} for a client's models of all {all_rounds} {rest}"
+    what = f"a client's presence in all {all_rounds}"
+    if cost.by_lot:
+        what = f"one client in another's place, after {all_rounds}"
+    return f"central differential privacy: {epsilon} for {what} {rest}"

@@ -32,7 +32,7 @@ from fedsim.runs.leftovers import tidy_finished
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
-from fedsim.runs.privacy_account import begin_round, repeated_rounds, statement
+from fedsim.runs.privacy_account import begin_round, last_round, refuse_budget, repeated_rounds, spent, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
 from fedsim.runs.undefined import VALIDATIONS, undefined_validations
 from fedsim.runs.workspace import device_record
@@ -89,6 +89,10 @@ class Session:
         take_over_best(self.folder, self.checkpoint_folder, done)
         self.scores = self._scores_so_far()  # of the rounds from 1 on
         self.repeated = repeated_rounds(self.checkpoint_folder, self.space.recipe, done)
+        account = self.experiment, self.space.recipe, len(self.space.plan.clients), self.repeated
+        if not self.scores:
+            refuse_budget(*account)
+        self.last_round = last_round(*account)
         self.counts_rounds = False  # of a private run, whose guarantee is weaker with every round that is repeated
 
     def _record(self, done: int) -> None:
@@ -128,9 +132,12 @@ class Session:
             self.note("privacy", guarantee)
 
     def is_over(self) -> bool:
-        """Whether the last round was played, or `train.stop_after` rounds have brought no better validation."""
+        """Whether the last round was played, or `train.stop_after` rounds have brought no better validation.
+
+        The last round is that of `train.rounds`, or the last one within the budget `train.dp_max_epsilon`.
+        """
         train, number = self.experiment.train, len(self.scores)
-        if number >= train.rounds:
+        if number >= self.last_round:
             return True
         is_validated = number % train.evaluate_every == 0
         return bool(train.stop_after) and is_validated and rounds_since_best(self.scores) >= train.stop_after
@@ -244,16 +251,23 @@ class Session:
     def _say_stopped(self) -> None:
         """Says and records that the run has ended before `train.rounds`, and after which round."""
         last, train = len(self.scores), self.experiment.train
-        if last < train.rounds:
-            best = last - rounds_since_best(self.scores)
-            self.note("stopped", {"after_round": last, "best_round": best, "of_rounds": train.rounds})
-            logger.info(
-                "ended after round %d of %d: none since round %d has a better validation (train.stop_after = %d)",
-                last,
-                train.rounds,
-                best,
-                train.stop_after,
+        if last >= train.rounds:
+            return
+        best = last - rounds_since_best(self.scores)
+        stopped: dict[str, Json] = {"after_round": last, "best_round": best, "of_rounds": train.rounds}
+        reason = f"none since round {best} has a better validation (train.stop_after = {train.stop_after})"
+        account = self.experiment, self.space.recipe, len(self.space.plan.clients)
+        if self.counts_rounds:
+            self.note("privacy", statement(*account, self.repeated, played=last))
+        cost = spent(*account, last, self.repeated)
+        if last >= self.last_round and cost:
+            stopped["epsilon"] = cost.epsilon
+            reason = (
+                f"epsilon is {cost.epsilon:.4g} at delta {cost.delta:g}, and what follows would exceed the budget "
+                f"(train.dp_max_epsilon = {train.dp_max_epsilon:g})"
             )
+        self.note("stopped", stopped)
+        logger.info("ended after round %d of %d: %s", last, train.rounds, reason)
 
     @property
     def origins(self) -> list[Origin]:

@@ -95,7 +95,7 @@ class Experiment(Settings):
         ):
             if table["data"][key] == usual:
                 del table["data"][key]
-        later: dict[str, Any] = {"stop_after": 0, "availability": {}, "lost_replies": 0.0}
+        later: dict[str, Any] = {"stop_after": 0, "availability": {}, "lost_replies": 0.0, "dp_max_epsilon": 0.0}
         table["train"] = {key: value for key, value in table["train"].items() if value != later.get(key, ...)}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 

@@ -139,6 +139,13 @@ class TrainSettings(Settings):
     dp_delta: Annotated[float, Only(dp_clip=Above(0), refused=True)] = Field(
         1e-5, gt=0, lt=1, description="delta of local differential privacy in each round"
     )
+    dp_max_epsilon: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="privacy budget of a run with train.dp_clip or private_mean: it ends before the round after which "
+        "epsilon of all its rounds would be larger; train.rounds stays the most that are played; 0: no budget",
+    )
     local_checks: int = Field(
         0, ge=0, description="validations during local training, of which the best model is sent; 0: off"
     )

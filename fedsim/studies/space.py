@@ -39,6 +39,7 @@ REFUSED = {
     "train.evaluate_clients": "it changes the validation by which the trials are scored",
     "train.evaluate_every": "it changes the validation by which the trials are scored",
     "train.dp_epsilon": "it is the privacy that is promised, and validation would choose the least",
+    "train.dp_max_epsilon": "it is the privacy that is promised, and validation would choose the least",
     "train.dp_delta": "it is the privacy that is promised, and validation would choose the least",
 }
 SECTIONS = ("train", "model", "method", "parts", "data")
