@@ -43,16 +43,22 @@ def curves_over_bytes(rounds: pd.DataFrame, name: str, looks: Looks, best: Seque
     """
     if "bytes_up" not in rounds:
         return None
-    in_order = rounds.sort_values("round")
-    sent = in_order.groupby("run")["bytes_up"].cumsum() / 1e6
-    megabytes = sent.groupby([in_order["label"], in_order["target"], in_order["round"]]).transform("mean")
-    over_bytes = in_order.assign(round=megabytes)
-    amounts = over_bytes.groupby("label")["round"].max()
-    if not amounts.max() > LEAST_RATIO * amounts.min():
+    frame = rounds.sort_values("round")
+    sent = frame.groupby("run")["bytes_up"].cumsum()
+    frame = frame.assign(megabytes=sent / 1e6)
+    seeds = frame.groupby(["label", "target", "round"])
+    frame["round"] = seeds["megabytes"].transform("mean")
+    amounts = frame.groupby("label")["round"].max()
+    least = LEAST_RATIO * amounts.min()
+    if not amounts.max() > least:
         return None
+    frame = frame[frame["round"] > 0]
+    axis = "MB sent by all clients"
     heading = f"{name}: learning curves over megabytes"
-    figure = _curves(over_bytes[over_bytes["round"] > 0], "MB sent by all clients", heading, looks, best)
-    for panel in figure.axes if figure else ():
+    figure = _curves(frame, axis, heading, looks, best)
+    if figure is None:
+        return None
+    for panel in figure.axes:
         panel.set_xscale("log")
     return figure
 

@@ -307,12 +307,23 @@ def stopping_notes(runs: Runs, table: pd.DataFrame) -> list[str]:
         experiment = runs.experiments[run]
         train = experiment.train
         rounds = int(played[run])
-        if not (train.stop_after or train.dp_max_epsilon) or rounds >= train.rounds:
+        may_stop = train.stop_after or train.dp_max_epsilon
+        if not may_stop or rounds >= train.rounds:
             continue
-        record = run_environment(runs, run).get("stopped", {})
-        of_reason = stopped.setdefault(by_privacy if "epsilon" in record else by_validation, {})
-        of_reason.setdefault(f"{label} (of {train.rounds})", []).append(rounds)
-    return [f"{reason}: {_played(labels)}. Budgets follow from it." for reason, labels in stopped.items()]
+        environment = run_environment(runs, run)
+        record = environment.get("stopped", {})
+        reason = by_validation
+        if "epsilon" in record:
+            reason = by_privacy
+        of_reason = stopped.setdefault(reason, {})
+        title = f"{label} (of {train.rounds})"
+        of_label = of_reason.setdefault(title, [])
+        of_label.append(rounds)
+    notes = []
+    for reason, labels in stopped.items():
+        note = f"{reason}: {_played(labels)}. Budgets follow from it."
+        notes.append(note)
+    return notes
 
 
 def _played(labels: Mapping[str, Sequence[int]]) -> str:

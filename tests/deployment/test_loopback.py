@@ -130,6 +130,21 @@ def test_a_secure_sum_is_the_inline_mean(federation, tmp_path):
 
 
 @pytest.mark.deployment
+def test_compressed_updates_arrive_as_they_are_counted(federation, tmp_path):
+    """With the draws of one process and the errors of one process, which the sites keep."""
+    for name in ("quantized", "top_k"):
+        settings = {**THREE, "method.compress": name}
+        run_inline(tmp_path / "inline", "fedbn", **settings)
+        completed(federation, tmp_path / "out", "fedbn", **settings)
+        inline, deployed = (run_folder(tmp_path / output, f"fedbn@compress={name}") for output in ("inline", "out"))
+        same(deployed, inline)
+        columns = ["round", "client", "bytes_up"]
+        ours, theirs = (pd.read_csv(folder / "clients.csv") for folder in (deployed, inline))
+        sources = ours[ours["client"].isin(SOURCES)]
+        assert sources[columns].to_dict("list") == theirs[columns].to_dict("list")
+
+
+@pytest.mark.deployment
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 def test_only_the_sites_paths_are_open_to_the_outside(federation):
     """Whatever the spelling; the same SuperLink answers on its loopback port."""
