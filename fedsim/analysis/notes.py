@@ -306,9 +306,10 @@ def stopping_notes(runs: Runs, table: pd.DataFrame) -> list[str]:
     for run, label in zip(table["run"], table["label"]):
         experiment = runs.experiments[run]
         train = experiment.train
+        if not train.stop_after and not train.dp_max_epsilon:
+            continue
         rounds = int(played[run])
-        may_stop = train.stop_after or train.dp_max_epsilon
-        if not may_stop or rounds >= train.rounds:
+        if rounds >= train.rounds:
             continue
         environment = run_environment(runs, run)
         record = environment.get("stopped", {})

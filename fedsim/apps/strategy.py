@@ -99,9 +99,10 @@ def strategy(
         raise UserError(f"{name}: all data are pooled on one client, and those of an app stay with its clients")
     if client == "any":
         refuse_client_settings(experiment)
-        for name in ("stop_after", "dp_max_epsilon"):
-            if getattr(experiment.train, name) and not output:
-                raise UserError(f"{name} looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
+        for setting in ("stop_after", "dp_max_epsilon"):
+            if getattr(experiment.train, setting) and not output:
+                raise UserError(f"{setting} looks at the records of a run: give fedsim.strategy(..., output=...) a "
+                                "folder")  # fmt: skip
         if reason := of_our_client(recipe):
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
                             "fedsim.client_app there, and client='fedsim' here")  # fmt: skip
