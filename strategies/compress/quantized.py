@@ -20,8 +20,9 @@ class Quantized(Compress):
 
         a = min delta,  s = (max delta - min delta) / (2^bits - 1)  for each tensor;  E[a + s q] = delta
 
-    Source: stochastic rounding to uniform levels, as in QSGD (Alistarh et al., NeurIPS 2017), which has levels for the
-    size of a vector. Ours have an offset, as in FedPAQ's and TensorFlow's quantizers. No value is off by more than s.
+    Source: stochastic rounding to uniform levels, as in QSGD (Alistarh et al., NeurIPS 2017). There the levels are for
+    sizes from 0 to the norm of a vector, with a sign; ours lie between the least and the greatest move of a tensor,
+    which is a smaller range. No value is off by more than s.
     On the wire are `bits` bits a weight, packed into bytes, and a and s as two numbers of eight bytes for each tensor.
     The draws come from the run's seed, the client and the round. It is the move that is rounded, and not the weight:
     the moves of a round span a far smaller range, and s is as much smaller.

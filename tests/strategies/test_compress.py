@@ -19,6 +19,7 @@ from fedsim.runs.traffic import traffic
 from fedsim.runtime.launch import launch
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import arrays_of, config_of
+from fedsim.testing.contract import findings
 from strategies.compress.half_precision import HalfPrecision
 from strategies.compress.quantized import RANGES, Quantized
 from strategies.compress.top_k import INDICES, VALUES, TopK, largest
@@ -231,6 +232,12 @@ def test_they_are_the_same_on_ray(name, tmp_path):
         experiment = tiny_experiment(tmp_path / runtime, method, rounds=3, run={"runtime": runtime, "workers": 2})
         folders.append(launch(experiment))
     same_run(*folders)
+
+
+def test_a_method_has_its_properties_beside_it():
+    """It trains, resumes in another process, answers alone and survives failures; its replies have the form it says."""
+    settings = ["data.fraction=0.05", "train.rounds=2", "train.iterations=2", "method.compress=top_k"]
+    assert {text: reason for text, reason in findings("fedbn", settings) if reason} == {}
 
 
 def test_a_client_whose_update_was_refused_keeps_its_error_of_before(tmp_path):
