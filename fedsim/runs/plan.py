@@ -128,6 +128,10 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
         )
     if data.clients and data.clients_per_domain > 1:
         yield "data.clients and data.clients_per_domain both say how many clients there are; leave one at its default"
+    if data.source_test == "list" and data.split != "lists":
+        yield "data.source_test = 'list' needs data.split = 'lists', so that no image of the test lists trains"
+    if data.source_test and data.is_dealt:
+        yield "data.source_test takes images from a domain's own clients; leave data.mix and data.clients out"
     if data.clients and data.split == "lists":
         yield "data.split = 'lists' gives all images of a domain to one client; set data.clients to 0"
     if data.clients and runtime == "deployment":

@@ -116,6 +116,11 @@ class DataSettings(Settings):
         "all",
         description="tested target images: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
     )
+    source_test: Annotated[float, Field(ge=0, lt=1)] | Literal["list"] = Field(
+        0.0,
+        description="share of a source client's training images that neither trains nor selects, and is tested after "
+        "each round (source_test_accuracy in clients.csv); list: the images of DOMAIN_test*.txt in data.lists; 0: none",
+    )
     adapt_share: float = Field(
         0.0,
         ge=0,
