@@ -1,5 +1,6 @@
 """The data that a client, the server and a pooled baseline may load: each function loads its own domains alone."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -8,6 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.lists import first_few
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
+from fedsim.data.findings import Finding
 from fedsim.data.groups import adapting_groups, groups_of, partition_groups
 from fedsim.data.holdout import chosen_groups, hold_out, refuse_few, split_pool, take_test, use_fraction, whole_split
 from fedsim.data.mixing import check_mix, dealt_names, load_mixed
@@ -266,6 +268,15 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
     labels = reader(data, bench).labels(domain)
     counts = np.bincount(labels, minlength=len(bench.classes))
     return bench.classes, tuple(counts.tolist())
+
+
+def domain_findings(data: DataSettings, client: str, bench: Benchmark, with_files: bool = True) -> list[Finding]:
+    """What the files of a client's domain show, where the others are on other machines.
+
+    with_files: also what decoding the images has seen, which are decoded on first use
+    """
+    read = reader(data, replace(bench, domains=(resolve_domain(bench, domain_of(client)),)))
+    return [*read.findings(), *(read.file_findings() if with_files else ())]
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
