@@ -181,8 +181,8 @@ def test_a_run_with_a_number_of_clients(tmp_path):
     (["data.clients=9", "data.clients_per_domain=2"], "both say how many clients there are"),
     (["data.clients=9", "run.runtime=deployment"], "data.clients deals images to the clients of a simulation"),
     (["data.clients.rot16=9"], "data.clients names 'rot16', which is no domain here; did you mean 'rot"),
-    (["data.clients.rot15=0"], "data.clients"),
-    (["data.clients=-1"], "data.clients"),
+    (["data.clients.rot15=0"], r"data.clients.rot15=0': data.clients.rot15: Input should be .* equal to 1 \(got 0\)"),
+    (["data.clients=-1"], "data.clients: Input should be greater than or equal to 0, or"),
     (["data.clients.rot15=2", "data.clients_per_domain=2"], "both say how many clients there are"),
     (["data.clients=9", "data.partition=classes"], "data.partition = 'classes' deals single images"),
 ])  # fmt: skip

@@ -93,8 +93,8 @@ def test_published_test_lists_are_read(listed):
 @pytest.mark.parametrize(("data", "words"), [
     ({"source_test": "list"}, "data.source_test = 'list' needs data.split = 'lists'"),
     ({"source_test": 0.2, "clients": 4}, "data.source_test takes images from a domain's own clients"),
-    ({"source_test": 1.0}, "source_test"),
-    ({"source_test": "some"}, "source_test"),
+    ({"source_test": 1.0}, "data.source_test: Input should be less than 1"),
+    ({"source_test": "some"}, "data.source_test: Input should be a valid number, or Input should be 'list'"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(data, words, tmp_path):
     with pytest.raises(UserError, match=words):
