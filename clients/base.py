@@ -6,7 +6,7 @@ import numpy as np
 
 from clients.local_steps import Fitted, Measured, Order
 from clients.round import LocalClient
-from clients.validation import validation
+from clients.validation import source_test, validation
 from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.tasks import defined
 from fedsim.tensors.arrays import fill
@@ -38,6 +38,7 @@ class DomainClient(LocalClient, NumPyClient):
         rule = self.recipe.infer
         predict = rule.begin(self.net, tuple) if rule.on_sources else None
         metrics, loss, score = validation(self, self.experiment.run, predict)
+        metrics |= source_test(self, self.experiment.run, predict)
         if self.experiment.run.personalised or self.personal:
             metrics |= self._personalised(score, loss)
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}

@@ -36,10 +36,11 @@ class LocalData:
         self.class_counts = data.class_counts()
         self.transforms = transforms
         self.device = device
-        positions = np.concatenate([data.train, data.validation])
+        positions = np.concatenate([data.train, data.validation, data.test])
         self.examples = len(data.train)
         self.held = data.held or (self.examples,)
-        self.validation = np.arange(len(data.train), len(positions))
+        self.validation = np.arange(len(data.train), len(data.train) + len(data.validation))
+        self.test = np.arange(len(data.train) + len(data.validation), len(positions))
         self._divide_by_domain(data)
         self.images = kept_near(torch.from_numpy(np.ascontiguousarray(data.images[positions])), device)
         truth = data.labels if data.masks is None else data.masks
@@ -48,11 +49,18 @@ class LocalData:
         self.sizes = torch.from_numpy(data.sizes[positions]) if data.sizes is not None and knows_sizes else None
 
     def _divide_by_domain(self, data: ClientData) -> None:
-        """Notes the domain of each training image, and the validation images of each domain."""
-        self.domains, domains = data.domain_index[data.train], data.domain_index[data.validation]
+        """Notes the domain of each training image, and the validation and test images of each domain."""
+        self.domains = data.domain_index[data.train]
+        self.validation_by_domain = self._by_domain(data, data.validation, self.validation)
+        self.test_by_domain = self._by_domain(data, data.test, self.test)
+
+    @staticmethod
+    def _by_domain(data: ClientData, indices: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+        """The positions of these images for each of their domains."""
+        domains = data.domain_index[indices]
         if not data.held:  # the mixed domains of a client are validated together
             domains = np.zeros_like(domains)
-        self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
+        return [positions[domains == domain] for domain in np.unique(domains)]
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""

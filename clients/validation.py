@@ -8,9 +8,9 @@ import torch
 
 from clients.local_data import LocalData
 from fedsim.common.class_metrics import of_classes
-from fedsim.common.tasks import OF_CLASSES
+from fedsim.common.tasks import OF_CLASSES, SOURCE_TEST
 from fedsim.models.net import Net
-from fedsim.models.tasks import Labelled, Predict, defined
+from fedsim.models.tasks import Labelled, Predict, defined, mean_of_defined
 from fedsim.settings import RunSettings
 
 
@@ -48,6 +48,21 @@ def validation(
         if values:
             metrics[run.select_by] = float(np.mean(values))
     return metrics, loss, score
+
+
+def source_test(client: Validating, run: RunSettings, predict: Predict | None = None) -> dict[str, float]:
+    """The primary metric of the present network on the client's images of `data.source_test`, which select nothing.
+
+    It is the mean over the domains on whose images it is defined; empty without such images.
+    """
+    data = client.data
+    results = [
+        data.task.examine(predict or client.net, data.evaluation(group, run.evaluate_batch_size))
+        for group in data.test_by_domain
+    ]
+    if not results:
+        return {}
+    return defined({SOURCE_TEST + data.task.metric: mean_of_defined([result.value for result in results])})
 
 
 def local_validation(client: Validating, run: RunSettings) -> dict[str, float]:

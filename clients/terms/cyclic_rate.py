@@ -38,6 +38,11 @@ class CyclicRate(Term):
         """The same rounds for the average, with equal weights."""
         return {"server_average": {"running": True, "after": self.after, "cycle": self.cycle}}
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """The first cycle begins after a share of all rounds."""
+        return self.after > 0
+
     def factor(self, number: int, rounds: int) -> float:
         """By what the rate of round `number` (from 1) of so many rounds is multiplied."""
         passed = number - 1 - int(self.after * rounds)

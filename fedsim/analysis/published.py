@@ -96,7 +96,7 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     backbone = BACKBONES.get(model.backbone)
     if dataset is None or backbone is None:
         return None
-    if data.fraction != 1 or data.is_dealt or _lacks_domains(dataset, data.domains):
+    if data.fraction != 1 or data.source_test or data.is_dealt or _lacks_domains(dataset, data.domains):
         return None
     if data.clients_per_domain != 1 or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None

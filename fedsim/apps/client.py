@@ -142,6 +142,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
         data = space.fingerprint(sites[0][0], token)
         common |= {f"data-{key}": value for key, value in data.items()}
+        common["findings"] = space.findings(sites[0][0])
     records = RecordDict()
     for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
         answer: Config = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}

@@ -10,7 +10,7 @@ from rich.table import Column
 
 from fedsim.common.console import cut, errors, say
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import UNDEFINED, Task, scores, task_in
+from fedsim.common.tasks import SOURCE_TEST, UNDEFINED, Task, scores, task_in
 from fedsim.settings.experiment import Experiment
 
 
@@ -64,11 +64,20 @@ def headline(folder: Path) -> str:
         f"{_result(task, row, 'best_validation')} {task.title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
         f"{_result(task, row, 'last')} at the last round",
+        _source_test(task, row),
         f"{row['target']}: {undefined}" if undefined else "",
         recorded.get("privacy", ""),
         f"records: {folder}",
     ]
     return "\n".join(filter(None, lines))
+
+
+def _source_test(task: Task, row: Mapping[str, Any]) -> str:
+    """A line on the test images of the sources at the selected round; empty where there are none."""
+    value = row.get(f"best_validation_mean_{SOURCE_TEST}{task.metric}")
+    if value is None or math.isnan(float(value)):
+        return ""
+    return f"{task.text(float(value))} {task.title} on test images of the sources, which select nothing"
 
 
 def _result(task: Task, row: Mapping[str, Any], rule: str) -> str:

@@ -115,6 +115,7 @@ WITH_CLASSES = tuple(task.name for task in TASKS.values() if task.has_classes)
 ANY_TASK = tuple(TASKS)
 # Metrics of predicted classes by which a round may be selected, beside the primary one and the loss, with their titles.
 OF_CLASSES = {"macro_f1": "macro F1", "auroc": "AUROC"}
+SOURCE_TEST = "source_test_"  # and the primary metric: a column on images of sources that select nothing
 
 
 def less_is_better(column: str) -> bool:

@@ -1,7 +1,7 @@
 """What one client holds: images, labels, and the images for training and for validation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class ClientData:
 
     images: uint8 [N,C,H,W], often a read-only memory map
     labels: int64 [N]
-    train, validation: int64 indices into both, disjoint
+    train, validation, test: int64 indices into both, disjoint; test is empty without data.source_test
     domain_index: int64 [N], the position of each image's domain in `domains` (pooled data has several)
     sizes: int32 [N,2], heights and widths of the images before they were resized to squares; None when all were square
     masks: uint8 [N,Q,H,W], for Q structures, where the data set has masks; other targets than classes are float32 [N,Q]
@@ -34,6 +34,7 @@ class ClientData:
     sizes: np.ndarray | None = None
     masks: np.ndarray | None = None
     held: tuple[int, ...] = ()
+    test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def examples(self) -> int:
@@ -81,6 +82,7 @@ def joined(
         _joined_sizes(parts),
         np.concatenate(masks) if masks else None,
         held=held,
+        test=np.concatenate([each.test + start[each.domains[0]] for each in clients]),
     )
 
 

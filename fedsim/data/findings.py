@@ -4,12 +4,18 @@ A reader gives the findings of its domains once. `fedsim datasets`, the start of
 below tables and the report show the same ones. A grave finding refuses the run, unless `data.accept` has its kind.
 """
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedsim.common.errors import UserError
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.common.errors import UserError, printable
 from fedsim.settings.data import ACCEPTED
+
+MOST_SENT = 20  # findings of a site
+LONGEST_SENT = 4000  # characters of one of them
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,9 @@ class Finding:
         return asdict(self)
 
 
+FINDING = TypeAdapter(Finding)
+
+
 def refuse_grave(findings: Iterable[Finding], accepted: Collection[str]) -> None:
     """Raises UserError for the first grave finding whose kind is not accepted, and says how many others there are."""
     grave = [finding for finding in findings if finding.is_grave and finding.kind not in accepted]
@@ -55,6 +64,38 @@ def refuse_grave(findings: Iterable[Finding], accepted: Collection[str]) -> None
         others = len(grave) - 1
         more = f" (and {others} more such findings; fedsim datasets PATH lists them)" if others else ""
         raise UserError(grave[0].line + more)
+
+
+def sent_findings(findings: Iterable[Finding], folder: str) -> list[str]:
+    """The findings of a site as it sends them, in JSON, the grave ones first, without the path of its data folder."""
+    texts = []
+    for finding in sorted(findings, key=lambda finding: not finding.is_grave):
+        record = finding.record()
+        for name in ("where", "text", "remedy"):
+            record[name] = record[name].replace(folder, "its data folder")
+        texts.append(json.dumps(record))
+    return [text for text in texts if len(text) <= LONGEST_SENT][:MOST_SENT]
+
+
+def read_findings(client: str, texts: object) -> tuple[Finding, ...]:
+    """The findings that the site of a client has sent, each with the client's name in front.
+
+    Raises ValueError for anything but a list of what `sent_findings` makes. The texts are somebody else's.
+    """
+    if not isinstance(texts, list) or len(texts) > MOST_SENT:
+        raise ValueError(f"its findings are no list of at most {MOST_SENT}")
+    findings = []
+    for text in texts:
+        if not isinstance(text, str) or len(text) > LONGEST_SENT:
+            raise ValueError("a finding is no text, or too long")
+        try:
+            finding = FINDING.validate_json(text, strict=True)
+        except ValidationError:
+            raise ValueError("a finding has another form than those of fedsim") from None
+        line = printable(finding.text)
+        line = line if line.startswith(client) else f"{client}: {line}"
+        findings.append(replace(finding, text=line, where=printable(finding.where), remedy=printable(finding.remedy)))
+    return tuple(findings)
 
 
 def lines_of(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[str]:

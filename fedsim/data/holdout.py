@@ -73,6 +73,32 @@ def _listed_split(read: Reader, domain: str, labels: np.ndarray, groups: np.ndar
     return train, validation
 
 
+def take_test(
+    read: Reader, domain: str, labels: np.ndarray, split: Split, seed: int, where: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(train, validation, test) of a client, given its (train, validation): what `data.source_test` takes from train.
+
+    The test is empty without it. Groups stay whole. Raises UserError where a test list names images, or images of a
+    group, that train or validate.
+    """
+    data, (train, validation) = read.data, split
+    groups = read_groups(read, domain, len(labels))
+    if data.source_test == "list":
+        test = read.required(domain, "test")
+        used = np.concatenate([train, validation])
+        both = np.intersect1d(test, used) if groups is None else np.intersect1d(groups[test], groups[used])
+        if len(both):
+            raise UserError(
+                f"{domain}: {len(both)} images or groups of the test list train or validate, so that data.source_test "
+                "would measure what was learned; correct the lists, or leave it at 0"
+            )
+        return train, validation, test
+    if not data.source_test:
+        return train, validation, np.zeros(0, np.int64)
+    trained, tested = hold_out(labels[train], chosen_groups(groups, train), data.source_test, seed, where)
+    return train[trained], validation, train[tested]
+
+
 def refuse_few(client: str, train: int, validation: int, change: str) -> None:
     """UserError when a client has too few images; `change` says what to change."""
     if train < 2 or not validation:

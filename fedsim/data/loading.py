@@ -1,5 +1,6 @@
 """The data that a client, the server and a pooled baseline may load: each function loads its own domains alone."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -8,8 +9,9 @@ from fedsim.common.errors import UserError
 from fedsim.common.lists import first_few
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
+from fedsim.data.findings import Finding
 from fedsim.data.groups import adapting_groups, groups_of, partition_groups
-from fedsim.data.holdout import chosen_groups, hold_out, refuse_few, split_pool, use_fraction, whole_split
+from fedsim.data.holdout import chosen_groups, hold_out, refuse_few, split_pool, take_test, use_fraction, whole_split
 from fedsim.data.mixing import check_mix, dealt_names, load_mixed
 from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark
@@ -79,7 +81,7 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
         sources = source_domains(data, target, bench)
         return load_mixed(read, client, sources.index(domain) * data.clients_per_domain + index, sources)
     images, labels = read_images(read, domain)
-    train, validation = _own_split(read, client, domain, index, labels)
+    train, validation, test = _own_split(read, client, domain, index, labels)
     images = _own_scale(read, domain, images, train)
     return ClientData(
         client,
@@ -92,6 +94,7 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
         domain_index=np.broadcast_to(np.int64(0), len(labels)),  # without memory for all images in each client
         sizes=unless_square(read.sizes(domain)),
         masks=read.masks(domain),
+        test=test,
     )
 
 
@@ -103,16 +106,20 @@ def _load_dealt(data: DataSettings, client: str, target: str, bench: Benchmark) 
     return load_mixed(reader(data, bench), client, names.index(client), source_domains(data, target, bench))
 
 
-def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.ndarray) -> Split:
-    """(train, validation) indices of a client among its domain's images with these labels; `index` is its number there.
+def _own_split(
+    read: Reader, client: str, domain: str, index: int, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(train, validation, test) indices of a client among its domain's images with these labels.
+
+    `index` is its number there. The test is empty without `data.source_test`.
 
     Raises UserError when these are too few.
     """
     data = read.data
+    stream = data.seed_of_splits, read.found.environment(domain)
     if data.clients_per_domain == 1 or data.split == "lists":
         train, validation = whole_split(read, domain, labels)
     else:
-        stream = data.seed_of_splits, read.found.environment(domain)
         groups = read_groups(read, domain, len(labels))
         of_kind = data.classes_per_client if data.partition == "classes" else data.alpha
         drawn = data.partition, data.clients_per_domain, of_kind
@@ -121,16 +128,21 @@ def _own_split(read: Reader, client: str, domain: str, index: int, labels: np.nd
         split = split_pool(data, labels[pool], chosen_groups(groups, pool), seed_hash(*stream, index), client)
         train, validation = (pool[part] for part in split)
     change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
+    seed = seed_hash(*stream, index, "source test")
+    train, validation, test = take_test(read, domain, labels, (train, validation), seed, client)
     refuse_few(client, len(train), len(validation), change)
-    return train, validation
+    return train, validation, test
 
 
 def split_of_domain(read: Reader, domain: str, labels: np.ndarray) -> Split:
-    """(train, validation) indices of all clients of a domain among its images with these labels."""
+    """(train, held out) indices of all clients of a domain among its images with these labels.
+
+    Images for validation and those of `data.source_test` are held out.
+    """
     names = clients_of(domain, read.data.clients_per_domain)
     parts = [_own_split(read, name, domain, index, labels) for index, name in enumerate(names)]
-    train, validation = map(np.concatenate, zip(*parts))
-    return train, validation
+    train, validation, test = map(np.concatenate, zip(*parts))
+    return train, np.concatenate([validation, test])
 
 
 def load_target(
@@ -256,6 +268,15 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
     labels = reader(data, bench).labels(domain)
     counts = np.bincount(labels, minlength=len(bench.classes))
     return bench.classes, tuple(counts.tolist())
+
+
+def domain_findings(data: DataSettings, client: str, bench: Benchmark, with_files: bool = True) -> list[Finding]:
+    """What the files of a client's domain show, where the others are on other machines.
+
+    with_files: also what decoding the images has seen, which are decoded on first use
+    """
+    read = reader(data, replace(bench, domains=(resolve_domain(bench, domain_of(client)),)))
+    return [*read.findings(), *(read.file_findings() if with_files else ())]
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:

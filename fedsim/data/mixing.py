@@ -6,7 +6,8 @@ With n_d images of domain d, C clients in total, and M_d clients with the own do
 
 images of domain d. mix = 0 is one domain per client, and mix = 1 the same mixture for all.
 
-M_d is `data.clients_per_domain`, where `data.clients` = C does not say how many clients there are. With at least as
+M_d is `data.clients_per_domain`, where `data.clients` does not say how many clients there are. `data.clients` may be a
+table of M_d by domain, in which 1 may be left out. Or it is the number C of all clients. With at least as
 many clients as domains, every domain gets one client. Each further client then goes to the domain with the most
 training images per client. With fewer clients than domains, the domains come from large to small, each to the client
 that has the fewest images so far. M_d is then 1, and a client has several own domains.
@@ -36,6 +37,8 @@ def owners(read: Reader, domains: Sequence[str]) -> dict[str, list[int]]:
     clients = read.data.clients
     if not clients:
         return in_blocks(domains, [read.data.clients_per_domain] * len(domains))
+    if isinstance(clients, dict):
+        return in_blocks(domains, [clients.get(domain, 1) for domain in domains])
     sizes = [len(whole_split(read, domain, read.labels(domain))[0]) for domain in domains]
     if clients >= len(domains):
         return in_blocks(domains, clients_by_size(sizes, clients))

@@ -19,6 +19,7 @@ from fedsim.common.errors import UserError, printable
 from fedsim.common.lists import first_few
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.client_data import clients_of
+from fedsim.data.findings import read_findings
 from fedsim.data.names import matching
 from fedsim.deploy.apps import CHECK
 from fedsim.deploy.check_app import installed_versions
@@ -37,6 +38,8 @@ START_SECONDS = 180.0  # time on a busy machine until the submitted ServerApp as
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 10.0
 LONGEST_TEXT = 500  # characters of a text in a site's answer
+GONE = "Node Unavailable"  # Flower's reason where a node that was online gives no sign any more
+AWAY = ": the site gave no sign during the check: it is off, its connection is cut, or its clock is wrong"
 REFUSED_SECONDS = 600.0  # a refusal in this time is given as the reason why a site is offline
 
 
@@ -62,6 +65,7 @@ class Answer(Settings):
     classes: tuple[Text, ...] = ()
     counts: tuple[Annotated[int, Field(ge=0)], ...] = ()
     lacking: tuple[Text, ...] = ()
+    findings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -213,7 +217,7 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
         return
     finding.answer = answer
     if answer.problem:
-        finding.problems.append(answer.problem.strip().splitlines()[-1] if answer.problem.strip() else "no reason")
+        finding.problems.append(_reason(answer.problem))
     if not answer.site:
         finding.problems += [] if answer.problem else ["its answer is empty: install the server's fedsim there"]
         return
@@ -237,6 +241,12 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
             finding.notes.append(f"{package} differs from {here} here: numbers may differ in the last digits")
 
 
+def _reason(problem: str) -> str:
+    """The last line of what a site reports as its problem, with its causes where it gave no sign."""
+    lines = problem.strip().splitlines() or ["no reason"]
+    return lines[-1] + (AWAY if GONE in lines[-1] else "")
+
+
 def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
     """Adds to each finding what the experiment expects; returns the clients that no site provides."""
     named = experiment.data.dataset != "folder"
@@ -252,17 +262,30 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
             finding.problems.clear()
             continue
         answer = finding.answer or Answer(node=0)
+        _add_data_findings(finding, answer, experiment.data.accept)
         present = answer.classes
         classes = classes or present
         if present and present != classes:
             different = sorted(set(present) ^ set(classes))
             finding.problems.append(f"its classes differ: {first_few(different, 5) or 'another order'}")
-        absent = [name for name, count in zip(present, answer.counts) if not count]
-        if absent:
-            finding.notes.append(f"holds no image of {first_few(absent, 5)}")
     provided = [finding.site.domain for finding in findings if finding.site.role == "source"]
     lacking = [client for client in expected if matching(client, provided) is None]
     return [f"no site holds {client!r}, which the experiment trains on" for client in lacking]
+
+
+def _add_data_findings(finding: Finding, answer: Answer, accepted: Sequence[str]) -> None:
+    """Add what the names and folders of a site's data show: what would refuse a run is a problem, the rest a note."""
+    absent = [name for name, count in zip(answer.classes, answer.counts) if not count]
+    if absent:
+        finding.notes.append(f"holds no image of {first_few(absent, 5)}")
+    try:
+        told = read_findings(finding.site.domain, list(answer.findings))
+    except ValueError as error:
+        finding.problems.append(f"its answer is not valid: {error}")
+        return
+    for one in told:
+        is_refused = one.is_grave and one.kind not in accepted
+        (finding.problems if is_refused else finding.notes).append(one.line if is_refused else one.text)
 
 
 def _folder_clients(experiment: Experiment) -> list[str]:

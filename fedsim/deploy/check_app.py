@@ -15,8 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
-from fedsim.data import count_classes
+from fedsim.data import benchmark, count_classes, domain_findings
+from fedsim.data.findings import sent_findings
 from fedsim.runs.site import SiteCheck, check_message
+from fedsim.settings import data_root
 from fedsim.settings.experiment import parse_experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.tensors.records import Config, configs_of
@@ -56,15 +58,16 @@ def answer(message: Message, context: Context) -> Message:
     node = context.node_config
     description: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
     description |= {"python": platform.python_version(), **installed_versions(), "problem": ""}
-    description |= {"classes": [], "counts": [], "lacking": []}
+    description |= {"classes": [], "counts": [], "lacking": [], "findings": []}
     try:
         asked = check_message(message.content, SiteCheck)
         settings = asked.experiment
         description["lacking"] = lacking(asked.packages.split())
         description["device"] = device()
         if settings:
-            classes, counts = site_data(settings, description["domain"], str(node.get("data-dir", "")))
-            description |= {"classes": list(classes), "counts": list(counts)}
+            names = "classes", "counts", "findings"
+            lists = site_data(settings, description["domain"], str(node.get("data-dir", "")))
+            description |= {name: list(values) for name, values in zip(names, lists, strict=True)}
     except UserError as error:
         description["problem"] = str(error)[:LONGEST_REASON]
     except Exception as error:  # the operator wants to read any error of a site
@@ -98,9 +101,11 @@ def device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def site_data(settings: str, client_name: str, root: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Classes and counts of a site's domain in the experiment.
+def site_data(settings: str, client_name: str, root: str) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
+    """Classes, counts and findings of a site's domain in the experiment; no image is opened.
 
     `root` is the site's own data folder (empty: its $FEDSIM_DATA); the folders of the experiment are the server's.
     """
-    return count_classes(with_own_folders(parse_experiment(settings), root).data, client_name)
+    data = with_own_folders(parse_experiment(settings), root).data
+    findings = domain_findings(data, client_name, benchmark(data), with_files=False)
+    return *count_classes(data, client_name), sent_findings(findings, str(data_root(data)))

@@ -21,6 +21,7 @@ from fedsim.records.record_files import is_finished, read_record
 from fedsim.runs import admission
 from fedsim.runs.claim import is_claimed
 from fedsim.runs.log_lines import LOG
+from fedsim.runs.longer import reopen
 from fedsim.runs.plan import Plan
 from fedsim.settings.experiment import Experiment
 
@@ -44,6 +45,7 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     experiment, folder = plan.experiment, plan.folder
     control = Control(federation)
     control.online()
+    reopen(folder)  # a finished run that goes on would be told as finished
     run_id = running(control, folder) or submit(control, experiment, folder)
     try:
         follow(control, run_id, experiment, folder, callbacks)

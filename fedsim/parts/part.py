@@ -41,6 +41,8 @@ class Part:
     in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
     replaces: facts (fedsim.parts.facts) that it breaks, each of which one part alone may break
     belongs_to: the settings name of the part without which this one has no effect
+    depends_on_rounds: whether its work in a round depends on how many rounds the run has (`round.rounds`); such a run
+    cannot go on for more rounds
     remark: what a run says of this part before its first round; empty: nothing
     with_few: what a run says of this part where fewer than three clients train in a round; empty: nothing
     with_one_domain: what a run says of this part where every client has one domain; empty: nothing
@@ -86,6 +88,11 @@ class Part:
     def tag(self) -> str:
         """A short text that distinguishes variants of this part in results; empty: none."""
         return ""
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether its work in a round depends on how many rounds the run has."""
+        return False
 
     @property
     def remark(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, less_is_better, task_of
+from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, SOURCE_TEST, less_is_better, task_of
 from fedsim.settings import RunSettings
 from fedsim.settings.attackers import liars_text
 from fedsim.settings.experiment import Experiment
@@ -176,7 +176,7 @@ def summary_row(
     metric = task_of(rounds).metric
     column = validation_column(experiment, metric)
     for rule in RULES:
-        row |= _selected(rounds, rule, column, metric)
+        row |= _selected(rounds, rule, column, metric, bool(experiment.data.source_test))
     if experiment.run.validation_domain:
         row["validation_domain"] = experiment.run.validation_domain
     trained = rounds[rounds["round"] >= 1]
@@ -191,18 +191,17 @@ def summary_row(
     return row
 
 
-def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str) -> dict[str, Any]:
+def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str, tests_sources: bool) -> dict[str, Any]:
+    names = [f"target_{metric}", f"mean_validation_{metric}"]
+    if tests_sources:
+        names.append(f"mean_{SOURCE_TEST}{metric}")
     try:
         chosen = select(rounds, rule, column)
     except UserError:
         # A diverged run (NaN throughout) still leaves a summary; its empty cells say that nothing could be selected.
-        names = ("round", f"target_{metric}", f"mean_validation_{metric}")
-        return {f"{rule}_{name}": None for name in names}
-    return {
-        f"{rule}_round": int(chosen["round"]),
-        f"{rule}_target_{metric}": float(chosen.get(f"target_{metric}", math.nan)),
-        f"{rule}_mean_validation_{metric}": float(chosen.get(f"mean_validation_{metric}", math.nan)),
-    }
+        return {f"{rule}_{name}": None for name in ("round", *names)}
+    values = {f"{rule}_{name}": float(chosen.get(name, math.nan)) for name in names}
+    return {f"{rule}_round": int(chosen["round"]), **values}
 
 
 def _mean(rounds: pd.DataFrame, column: str) -> float | int | None:

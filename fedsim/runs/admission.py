@@ -35,6 +35,7 @@ from fedsim.records.record_files import is_finished
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
 from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings
 from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.longer import goes_on
 from fedsim.runs.origin import refuse_seen
 from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
@@ -89,9 +90,12 @@ class Admitted:
 
 
 def check_folder(plan: Plan, data_of: DataOf = data_here) -> bool:
-    """Says whether the plan's folder holds this run, finished; UserError when it holds another one."""
+    """Says whether the plan's folder holds this run, finished; UserError when it holds another one.
+
+    A finished run that goes on for more rounds is not finished.
+    """
     refuse_other_settings(plan.folder, plan.experiment, plan.recipe, data_of)
-    return is_finished(plan.folder)
+    return is_finished(plan.folder) and not goes_on(plan.folder, plan.experiment)
 
 
 def is_already_finished(plan: Plan) -> bool:

@@ -12,11 +12,15 @@ from fedsim.records.differences import ATTACKERS, NUMBERLESS_KEYS, RUN_KEYS, dif
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
+from fedsim.runs.longer import ROUNDS, refuse_to_go_on
 from fedsim.settings.experiment import Experiment
 
 NUMBERS = (*RUN_KEYS, ATTACKERS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
-RECORDS = "run.keep_predictions", "run.keep_personal", "run.personalised", "run.client_rows", "run.tensorboard"
+RECORDS = (
+    "run.keep_predictions", "run.keep_personal", "run.keep_state", "run.personalised", "run.client_rows",
+    "run.tensorboard",
+)  # fmt: skip
 
 ELSEWHERE = "choose another --output or name, or remove the folder"
 
@@ -51,11 +55,17 @@ def _refuse(folder: Path, differs: str) -> None:
 
 
 def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:
-    """UserError when the folder holds a run with other settings, other data or another file of initial weights."""
+    """UserError when the folder holds a run with other settings, other data or another file of initial weights.
+
+    A run of fewer rounds is no other run where it can go on.
+    """
     if not (folder / "experiment.toml").is_file():
         return
     then = read_settings(folder)
-    if changed := changed_settings(then, experiment):
+    changed = changed_settings(then, experiment)
+    if changed == [ROUNDS]:
+        refuse_to_go_on(folder, then, experiment, recipe)
+    elif changed:
         raise UserError(f"{folder} holds a run with other settings ({', '.join(changed[:5])}); {ELSEWHERE}")
     recorded = read_environment(folder)
     if parts := differing_parts(recorded.get("recipe", {}), values_of(recipe)):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.records.reading import write_results
-from fedsim.runs.checkpoint import STATE
+from fedsim.records.reading import read_settings, write_results
+from fedsim.runs.checkpoint import FOLDER, STATE
 from fedsim.runs.claim import free
 from fedsim.runs.privacy_account import BEGUN
 
@@ -58,10 +58,13 @@ def remove_empty(folder: Path, output: Path) -> None:
 def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
     """Remove checkpoints, client states and dead claims of an experiment's finished runs, and update its results.csv.
 
-    A run does this after its summary. If it was killed in between, the next command does it.
+    A run does this after its summary. If it was killed in between, the next command does it. Runs with
+    `run.keep_state` keep their checkpoints and states.
     """
     for folder in runs:
-        for name in ("checkpoint", "state"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        remains = [folder / name for name in (FOLDER, "state") if (folder / name).exists()]
+        if remains and not read_settings(folder).run.keep_state:
+            for path in remains:
+                shutil.rmtree(path, ignore_errors=True)
         free(folder)
     write_results(experiment)

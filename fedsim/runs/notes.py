@@ -109,7 +109,7 @@ def domains_of_client(plan: Plan) -> int:
     sources = source_domains(data, plan.experiment.run.target, plan.data)
     if data.mix:
         return len(sources)
-    return 2 if data.clients < len(sources) else 1
+    return 2 if isinstance(data.clients, int) and data.clients < len(sources) else 1
 
 
 def weight_notes(experiment: Experiment, bench: Benchmark) -> list[str]:

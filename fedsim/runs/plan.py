@@ -95,6 +95,7 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
             check_joint(experiment.data.augment)
         if reason := next(_excluded(experiment), ""):
             raise UserError(reason)
+        refuse_unknown_domains(experiment, bench)
     experiment = _with_threads(_with_target(_with_size(experiment), bench, recorded))
     recipe = build_recipe(experiment, recorded)
     if not recorded:
@@ -129,10 +130,14 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
         )
     if data.clients and data.clients_per_domain > 1:
         yield "data.clients and data.clients_per_domain both say how many clients there are; leave one at its default"
+    if data.source_test == "list" and data.split != "lists":
+        yield "data.source_test = 'list' needs data.split = 'lists', so that no image of the test lists trains"
+    if data.source_test and data.is_dealt:
+        yield "data.source_test takes images from a domain's own clients; leave data.mix and data.clients out"
     if data.clients and data.split == "lists":
         yield "data.split = 'lists' gives all images of a domain to one client; set data.clients to 0"
     if data.clients and runtime == "deployment":
-        yield "data.clients gives images by the sizes of all domains, but a deployed site has its own; set it to 0"
+        yield "data.clients deals images to the clients of a simulation, but a deployed site has its own; set it to 0"
     if data.mix and runtime == "deployment":
         yield "data.mix gives images of all domains to all clients, but a deployed site has only its own; set it to 0"
     if train.side_by_side > 1 and runtime != "inline":
@@ -142,6 +147,15 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
             "train.compile compiles the pass of one client and not that of train.side_by_side; set one of them to its "
             "default"
         )
+
+
+def refuse_unknown_domains(experiment: Experiment, bench: Benchmark) -> None:
+    """Raises UserError when the table `data.clients` names no domain of the data set."""
+    clients = experiment.data.clients
+    for name in clients if isinstance(clients, dict) else ():
+        if name not in bench.domains:
+            raise UserError(f"data.clients names {name!r}, which is no domain here; {nearest(name, bench.domains)}"
+                            f"domains: {', '.join(bench.domains)}")  # fmt: skip
 
 
 def refuse_unknown(train: TrainSettings, clients: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.common.errors import ClientFailedError
-from fedsim.common.tasks import BY_METRIC, OF_CLASSES
+from fedsim.common.tasks import BY_METRIC, OF_CLASSES, SOURCE_TEST
 from fedsim.common.values import Json, Row
 from fedsim.records.record_files import read_record
 from fedsim.records.selection import REPLIES, VALIDATED, upwards
@@ -38,6 +38,8 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
     row["round_seconds"] = time.perf_counter() - (notes.started if notes.round else before)
     for name in BY_METRIC[metric].further:
         row[f"mean_validation_{name}"] = mean(rows, f"validation_{name}")
+    if experiment.data.source_test:
+        row[f"mean_{SOURCE_TEST}{metric}"] = mean(rows, SOURCE_TEST + metric)
     return row | selection_columns(rows, experiment, metric)
 
 

@@ -10,8 +10,7 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
-from fedsim.data.findings import lines_of
-from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.findings import Finding, lines_of, refuse_grave
 from fedsim.data.of_apps import NO_TARGET
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
@@ -232,9 +231,10 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
     session.note_data(roster.fingerprints())
     session.note_versions(separate_versions(roster))
 
-    def check_late(data: Fingerprints) -> None:
-        session.note_data(data)
+    def check_late(site: Site) -> None:
+        session.note_data({site.client: site.data})
         session.note_versions(separate_versions(roster))
+        note_findings(session, site.findings)
 
     roster.check_late = check_late
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
@@ -243,12 +243,27 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
         logger.info("client %r has no training images of %s", client, ", ".join(names))
     if session.shared:
         session.note("shared_images", session.shared.record())
+    for site in every_site(roster):
+        note_findings(session, site.findings)
     session.note("findings", [finding.record() for finding in session.findings])
     notes = notes_before_rounds(space, session, roster, tested)
     session.note("data_remarks", notes)
     undefined = [f"{domain}: {reason}" for domain, reason in session.environment.get("undefined", {}).items()]
     for text in notes + undefined:
         logger.warning(text)
+
+
+def note_findings(session: Session, findings: Sequence[Finding]) -> None:
+    """Record what the files of a site show; raises UserError for a grave finding that `data.accept` does not name."""
+    if findings:
+        refuse_grave(findings, session.experiment.data.accept)
+        session.findings = [*session.findings, *findings]
+        session.note("findings", [finding.record() for finding in session.findings])
+
+
+def every_site(roster: Roster) -> list[Site]:
+    """The sites of the clients, and that of the unseen domain where it has one."""
+    return [*roster.sites.values(), *([roster.target] if roster.target else [])]
 
 
 def notes_before_rounds(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> list[str]:
@@ -261,7 +276,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes = data_notes(plan.data, images, counts, experiment.run.target, tested)
     if session.shared:  # the images are here
         notes += session.shared.notes() if session.shared.record() else []
-        notes += lines_of(session.findings, experiment.data.accept)
+    notes += lines_of(session.findings, experiment.data.accept)
     examples = [site.examples for site in sites.values()]
     facts = run_facts(space.net, examples, sum(tested), experiment.data.adapt_share)
     facts |= data_facts(experiment, plan.data)
@@ -298,8 +313,7 @@ def versions_of(roster: Roster) -> dict[str, dict[str, str]]:
 
 def separate_versions(roster: Roster) -> dict[str, dict[str, str]]:
     """The versions of packages at those sites that are machines of their own; empty in a simulation."""
-    sites = [*roster.sites.values(), *([roster.target] if roster.target else [])]
-    return {site.client: site.versions for site in sites if site.data and site.versions}
+    return {site.client: site.versions for site in every_site(roster) if site.data and site.versions}
 
 
 def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:

@@ -29,6 +29,7 @@ from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, s
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.longer import reopen
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.plan import results_folder
@@ -109,6 +110,7 @@ class Session:
         now |= recipe_record(experiment, space.recipe) | ({"server_data": server_data} if server_data else {})
         self.environment = now | space.frozen_record() | weights_record(experiment.model.weights)
         self._write_environment()
+        reopen(self.folder)
         self.recorder.write_experiment(experiment.toml())  # last: a folder with settings is a run's, with its format
 
     def attach(self, strategy: FedDG, evaluate_held_out: Evaluate | None = None) -> None:

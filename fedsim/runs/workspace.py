@@ -19,8 +19,9 @@ from clients.unlabelled_client import UnlabelledClient
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.common.values import Foreign
-from fedsim.data import ClientData, domain_of, load_client, load_pooled, load_unlabelled
+from fedsim.data import ClientData, domain_findings, domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
+from fedsim.data.findings import sent_findings
 from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
 from fedsim.models import weight_statistics
@@ -29,6 +30,7 @@ from fedsim.models.tasks import rules_of
 from fedsim.runs.attacked_data import attacked, shifted_share
 from fedsim.runs.frozen import frozen_content, frozen_record
 from fedsim.runs.plan import POOLED, Plan, resolve
+from fedsim.settings import data_root
 from fedsim.settings.experiment import parse_experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.tensors.arrays import state_to_record
@@ -275,6 +277,11 @@ class Workspace:
         if client not in by_client:
             by_client[client] = fingerprint(self.experiment.data, domain_of(client))
         return by_client[client]
+
+    def findings(self, client: str) -> list[str]:
+        """What the files of a site's client show, as the site sends it."""
+        data = self.experiment.data
+        return sent_findings(domain_findings(data, client, self.plan.data), str(data_root(data)))
 
     def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""

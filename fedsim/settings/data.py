@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
-from fedsim.settings.effect import Above, Only, Scene
+from fedsim.settings.effect import GIVEN, Above, Only, Scene
 from fedsim.settings.sections import Settings
 
 # Rows of fedsim.data.augment.
@@ -116,6 +116,11 @@ class DataSettings(Settings):
         "all",
         description="tested target images: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
     )
+    source_test: Annotated[float, Field(ge=0, lt=1)] | Literal["list"] = Field(
+        0.0,
+        description="share of a source client's training images that neither trains nor selects, and is tested after "
+        "each round (source_test_accuracy in clients.csv); list: the images of DOMAIN_test*.txt in data.lists; 0: none",
+    )
     adapt_share: float = Field(
         0.0,
         ge=0,
@@ -124,18 +129,17 @@ class DataSettings(Settings):
         "are never tested; 0: half of the images with such a method, and none with other methods",
     )
     clients_per_domain: int = Field(1, ge=1, le=100_000, description="clients that share one domain")
-    clients: int = Field(
+    clients: Annotated[int, Field(ge=0, le=100_000)] | dict[str, Annotated[int, Field(ge=1, le=100_000)]] = Field(
         0,
-        ge=0,
-        le=100_000,
         description="clients of the run, more of them for larger domains, as in FedDG_Benchmark; with fewer clients "
-        "than domains a client has several; 0: clients_per_domain of each domain",
+        "than domains a client has several; a table such as {photo = 3} has the clients of each domain, and a domain "
+        "that it does not name has one; 0: clients_per_domain of each domain",
     )
     partition: Annotated[
         Literal["iid", "dirichlet", "classes"],
         Only(clients_per_domain=Above(1)),
         Only(mix=Above(0)),
-        Only(clients=Above(0)),
+        Only(clients=GIVEN),
     ] = Field(
         "iid",
         description="how a domain is shared between its clients: alike, by shares of every class, or so that each has "

@@ -13,10 +13,12 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_origin
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings import DataSettings, ModelSettings, RunSettings, Settings, TrainSettings, folder_name
@@ -310,9 +312,10 @@ def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = 
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        problem = _of_union(error.errors())
+        key = ".".join(str(part) for part in problem["loc"])
         guilty = [text for text in overrides if overlap(text.partition("=")[0].strip(), key)]
-        raise UserError(f"{f'override {guilty[-1]!r}' if guilty else where}: {_explain(error)}") from None
+        raise UserError(f"{f'override {guilty[-1]!r}' if guilty else where}: {_explain(problem)}") from None
 
 
 def overlap(one: str, other: str) -> bool:
@@ -327,9 +330,22 @@ def overlap(one: str, other: str) -> bool:
 AS_TOML = {"bool_type": "; write true or false", "list_type": '; write a list such as ["a", "b"]'}
 
 
-def _explain(error: ValidationError) -> str:
-    """The first problem of a validation error in one line."""
-    problem = error.errors()[0]
+def _of_union(problems: Sequence[ErrorDetails]) -> ErrorDetails:
+    """The first problem. Of a setting of several types: what the types that fit best say, without their names."""
+    first = problems[0]
+    section, name, *rest = (*first["loc"], "", "")
+    field = SECTIONS[section].model_fields.get(str(name)) if section in SECTIONS else None
+    if not rest or field is None or get_origin(field.annotation) not in (Union, UnionType):
+        return first
+    of_setting = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
+    depth = max(len(problem["loc"]) for problem in of_setting)
+    best = [problem for problem in of_setting if len(problem["loc"]) == depth]
+    text = ", or ".join(problem["msg"] for problem in best)
+    return {**best[0], "loc": (section, name, *best[0]["loc"][3:]), "msg": text}
+
+
+def _explain(problem: ErrorDetails) -> str:
+    """A problem of a validation error in one line."""
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":

@@ -91,6 +91,11 @@ class RunSettings(Settings):
         description="clients or domains of a simulation that lie, and how: label_flip, label_shift(l), sign_flip(s), "
         "scaled(s), noise(s), alie(z), mimic(client), drift(c), or none; every table says so",
     )
+    keep_state: bool = Field(
+        False,
+        description="keep the checkpoint and the clients' states when the run has ended, so that it can go on with a "
+        "larger train.rounds",
+    )
     on_client_failure: Literal["stop", "continue"] = "stop"
     patience: float = Field(
         600.0,

@@ -11,6 +11,7 @@ from fedsim.common.workers import Worker, stop
 from fedsim.records.record_files import is_finished
 from fedsim.runs import admission
 from fedsim.runs.claim import is_claimed
+from fedsim.runs.longer import goes_on
 from fedsim.runs.plan import resolve
 from fedsim.studies.cell_process import Message
 from fedsim.studies.plan import PRUNED, Cell, refusal_of
@@ -38,7 +39,7 @@ class Waiting:
             cell = self._cells.popleft()
             if is_claimed(cell.folder):
                 self._pass_over(cell)
-            elif is_finished(cell.folder):
+            elif is_finished(cell.folder) and not goes_on(cell.folder, cell.experiment):
                 cell.note(*_verdict(cell))
             elif cell.should_prune and cell.should_prune():  # another process has left it for that
                 cell.note(PRUNED, "", None)

@@ -38,6 +38,11 @@ class ServerAverage(Refine):
     order: ClassVar[int] = 4
     assumes = ()
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """The first averaged round is a share of all rounds."""
+        return self.after > 0
+
     def refine(self, fused: Arrays, server: ServerRound) -> ArrayDict:
         """Keeps theta_t and returns the average; sums are kept in float64."""
         server.arrays.update({f"theta:{name}": np.array(array) for name, array in fused.items()})

@@ -131,6 +131,11 @@ class GeneralizationAdjustment(Weights):
         official: dict[str, dict[str, object]] = {"generalization_gap": {"metric": "validation_accuracy"}}
         return official if self.variant == "official" else {}
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """The step falls until the last round."""
+        return self.d > 0
+
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Adjusts a by this round's gaps (invalid ones do not count), then renormalizes over the updates."""
         weights = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})

@@ -262,6 +262,7 @@ class Exchange:
             order=self.orders.get(client, {}),
             metric=self.metric,
             select_by=self.experiment.run.select_by,
+            tests_sources=bool(self.experiment.data.source_test),
             data=self.sites[client].content,
         )
 

@@ -15,20 +15,22 @@ from flwr.serverapp import Grid
 
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.common.lists import first_few
-from fedsim.data.fingerprint import Fingerprints, difference
+from fedsim.data.fingerprint import difference
 from fedsim.settings import RunSettings
 from fedsim.tensors.records import Config
 from strategies.wire.reply_checks import RESTART, Expected, RejectedReplyError, judged, one_line
 from strategies.wire.sites import UNANSWERED, Identify, Site, check_site, implausible, impostor, name_of, read_sites
 
 POLL_SECONDS = 1.0
-SAY_SECONDS = 30.0
+FIRST_SECONDS = 5.0  # until the first line that somebody is missing
+SAY_SECONDS = 30.0  # from one such line to the next
+STARTING_SECONDS = 60.0  # that a site's process may take to start on a busy machine, until somebody is warned
 ASK_AGAIN_SECONDS = 120.0
 ASKED_AT_ONCE = 200  # nodes, whose answers are then in memory together
 MOST_REASON = 20_000  # characters of a node's own error text that are shown
 NOT_ONLINE = "its site is not online"
 
-CheckLate = Callable[[Fingerprints], None]
+CheckLate = Callable[[Site], None]
 
 logger = logging.getLogger("fedsim")
 
@@ -72,7 +74,7 @@ class Roster:
         for a node that cannot serve this experiment.
         """
         deadline = time.monotonic() + wait
-        last_line = time.monotonic() - SAY_SECONDS + 5.0
+        last_line = time.monotonic() - SAY_SECONDS + FIRST_SECONDS
         while True:
             self._listen()
             missing = self.missing(clients)
@@ -83,7 +85,8 @@ class Roster:
             if time.monotonic() - last_line >= SAY_SECONDS:
                 last_line = time.monotonic()
                 left = deadline - last_line
-                logger.warning("waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
+                level = self._level_of_wait(len(missing), left < wait - STARTING_SECONDS)
+                logger.log(level, "waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
             time.sleep(POLL_SECONDS)
 
     def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
@@ -159,7 +162,7 @@ class Roster:
         if self._examples_limit and site.role == "source" and earlier.examples != site.examples:
             self._refuse_out_of_proportion(site)
         if self.check_late and site.data and not earlier.data:  # last, because it records the data
-            self.check_late({site.client: site.data})
+            self.check_late(site)
 
     def _refuse_out_of_proportion(self, site: Site) -> None:
         """Raises UserError when a site's number of examples does not fit the others any more."""
@@ -169,10 +172,20 @@ class Roster:
             whose = "" if client == site.client else f"with it client {client!r} would be out of proportion: "
             raise UserError(f"client {site.client!r} came back with {site.examples} examples; {whose}{reason}")
 
+    def _level_of_wait(self, missing: int, is_late: bool) -> int:
+        """The level of a line that so many clients are missing: no warning while their sites may just be starting."""
+        is_starting = missing <= len(self._silent) and not is_late
+        return logging.INFO if is_starting else logging.WARNING
+
+    @property
+    def _silent(self) -> set[int]:
+        """The nodes online that were asked and have not answered yet."""
+        return self._online & set(self._waiting.values())
+
     def _who_else(self) -> str:
         here = [client for client in self.sites if self.sites[client].node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
-        silent = len(self._online & set(self._waiting.values()))
+        silent = len(self._silent)
         text = f"; online: {first_few(here)}" if here else f"; {len(self._online)} nodes online"
         text += f"; {silent} of the nodes online have not answered yet" if silent else ""
         return text + (f"; nodes that this run does not need: {first_few(others)}" if others else "")

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, OF_CLASSES, TASKS
+from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, OF_CLASSES, SOURCE_TEST, TASKS
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import ArrayDict, Arrays, Bank, RefusedUpdateError, ServerRound, Update
@@ -30,7 +30,7 @@ ERRORS = {task.metric for task in TASKS.values() if not task.is_fraction}
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
     f"validation_{name}" for name in (*METRICS, "loss", "examples", "threshold")
 }
-STARTS = ("", "local_validation_", "personal_")  # of a name that ends in the task's primary metric
+STARTS = ("", "local_validation_", "personal_", SOURCE_TEST)  # of a name that ends in the task's primary metric
 # Metrics that are fractions, and those that are never negative, as a reply names them.
 RATES = {f"{start}{metric}" for metric in METRICS if metric not in ERRORS for start in STARTS}
 NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss", "local_validation_loss"} | {
@@ -66,8 +66,9 @@ class Expected:
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
     those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
     have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
-    `metric` is the task's primary metric, and `select_by` what selects the round. `data` is the hash of the data that
-    the client's site had in the handshake; empty in a simulation.
+    `metric` is the task's primary metric, and `select_by` what selects the round. `tests_sources` says whether clients
+    test on images of their own (data.source_test). `data` is the hash of the data that the client's site had in the
+    handshake; empty in a simulation.
     """
 
     client: str
@@ -85,6 +86,7 @@ class Expected:
     order: Mapping[str, float] = field(default_factory=dict)
     metric: str = CLASSIFICATION.metric
     select_by: str = "primary"
+    tests_sources: bool = False
     data: str = ""
 
 
@@ -136,6 +138,7 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     task, by = BY_METRIC[expected.metric], expected.select_by
     metric = task.metric
     optional = {f"personal_{metric}", "personal_loss", metric, *task.further} | ({by} & set(OF_CLASSES))
+    optional |= {SOURCE_TEST + metric} if expected.tests_sources else set()
     needed = VALIDATION_METRICS if task.can_be_undefined else VALIDATION_METRICS | {metric}
     check_names("metrics", sorted(metrics), sorted(needed), optional)
     examples = check_examples(metrics)

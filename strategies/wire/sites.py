@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 
 from fedsim.common.errors import UserError
 from fedsim.common.values import Json
+from fedsim.data.findings import Finding, read_findings
 from fedsim.data.names import matching
 from fedsim.data.scaling import Moments
 from fedsim.tensors.records import configs_of
@@ -39,6 +40,7 @@ class Site:
     role: str = "source"
     data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
     moments: Moments | None = None  # the sums of its training rows, where a scale is made of all clients' sums
+    findings: tuple[Finding, ...] = ()  # what the files of a site show
     frozen: str = ""  # hash of the weights that every machine builds itself; "" without any
 
     @property
@@ -70,9 +72,10 @@ def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
     data, frozen = read_fingerprint(client, answer), one_line(str(answer.get("frozen", "")))
     try:
         moments = read_moments(answer)
+        findings = read_findings(client, answer.get("findings", []))
     except ValueError as error:
         raise RejectedReplyError(f"client {client!r}: {error}") from None
-    site = Site(client, node, answer["examples"], counts, versions, role, data, moments, frozen)
+    site = Site(client, node, answer["examples"], counts, versions, role, data, moments, findings, frozen)
     return site, one_line(str(answer.get("holds") or client)) or "nameless"
 
 

@@ -133,6 +133,30 @@ def test_number_of_clients_with_lambda(make_tree, tree_settings):
         load_client(data, "art/0", "sketch")
 
 
+def test_clients_by_domain_as_a_table(make_tree, tree_settings):
+    """photo's 300 training and 30 validation images on three clients; art, which the table leaves out, has one.
+
+    The unseen sketch may be named, because one table serves all unseen domains.
+    """
+    data = sized_tree(make_tree, tree_settings, clients={"photo": 3, "sketch": 5})
+    assert client_names(data, "sketch") == ["art", "photo/0", "photo/1", "photo/2"]
+    assert [client.examples for client in clients_of(data)] == [100, 100, 100, 100]
+    assert [len(client.validation) for client in clients_of(data)] == [10, 10, 10, 10]
+    first, alone = clients_of(data)[0], load_client(data.model_copy(update={"clients": 0}), "art")
+    assert np.array_equal(first.images[first.train], alone.images[np.sort(alone.train)])
+    assert client_names(data, "photo") == ["art", *(f"sketch/{number}" for number in range(5))]
+    check_partitions(data, "sketch")
+
+
+def test_a_run_with_a_table_of_clients(tmp_path):
+    """Each key may be an override of its own."""
+    changes = ["data.fraction=0.05", "train.rounds=1", "data.clients.rot15=2", "data.clients.rot0=1"]
+    run = carry_out(small_plan("fedavg", tmp_path, changes))
+    clients = {line.split(",")[1] for line in (run / "clients.csv").read_text().splitlines()[1:]}
+    assert clients == {"rot0", "rot15/0", "rot15/1", "rot30"}
+    assert "rot15 = 2" in (run / "experiment.toml").read_text()
+
+
 def test_fewer_clients_than_domains_have_whole_domains():
     """Five domains of 1,000 images on two clients: the first, third and fifth on one of them."""
     data = DIGITS.model_copy(update={"clients": 2})
@@ -155,7 +179,11 @@ def test_a_run_with_a_number_of_clients(tmp_path):
 
 @pytest.mark.parametrize(("settings", "words"), [
     (["data.clients=9", "data.clients_per_domain=2"], "both say how many clients there are"),
-    (["data.clients=9", "run.runtime=deployment"], "data.clients gives images by the sizes of all domains"),
+    (["data.clients=9", "run.runtime=deployment"], "data.clients deals images to the clients of a simulation"),
+    (["data.clients.rot16=9"], "data.clients names 'rot16', which is no domain here; did you mean 'rot"),
+    (["data.clients.rot15=0"], r"data.clients.rot15=0': data.clients.rot15: Input should be .* equal to 1 \(got 0\)"),
+    (["data.clients=-1"], "data.clients: Input should be greater than or equal to 0, or"),
+    (["data.clients.rot15=2", "data.clients_per_domain=2"], "both say how many clients there are"),
     (["data.clients=9", "data.partition=classes"], "data.partition = 'classes' deals single images"),
 ])  # fmt: skip
 def test_numbers_of_clients_that_cannot_be_are_refused(settings, words):

@@ -8,8 +8,9 @@ import pytest
 from demo import DOMAINS, text_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedsim.data.findings import Finding as DataFinding
 from fedsim.deploy import check_app
-from fedsim.deploy.check import Finding, add_contact, judge, refusal, table, with_names
+from fedsim.deploy.check import AWAY, Finding, add_contact, judge, refusal, table, with_names
 from fedsim.deploy.check_app import answer, installed_versions, lacking
 from fedsim.deploy.contacts import Contact
 from fedsim.flower.identity import assume_identity
@@ -67,6 +68,7 @@ def test_sites_that_are_not_there_are_named_and_a_complete_federation_has_no_pro
         ({"domain": "rot75"}, "its site.env says domain 'rot75', the federation 'rot15'"),
         ({"site": "gamma"}, "says SITE='gamma', and its key is that of 'beta'"),
         ({"problem": "PACS photo is incomplete in /data"}, "PACS photo is incomplete in /data"),
+        ({"problem": "Node Unavailable"}, f"Node Unavailable{AWAY}"),
         ({"classes": DIGITS[:9], "counts": [1] * 9}, "its classes differ: 9"),
         ({"classes": list("1023456789")}, "its classes differ: another order"),
         ({"classes": ["a"], "counts": [-5]}, "its answer is not valid: counts"),
@@ -79,6 +81,19 @@ def test_what_does_not_fit_is_that_sites_problem_alone(federation, changes, prob
     assert [(site, len(said)) for site, said in found.items()] == [("beta", 1)]
     assert problem in found["beta"][0]
     assert problem in text_of(table(federation, findings, "small"))
+
+
+GRAVE = json.dumps(DataFinding("alpha", "rot15", 8, "8 images have a fourth channel", is_grave=True).record())
+
+
+def test_findings_of_a_site_are_told_and_a_grave_one_is_a_problem_until_it_is_accepted(federation):
+    """As at the start of a run."""
+    line = "rot15: 8 images have a fourth channel; data.accept = ['alpha'] takes the data as they are"
+    assert problems(federation, beta={"findings": [GRAVE]}) == {"beta": [line]}
+    findings, found = judged(federation, EXPERIMENT.replace(data={"accept": ["alpha"]}), beta={"findings": [GRAVE]})
+    assert not found
+    assert findings[1].notes == ["rot15: 8 images have a fourth channel"]
+    assert "its answer is not valid: a finding" in problems(federation, beta={"findings": ["{}"]})["beta"][0]
 
 
 def test_a_package_from_outside_is_needed_in_the_operators_version():

@@ -102,6 +102,18 @@ def test_a_killed_command_leaves_the_run_going_and_follows_it_when_called_again(
 
 
 @pytest.mark.deployment
+def test_a_finished_run_goes_on_for_more_rounds(federation, tmp_path):
+    """The sites still have their clients' state, and the command does not take the finished run for the longer one."""
+    kept = {"run.keep_state": "true"}
+    completed(federation, tmp_path, "fedbn", **{"train.rounds": 1, **kept})
+    completed(federation, tmp_path, "fedbn", **{**THREE, **kept})
+    folder = run_folder(tmp_path, "fedbn")
+    assert rounds_done(folder) == 4
+    assert pd.read_csv(folder / "summary.csv")["rounds"].item() == 3
+    same(folder, run_inline(tmp_path / "inline", "fedbn", **THREE))
+
+
+@pytest.mark.deployment
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [

@@ -102,6 +102,25 @@ def test_what_is_missing_or_broken_is_named_after_a_bounded_wait(nodes, keys, ki
         assert seconds(roster_.gather, settings()) < 2
 
 
+@pytest.mark.parametrize(
+    ("nodes", "starting", "level"),
+    [
+        ({12: site("a"), 11: None}, 60.0, "INFO"),  # the process of b starts
+        ({12: site("a"), 11: None}, 0.0, "WARNING"),  # it does so for too long
+        ({12: site("a")}, 60.0, "WARNING"),  # nobody is there who may be b
+        ({11: None}, 60.0, "WARNING"),  # one node cannot be both
+    ],
+)
+def test_a_site_whose_process_starts_is_no_warning(nodes, starting, level, monkeypatch, caplog):
+    """`fedsim run` shows the warnings of the server app: on a busy machine the first line of a run was one."""
+    monkeypatch.setattr(handshake, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(handshake, "STARTING_SECONDS", starting)
+    with caplog.at_level("INFO", "fedsim"):
+        roster(nodes)[0].call(0.05)
+    levels = [record.levelname for record in caplog.records if record.message.startswith("waiting for")]
+    assert levels == [level]
+
+
 def test_a_question_is_asked_again_where_it_or_its_node_was_lost(monkeypatch):
     monkeypatch.setattr(handshake, "ASK_AGAIN_SECONDS", 0.03)
     roster_, grid = roster({11: None, 12: site("a")})
@@ -237,7 +256,7 @@ def test_the_data_of_a_late_site_that_is_refused_are_not_recorded():
     roster_, grid = roster({1: with_data("a"), 2: with_data("b")}, clients=("a", "b", "d"))
     recorded = {}
     roster_.gather(settings("continue"))
-    roster_.check_late = recorded.update
+    roster_.check_late = lambda late: recorded.update({late.client: late.data})
     grid.nodes[4] = {**with_data("d", "2" * 20), "examples": 10**9, "class-counts": [10**9, 0]}
     assert roster_.call(0.05, ["d"]) == ["d"]
     assert recorded == {}

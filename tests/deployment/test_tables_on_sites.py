@@ -68,6 +68,6 @@ def test_a_site_says_what_its_own_table_holds_before_a_run(tmp_path):
     (tmp_path / "north.csv").write_text("x,label\n1,u\n2,u\n3,v\n")
     data = {"dataset": "arrays", "root": "/nowhere", "domains": ["north", "south"], "classes": ["u", "v"], "shape": [1]}
     experiment = from_table({"data": data})
-    assert site_data(experiment.toml(), "north", str(tmp_path)) == (("u", "v"), (2, 1))
+    assert site_data(experiment.toml(), "north", str(tmp_path)) == (("u", "v"), (2, 1), [])
     with pytest.raises(UserError, match="no example of domain 'south' is here; did you mean 'north'"):
         site_data(experiment.toml(), "south", str(tmp_path))

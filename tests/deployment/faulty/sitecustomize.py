@@ -43,10 +43,10 @@ def strike(fault: dict) -> None:
         ctypes.PyDLL(None).sleep(int(fault["seconds"]))
 
 
-def spoil(reply: object, fault: dict) -> object:
-    """Cause the fault in the reply."""
+def spoil(reply: object, fault: dict, message: object) -> object:
+    """Cause the fault in the reply to a message."""
     import numpy as np
-    from flwr.app import ConfigRecord
+    from flwr.app import ConfigRecord, MetricRecord
 
     from strategies.wire.packing import unpack
 
@@ -61,6 +61,11 @@ def spoil(reply: object, fault: dict) -> object:
         reply.content = unpack(reply.content)
     if kind in changes:
         change(reply, changes[kind])
+    if kind == "opposite":  # so many times as far as honest training, away from what was learned
+        start = unpack(message.content).array_records["arrays"]
+        change(reply, lambda name, a: moved_away(np.array(start[name].numpy()), a, name, fault["times"]))
+    if kind == "metrics":
+        reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **fault["metrics"]})
     if kind == "huge":  # so many megabytes that nobody asked for
         much = np.random.default_rng().random(int(fault["megabytes"]) * (1 << 18), np.float32)
         change(reply, lambda name, a: a, much=much)
@@ -72,6 +77,11 @@ def spoil(reply: object, fault: dict) -> object:
         other = {"round": 1} if kind == "other-round" else {"token": "0" * 16}
         reply.content["echo"] = ConfigRecord({**reply.content.config_records["echo"], **other})
     return reply
+
+
+def moved_away(start: object, trained: object, name: str, times: float) -> object:
+    """A tensor that has moved in the opposite direction; what counts, or is a statistic of batch norm, is honest."""
+    return start - times * (trained - start) if trained.dtype.kind == "f" and "running" not in name else trained
 
 
 def change(reply: object, how: Callable, **more: object) -> None:
@@ -107,7 +117,7 @@ def install() -> None:
             now.clear()
             now.update(fault_of(int(config.get("round", -1)), str(config.get("phase", ""))))
             reply = answer(app, message, context)
-            return reply if reply.has_error() else spoil(reply, now)
+            return reply if reply.has_error() else spoil(reply, now, message)
 
         return spoiled
 
