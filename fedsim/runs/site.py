@@ -97,6 +97,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME), AfterValidator(stays_inside)]
 Word = Annotated[str, Field(max_length=100, pattern=r"^[\w-]+$")]
 Round = Annotated[int, Field(ge=-1, le=LAST_ROUND)]
 Count = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0)]
 Form = TypeVar("Form", "SiteMessage", "SiteCheck")
 
 
@@ -119,6 +120,8 @@ class SiteMessage(BaseModel):
     counts: list[Count] | None = None
     delivered: list[Name] | None = None
     places: list[Count] | None = None
+    temperatures: list[Temperature] | None = None
+    temperature: Temperature | None = None
     scale_mean: Annotated[list[float] | None, Field(alias="scale-mean")] = None
     scale_std: Annotated[list[Annotated[float, Field(gt=0)]] | None, Field(alias="scale-std")] = None
 

@@ -91,6 +91,13 @@ class RunSettings(Settings):
         description="clients or domains of a simulation that lie, and how: label_flip, label_shift(l), sign_flip(s), "
         "scaled(s), noise(s), alie(z), mimic(client), drift(c), or none; every table says so",
     )
+    doubt: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="alpha: at its end the run fits a temperature and sets of classes to the sources' validation "
+        "examples, of which this share may miss the true class (docs/doubt.md); 0: nothing is fitted",
+    )
     on_client_failure: Literal["stop", "continue"] = "stop"
     patience: float = Field(
         600.0,
