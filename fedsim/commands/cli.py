@@ -11,6 +11,7 @@ from typer.completion import completion_init, get_completion_script
 from fedsim.commands import options
 from fedsim.commands.results import archive, compare, plot, report
 from fedsim.commands.search import search
+from fedsim.commands.study import app as study
 from fedsim.commands.sweep import sweep
 from fedsim.common.about import VERSION
 from fedsim.common.console import say
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(deploy, name="deploy")
+app.add_typer(study, name="study")
 completion_init()  # the forms of the answers that the scripts of `fedsim completion` ask for
 
 
