@@ -133,6 +133,7 @@ class SiteCheck(BaseModel):
 
     experiment: Annotated[str, Field(max_length=MOST_TEXT)]
     packages: Annotated[str, Field(max_length=10_000, pattern=r"^([\w.-]+(==[\w.+!-]+)?( |$))*$")] = ""
+    statistics: Count = 0  # rows that a number of the statistics is about at least; 0: none are asked for
 
 
 def check_message(content: RecordDict, form: type[Form]) -> Form:
