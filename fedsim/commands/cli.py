@@ -11,8 +11,7 @@ from typer.completion import completion_init, get_completion_script
 from fedsim.commands import options
 from fedsim.commands.results import archive, compare, plot, report
 from fedsim.commands.search import search
-from fedsim.commands.study import app as study
-from fedsim.commands.sweep import sweep
+from fedsim.commands.sweep import study, sweep
 from fedsim.common.about import VERSION
 from fedsim.common.console import say
 from fedsim.common.edge import answer_signals, guarded

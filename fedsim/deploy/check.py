@@ -85,6 +85,8 @@ def check(
 
     least: above 0 sites also send statistics of their data, of which no number is about fewer rows
     """
+    if least and not experiment:
+        raise UserError("--statistics are of the data that an experiment names: fedsim deploy check heart.toml ...")
     control = Control(federation)
     online = control.online()
     given, refused = experiment, refusal(experiment, federation) if experiment else ""

@@ -125,14 +125,12 @@ def check(
         bool, typer.Option("--trust", help="run the code of modules outside fedsim that the experiment names")
     ] = False,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="also ask for rows by class, means, deviations and missing values")
-    ] = False,
-    least: Annotated[int, typer.Option(min=2, help="with --statistics: sites tell no number of fewer rows")] = 5,
+        int, typer.Option(min=0, help="also ask for means, deviations and missing values, but no number of fewer rows")
+    ] = 0,
 ) -> None:
     """Show which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if it does
     not."""
     from fedsim.common.console import console
-    from fedsim.common.errors import UserError
     from fedsim.deploy.check import check as check_sites
     from fedsim.deploy.check import show, show_statistics
     from fedsim.deploy.federation import is_federation, read_federation
@@ -141,15 +139,13 @@ def check(
 
     if config and is_federation(config):  # as `register` takes it
         federation, config = Path(config), ""
-    if statistics and not config:
-        raise UserError("--statistics are of the data that an experiment names: fedsim deploy check heart.toml ...")
     description = read_federation(federation)
     overrides = [*(set_ or ()), *([f"run.target={target}"] if target else [])]
     experiment = read_experiment(config, overrides, preset) if config else None
     if experiment:
         refuse_outside(experiment, config, trust)
     try:
-        findings, missing = check_sites(description, experiment, wait, least if statistics else 0)
+        findings, missing = check_sites(description, experiment, wait, statistics)
     except KeyboardInterrupt:
         console.print("interrupted; the check has ended, call it again", style="red")
         raise typer.Exit(130) from None

@@ -1,6 +1,6 @@
 """What sites say of their data before a run (`fedsim deploy check --statistics`), without telling of few rows.
 
-A site sends the number of rows of each class, and of each column or channel the mean and the standard deviation, with
+A site sends the number of rows of each class. Of each column or channel it sends mean and standard deviation, with
 three digits, and how many values are missing. A number between 1 and `least` - 1 stays at the site, and so do the
 numbers of a column of which so few values are present. Mean and deviation of a column with two or three values say how
 often each of them occurs. They stay at the site where one of them has so few rows. The site of the unseen domain sends
@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from fedsim.common.errors import printable
 from fedsim.common.tables import MISSING
@@ -116,18 +116,23 @@ def statistics_table(
 
     counts, columns, least: by site. A site that sent no columns has a dash.
     """
-    shown = Table(Column("", overflow="fold"), *(Column(escape(site), justify="right") for site in counts))
-    shown.box, shown.title = SIMPLE_HEAD, "rows of each class; mean ± deviation (missing values)"
+    shown = Table(title="rows of each class; mean ± deviation (missing values)", box=SIMPLE_HEAD)
+    shown.add_column("", overflow="fold")
+    for site in counts:
+        shown.add_column(escape(site), justify="right")
     for place, name in enumerate(classes):
         texts = []
         for site, of_site in counts.items():
             texts.append(count_text(of_site[place], least[site]) if place < len(of_site) else MISSING)
         shown.add_row(escape(name), *texts)
     shown.add_section()
-    tables = {site: {column.name: column for column in of_site} for site, of_site in columns.items()}
-    names = dict.fromkeys(column.name for of_site in columns.values() for column in of_site)
-    for name in names:
-        shown.add_row(escape(name), *(column_text(tables.get(site, {}).get(name), least[site]) for site in counts))
+    by_name: dict[str, dict[str, ColumnNumbers]] = {}
+    for site, of_site in columns.items():
+        for column in of_site:
+            by_name.setdefault(column.name, {})[site] = column
+    for name, by_site in by_name.items():
+        texts = [column_text(by_site.get(site), least[site]) for site in counts]
+        shown.add_row(escape(name), *texts)
     return shown
 
 

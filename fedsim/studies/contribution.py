@@ -68,7 +68,9 @@ class Contribution(Grid):
 
     def rows(self) -> list[dict]:
         """A row for each run and each source that it can lack, with the metric of both and their difference."""
-        complete = {run_of(cell.experiment): self.metric_of(cell) for cell in self.cells}
+        complete = {}
+        for cell in self.cells:
+            complete[run_of(cell.experiment)] = self.metric_of(cell)
         rows = []
         for source, cells in self.without.items():
             for cell in cells:
@@ -135,14 +137,18 @@ def settings_without(base: Experiment, domains: Sequence[str], source: str) -> l
 
 def contribution_table(rows: Sequence[dict], method: str, task: Task, title: str) -> Table:
     """The table of a method: a row for each source, a column for each unseen domain and for their average."""
-    frame = pd.DataFrame(rows).query("method == @method")
+    frame = pd.DataFrame(rows)
+    frame = frame[frame["method"] == method]
     targets = sorted(set(frame["target"]))
-    columns = [Column("Without", "left"), *(Column(name) for name in [*targets, AVERAGE])]
+    columns = [Column("Without", "left")]
+    columns += [Column(name) for name in [*targets, AVERAGE]]
+    digits = ".1f" if task.is_fraction else ".4g"
     complete = frame.drop_duplicates(["target", "seed"])
-    lines = [Row([ALL, *cells_of(complete, "complete", targets, task, "{:.1f}" if task.is_fraction else "{:.4g}")])]
+    cells = cells_of(complete, "complete", targets, task, f"{{:{digits}}}")
+    lines = [Row([ALL, *cells])]
     for source, of_source in frame.groupby("source", sort=False):
-        sign = "{:+.1f}" if task.is_fraction else "{:+.3g}"
-        lines.append(Row([str(source), *cells_of(of_source, "contribution", targets, task, sign)]))
+        cells = cells_of(of_source, "contribution", targets, task, f"{{:+{digits}}}")
+        lines.append(Row([str(source), *cells]))
     unit = "in points" if task.is_fraction else "in the unit of the target"
     notes = [
         f"{ALL}: {task.title} on the unseen domain. Below: how much of it is lost {unit} without a source; positive: "
@@ -163,7 +169,11 @@ def cells_of(frame: pd.DataFrame, column: str, targets: Sequence[str], task: Tas
 def text_of(values: pd.Series, form: str, factor: int) -> TableCell:
     """The cell of some values, which are shown times the factor: `+3.1 ± 0.4`, or a dash without any."""
     statistics = mean_and_std(values)
-    if math.isnan(statistics["mean"]):
+    mean = factor * statistics["mean"]
+    deviation = factor * statistics["std"]
+    if math.isnan(mean):
         return TableCell(MISSING)
-    spread = "" if math.isnan(statistics["std"]) else form.replace("+", "").format(factor * statistics["std"])
-    return TableCell(form.format(factor * statistics["mean"]), spread)
+    spread = ""
+    if not math.isnan(deviation):
+        spread = form.replace("+", "").format(deviation)
+    return TableCell(form.format(mean), spread)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from demo import text_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from typer.testing import CliRunner
 
-from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.common.tables import MISSING
 from fedsim.data import load_client
-from fedsim.deploy.check import Answer
+from fedsim.deploy.check import Answer, check
 from fedsim.deploy.check_app import answer
 from fedsim.deploy.site_statistics import (
     HIDDEN,
@@ -137,7 +136,7 @@ def test_table():
     assert {"u 1,500 7", "v < 5 0", f"age 65 ± 17.1 (< 5) {MISSING}", f"sex {MISSING} {MISSING}"} <= set(lines)
 
 
-def test_without_an_experiment():
+def test_without_an_experiment(federation):
     """There are no data to tell of."""
-    result = CliRunner().invoke(app, ["deploy", "check", "--statistics"])
-    assert "--statistics are of the data that an experiment names" in str(result.exception)
+    with pytest.raises(UserError, match="--statistics are of the data that an experiment names"):
+        check(federation, None, 1.0, 5)
