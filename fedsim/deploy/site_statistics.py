@@ -127,8 +127,8 @@ def statistics_table(
         shown.add_row(escape(name), *texts)
     shown.add_section()
     by_name: dict[str, dict[str, ColumnNumbers]] = {}
-    for site, of_site in columns.items():
-        for column in of_site:
+    for site, answer in columns.items():
+        for column in answer:
             by_name.setdefault(column.name, {})[site] = column
     for name, by_site in by_name.items():
         texts = [column_text(by_site.get(site), least[site]) for site in counts]
