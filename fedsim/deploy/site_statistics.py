@@ -3,7 +3,8 @@
 A site sends the number of rows of each class. Of each column or channel it sends mean and standard deviation, with
 three digits, and how many values are missing. A number between 1 and `least` - 1 stays at the site, and so do the
 numbers of a column of which so few values are present. Mean and deviation of a column with two or three values say how
-often each of them occurs. They stay at the site where one of them has so few rows. The site of the unseen domain sends
+often each of them occurs. They stay at the site where one of them has so few rows, and so do those of all categories of
+a variable of which one is so rare. The site of the unseen domain sends
 the rows of each class alone, because nothing else of it may be looked at before the run.
 """
 
@@ -79,7 +80,19 @@ def statistics_of(data: DataSettings, client: str, least: int) -> list[ColumnNum
     names = bench.features or [f"channel {number}" for number in range(values.shape[1])]
     if bench.images:
         return [of_channel(name, values[:, place], least) for place, name in enumerate(names)]
-    return [numbers_of(name, values[:, place].ravel(), least) for place, name in enumerate(names)]
+    columns = [numbers_of(name, values[:, place].ravel(), least) for place, name in enumerate(names)]
+    return columns[: bench.numeric] + without_rests(columns[bench.numeric :])
+
+
+def without_rests(categories: Sequence[ColumnNumbers]) -> list[ColumnNumbers]:
+    """The columns of categories (`sex=Male`), of which all are hidden where one is: the others would tell the rest."""
+    variables = [column.name.partition("=")[0] for column in categories]
+    secret = {variable for variable, column in zip(variables, categories, strict=True) if column.mean is None}
+    columns = []
+    for variable, column in zip(variables, categories, strict=True):
+        is_secret = variable in secret
+        columns.append(column.model_copy(update={"mean": None, "deviation": None}) if is_secret else column)
+    return columns
 
 
 def of_channel(name: str, values: np.ndarray, least: int) -> ColumnNumbers:

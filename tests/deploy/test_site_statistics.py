@@ -20,6 +20,7 @@ from fedsim.deploy.site_statistics import (
     numbers_of,
     of_channel,
     statistics_table,
+    without_rests,
 )
 from fedsim.flower.identity import assume_identity
 from fedsim.settings.experiment import from_table
@@ -50,6 +51,14 @@ def told(values, least):
 def test_numbers_of_a_column(values, least, expected):
     """Mean and deviation have three digits; a number of fewer rows than `least` is not told."""
     assert told(values, least) == expected
+
+
+def test_the_other_categories_do_not_tell_the_hidden_one():
+    """Of a variable with one hidden category none is told, because all of them together are all rows."""
+    columns = [
+        ColumnNumbers(name=name, missing=0, mean=mean) for name, mean in (("a=x", 0.5), ("a=y", None), ("b=x", 1))
+    ]
+    assert [column.mean for column in without_rests(columns)] == [None, None, 1]
 
 
 def test_pixels_of_a_channel():
@@ -96,7 +105,7 @@ def test_answer_of_a_site(north):
     said = asked(experiment, 2, **node)
     assert (said.problem, said.classes, said.counts, said.least) == ("", ("u", "v"), (5, HIDDEN), 5)
     assert said.columns[0] == ColumnNumbers(name="age", missing=HIDDEN, mean=65, deviation=17.1)
-    assert {column.name: column.mean for column in said.columns[1:]} == {"sex=f": None, "sex=m": None, "sex=(other)": 0}
+    assert {column.name: column.mean for column in said.columns[1:]} == dict.fromkeys(("sex=f", "sex=m", "sex=(other)"))
     wider = asked(experiment, 2, **node, **{"statistics-least": 6})
     assert wider.counts == (HIDDEN, HIDDEN)
     assert wider.least == 6
