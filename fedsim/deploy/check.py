@@ -315,11 +315,16 @@ def table(federation: Federation, findings: list[Finding], title: str) -> Table:
 
 def show_statistics(findings: Sequence[Finding]) -> None:
     """Print what the sites have said of their data, where they were asked."""
-    answers = {finding.site.name: finding.answer for finding in findings if finding.answer and finding.answer.least}
-    if not answers:
-        return
-    classes = next((answer.classes for answer in answers.values() if answer.classes), ())
-    counts = {site: answer.counts for site, answer in answers.items()}
-    columns = {site: answer.columns for site, answer in answers.items()}
-    least = {site: answer.least for site, answer in answers.items()}
-    console.print(statistics_table(classes, counts, columns, least))
+    classes: tuple[str, ...] = ()
+    counts, columns, least = {}, {}, {}
+    for finding in findings:
+        answer = finding.answer
+        if answer is None or not answer.least:
+            continue
+        site = finding.site.name
+        counts[site] = answer.counts
+        columns[site] = answer.columns
+        least[site] = answer.least
+        classes = classes or answer.classes
+    if counts:
+        console.print(statistics_table(classes, counts, columns, least))
