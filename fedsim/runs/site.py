@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 from flwr.app import RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedsim.common.doubt import MOST
 from fedsim.common.errors import UserError
 from fedsim.tensors.records import configs_of
 
@@ -97,7 +98,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME), AfterValidator(stays_inside)]
 Word = Annotated[str, Field(max_length=100, pattern=r"^[\w-]+$")]
 Round = Annotated[int, Field(ge=-1, le=LAST_ROUND)]
 Count = Annotated[int, Field(ge=0)]
-Temperature = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(gt=0, le=2 * MOST)]
 Form = TypeVar("Form", "SiteMessage", "SiteCheck")
 
 
