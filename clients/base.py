@@ -6,8 +6,10 @@ import numpy as np
 
 from clients.local_steps import Fitted, Measured, Order
 from clients.round import LocalClient
-from clients.validation import source_test, validation
+from clients.validation import predicted_logits, source_test, validation
+from fedsim.common.doubt import score_counts, slopes, softmax
 from fedsim.flower.numpy_client import NumPyClient
+from fedsim.models.infer.base import Predict
 from fedsim.models.tasks import defined
 from fedsim.tensors.arrays import fill
 from strategies.parts import ArrayDict, Arrays
@@ -32,16 +34,35 @@ class DomainClient(LocalClient, NumPyClient):
         The client's own tensors stay in the store, and are used only where they were never uploaded.
         """
         started = time.perf_counter()
-        self.store.open_round(order["round"] + 1, order.get("state-round"), order.get("saved-round"))
-        self._restore_personal(only="local")
-        self._load(tensors, "evaluate")
-        rule = self.recipe.infer
-        predict = rule.begin(self.net, tuple) if rule.on_sources else None
+        predict = self._received(tensors, order)
         metrics, loss, score = validation(self, self.experiment.run, predict)
         metrics |= source_test(self, self.experiment.run, predict)
         if self.experiment.run.personalised or self.personal:
             metrics |= self._personalised(score, loss)
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}
+
+    def _received(self, tensors: Arrays, order: Order) -> Predict | None:
+        """Loads a received model; returns what predicts by it where that is not the network alone."""
+        self.store.open_round(order["round"] + 1, order.get("state-round"), order.get("saved-round"))
+        self._restore_personal(only="local")
+        self._load(tensors, "evaluate")
+        rule = self.recipe.infer
+        return rule.begin(self.net, tuple) if rule.on_sources else None
+
+    def doubt(self, tensors: Arrays, order: Order) -> tuple[ArrayDict, int]:
+        """(sums over the validation examples for `run.doubt`, the number of these examples) of a received model.
+
+        The sums are `slopes` [K] at the message's K `temperatures`, or `counts` [BINS] of scores at its `temperature`.
+        """
+        predict = self._received(tensors, order) or self.net
+        self.view.eval()
+        batches = self.data.evaluation(self.data.validation, self.experiment.run.evaluate_batch_size)
+        labels, logits = predicted_logits(predict, batches)
+        if "temperatures" in order:
+            sums = {"slopes": slopes(logits, labels, np.array(order["temperatures"]))}
+        else:
+            sums = {"counts": score_counts(softmax(logits / order["temperature"]), labels)}
+        return sums, len(labels)
 
     def _personalised(self, score: float, loss: float) -> dict[str, float]:
         """Validation of the received model with this client's own tensors in it, if it has any.

@@ -74,11 +74,16 @@ def local_validation(client: Validating, run: RunSettings) -> dict[str, float]:
     return {f"local_validation_{name}": value for name, value in metrics.items()}
 
 
-@torch.inference_mode()
 def predicted_classes(predict: Predict, batches: Labelled) -> tuple[np.ndarray, np.ndarray]:
     """([N] labels, [N, classes] probabilities) of labelled batches."""
-    labels, probabilities = [], []
+    return predicted_logits(lambda images: predict(images).float().softmax(dim=1), batches)
+
+
+@torch.inference_mode()
+def predicted_logits(predict: Predict, batches: Labelled) -> tuple[np.ndarray, np.ndarray]:
+    """([N] labels, [N, classes] logits, float32) of labelled batches."""
+    labels, logits = [], []
     for images, truth in batches:
         labels.append(truth.cpu().numpy())
-        probabilities.append(predict(images).float().softmax(dim=1).cpu().numpy())
-    return np.concatenate(labels), np.concatenate(probabilities)
+        logits.append(predict(images).float().cpu().numpy())
+    return np.concatenate(labels), np.concatenate(logits)

@@ -32,13 +32,14 @@ from fedsim.common.tasks import (
     WITH_CLASSES,
     Task,
 )
+from fedsim.records.calibration import expected_calibration_error
 from fedsim.records.cases import Cases, read_cases
+from fedsim.records.doubt import DOUBTS, read_doubted
 from fedsim.records.outputs import Outputs, read_outputs
 from fedsim.records.predictions import Predictions, Thresholded, pooled, read_predictions, read_thresholded
 from fedsim.records.reading import Runs, run_folder
 
 Kept = TypeVar("Kept", Predictions, Cases)
-BINS = 15
 ONE_CLASS = "all examples there are of one class"
 
 
@@ -109,28 +110,6 @@ def auroc(predictions: Predictions) -> float:
     label = predictions.label
     probabilities = predictions.probabilities
     return class_metrics.auroc(label, probabilities)
-
-
-def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> float:
-    """ECE = sum_b n_b / N |accuracy_b - confidence_b| over bins of equal width of the greatest probability.
-
-    Source: Guo et al., ICML 2017, equation 3, 15 bins (lo, hi].
-    """
-    count, right, confidence = confidence_bins(predictions, bins)
-    gaps = np.abs(right - confidence)
-    return float(gaps.sum() / count.sum())
-
-
-def confidence_bins(predictions: Predictions, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """([B] images, [B] right predictions, [B] sum of the greatest probabilities) in bins (lo, hi] of equal width."""
-    confidence = predictions.probabilities.max(axis=1).astype(float)
-    is_right = predictions.predicted == predictions.label
-    upper_edge = np.ceil(confidence * bins).astype(int)
-    place = np.clip(upper_edge - 1, 0, bins - 1)
-    count = np.bincount(place, minlength=bins)
-    right = np.bincount(place, is_right, bins)
-    total = np.bincount(place, confidence, bins)
-    return count, right, total
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:
@@ -210,6 +189,23 @@ METRICS: dict[str, Metric] = {
     "macro_f1": Metric("macro F1", macro_f1),
     BINARY.metric: Metric("AUROC, one class against the rest", auroc, undefined=ONE_CLASS),
     "ece": Metric("expected calibration error", expected_calibration_error, less_is_better=True),
+    "coverage": Metric("coverage of the sets", DOUBTS["coverage"], read=read_doubted),
+    "set_size": Metric(
+        "classes in a set", DOUBTS["set_size"], less_is_better=True, read=read_doubted, is_fraction=False
+    ),
+    "calibrated_ece": Metric(
+        "calibration error at the sources' temperature",
+        DOUBTS["calibrated_ece"],
+        less_is_better=True,
+        read=read_doubted,
+    ),
+    "calibrated_loss": Metric(
+        "cross-entropy at the sources' temperature",
+        DOUBTS["calibrated_loss"],
+        less_is_better=True,
+        read=read_doubted,
+        is_fraction=False,
+    ),
     "auprc": Metric("average precision", precision_of_second, tasks=(BINARY.name,), undefined=ONE_CLASS),
     "sensitivity": Metric(
         "sensitivity at the sources' threshold",

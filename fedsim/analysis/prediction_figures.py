@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 
 from fedsim.analysis.figure_style import Looks, legend_below, panels, set_title, unseen, width_of, written
 from fedsim.analysis.figures import few_enough
-from fedsim.analysis.metrics import confidence_bins, confusion_matrix
+from fedsim.analysis.metrics import confusion_matrix
 from fedsim.common.lists import keys_of
+from fedsim.records.calibration import confidence_bins
 from fedsim.records.cases import Cases
 from fedsim.records.predictions import Predictions
 

@@ -32,6 +32,7 @@ from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import Config, arrays_of, config_of
 from strategies.parts import ArrayDict
+from strategies.wire.doubt import SUMS
 from strategies.wire.packing import answer, unpack
 from strategies.wire.reply_checks import ECHOED
 from strategies.wire.scales import moments_config, scale_in
@@ -298,6 +299,16 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     arrays = record_to_arrays(arrays_of(message.content)["arrays"])
     loss, examples, metrics = client.validate_model(fitting(arrays, client.names("evaluate")), config)
     return RecordDict({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
+
+
+@app.query("doubt")
+@guarded
+def doubt(message: Message, context: Context) -> RecordDict:
+    """Reply with the sums over the validation examples that `run.doubt` needs, of the received model."""
+    client, config = client_of(message, context)
+    arrays = record_to_arrays(arrays_of(message.content)["arrays"])
+    sums, examples = client.doubt(fitting(arrays, client.names("evaluate")), config)
+    return RecordDict({SUMS: state_to_record(sums), "metrics": MetricRecord({"num-examples": examples})})
 
 
 def fitting(arrays: ArrayDict, names: list[str]) -> ArrayDict:

@@ -32,7 +32,7 @@ from fedsim.tensors.records import config_of, configs_of
 from strategies.wire.own_apps import DOMAIN, FEDSIM
 from strategies.wire.packing import unpack
 
-QUERIES = ("handshake", "collect", "target", "visit")
+QUERIES = ("handshake", "collect", "target", "visit", "doubt")
 Load = Callable[[Context], tuple[str, Any, Any]]
 
 

@@ -58,6 +58,7 @@ RESERVED = {
     "timeout": "give it to strategy.start(..., timeout=...)",
     "runtime": "the app's own command says where it runs",
     "attackers": "they belong to simulations",
+    "doubt": "it is fitted by fedsim.run, and by runs of a deployment",
     "output": "give it to fedsim.strategy(..., output=...)",
 }
 

@@ -11,7 +11,7 @@ from typer.completion import completion_init, get_completion_script
 from fedsim.commands import options
 from fedsim.commands.results import archive, compare, plot, report
 from fedsim.commands.search import search
-from fedsim.commands.sweep import sweep
+from fedsim.commands.sweep import study, sweep
 from fedsim.common.about import VERSION
 from fedsim.common.console import say
 from fedsim.common.edge import answer_signals, guarded
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(deploy, name="deploy")
+app.add_typer(study, name="study")
 completion_init()  # the forms of the answers that the scripts of `fedsim completion` ask for
 
 

@@ -1,7 +1,9 @@
-"""The verb `sweep`. Imports that take long are inside it."""
+"""The verbs `sweep` and `study`. Imports that take long are inside them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import typer
 
 from fedsim.commands import options
 from fedsim.common.errors import UserError
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from fedsim.studies import Budget, Cell
 
 Choice = tuple[list[str], list[str], list[int]]  # methods, targets and seeds of the options; empty where none is given
+study = typer.Typer(no_args_is_help=True)
 
 
 def sweep(
@@ -104,3 +107,43 @@ def of_an_experiment(
     overrides = with_options(overrides, ["data.split_seed=-1"])  # a trial has splits of its own
     rule = select or "best_validation"
     return run_draws(config, study, budget, overrides=overrides, select=rule, preset=preset, dry_run=dry_run)
+
+
+@study.callback()
+def overall() -> None:
+    """Questions that take many runs."""
+
+
+@study.command()
+def contribution(
+    config: options.Config = "digits",
+    methods: options.Methods = "",
+    targets: options.Targets = "all",
+    seeds: options.Seeds = "0",
+    jobs: options.Jobs = 0,
+    cores_per_cell: options.CoresPerCell = 0,
+    gpus_per_cell: options.GpusPerCell = 0,
+    ray: options.RayCluster = "",
+    launcher: options.Launcher = "",
+    output: options.Output = "",
+    preset: options.Preset = "",
+    dry_run: options.DryRun = False,
+    set_: options.Override = None,
+) -> None:
+    """Leave out one source after the other: what does each contribute to the unseen domains?
+
+    The runs with all sources are those of `fedsim sweep` with the same options, and are not repeated.
+    """
+    start_early(wanted=not (dry_run or ray or launcher))
+    from fedsim.settings.experiment import with_options
+    from fedsim.studies import Axes, Budget
+    from fedsim.studies.contribution import run_contribution
+
+    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray, launcher)
+    overrides = with_options(options.cell_options(cores_per_cell, set_), options.short_options(output=output))
+    axes = Axes(
+        names_of("--methods", methods) or ["fedavg"],
+        names_of("--targets", targets) or ["all"],
+        numbers_of("--seeds", seeds) or [0],
+    )
+    options.end(run_contribution(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run))

@@ -15,7 +15,7 @@ CHECK = {
     **_app(
         "fedsim.deploy.check_app:server",
         "fedsim.deploy.check_app:client",
-        config={"experiment": "", "report": "", "wait": 0.0, "packages": ""},
+        config={"experiment": "", "report": "", "wait": 0.0, "packages": "", "statistics": 0},
     ),
     "project": {"name": "fedsim-check", "version": "0.1.0", "description": "Asks the sites", "license": "Apache-2.0"},
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, Json, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
@@ -27,6 +27,7 @@ from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.renewal import warnings
+from fedsim.deploy.site_statistics import HIDDEN, ColumnNumbers, statistics_table
 from fedsim.deploy.status import clock_problem
 from fedsim.methods.registry import packages_of
 from fedsim.runs.admission import place_on_sites
@@ -63,9 +64,11 @@ class Answer(Settings):
     device: Text = ""
     problem: Text = ""
     classes: tuple[Text, ...] = ()
-    counts: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    counts: tuple[Annotated[int, Field(ge=HIDDEN)], ...] = ()
     lacking: tuple[Text, ...] = ()
     findings: tuple[str, ...] = ()
+    least: Annotated[int, Field(ge=0)] = 0
+    columns: Json[tuple[ColumnNumbers, ...]] = ()
 
 
 @dataclass
@@ -79,14 +82,21 @@ class Finding:
     notes: list[str] = field(default_factory=list)
 
 
-def check(federation: Federation, experiment: Experiment | None, wait: float) -> tuple[list[Finding], list[str]]:
-    """One finding per site, and the problems that belong to no site. It takes at most `wait` and a few minutes."""
+def check(
+    federation: Federation, experiment: Experiment | None, wait: float, least: int = 0
+) -> tuple[list[Finding], list[str]]:
+    """One finding per site, and the problems that belong to no site. It takes at most `wait` and a few minutes.
+
+    least: above 0 sites also send statistics of their data, of which no number is about fewer rows
+    """
+    if least and not experiment:
+        raise UserError("--statistics are of the data that an experiment names: fedsim deploy check heart.toml ...")
     control = Control(federation)
     online = control.online()
     given, refused = experiment, refusal(experiment, federation) if experiment else ""
     if experiment:
         experiment = with_names(experiment, federation)
-    answers = ask_sites(control, experiment, wait) if any(online.values()) else []
+    answers = ask_sites(control, experiment, wait, least) if any(online.values()) else []
     findings, missing = judge(federation, experiment, registered_nodes(federation), online, answers)
     contacts = read_contacts(federation.kit("server") / CONTACTS)
     for finding in findings:
@@ -149,12 +159,13 @@ def with_names(experiment: Experiment, federation: Federation) -> Experiment:
     return experiment.replace(run={"target": target or sorted(experiment.data.domains)[-1]})
 
 
-def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> list[dict[str, Any]]:
+def ask_sites(control: Control, experiment: Experiment | None, wait: float, least: int = 0) -> list[dict[str, Any]]:
     """The answers of the connected nodes, by a run of the check app; UserError when this run does not end."""
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
         report = Path(name) / "report.json"
         packages = [package.requirement for package in packages_of(experiment)] if experiment else []
         config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
+        config["statistics"] = least
         config["packages"] = " ".join(dict.fromkeys(packages))
         started = control.submit(Path(name), CHECK, config)
         if "run-id" not in started:
@@ -312,7 +323,9 @@ def table(federation: Federation, findings: list[Finding], title: str) -> Table:
     shown.title = f"{federation.name}: {title}"
     for finding in findings:
         answer = finding.answer or Answer(node=0)
-        images = f"{sum(answer.counts)}\nin {len(answer.classes)} classes" if answer.classes else "-"
+        rows = sum(max(count, 0) for count in answer.counts)
+        more = "more than " if HIDDEN in answer.counts else ""
+        images = f"{more}{rows}\nin {len(answer.classes)} classes" if answer.classes else "-"
         red = [f"[red]{escape(text)}[/]" for text in finding.problems]
         verdict = "\n".join([*red, *map(escape, finding.notes)]) or "[green]ok[/]"
         stated = [(key, getattr(answer, key)) for key in ("fedsim", "flwr", "torch", "python", "device")]
@@ -321,3 +334,20 @@ def table(federation: Federation, findings: list[Finding], title: str) -> Table:
         site = f"{escape(finding.site.name)}\n{escape(finding.site.domain + role)}"
         shown.add_row(site, "online" if finding.online else "offline", versions, images, verdict)
     return shown
+
+
+def show_statistics(findings: Sequence[Finding]) -> None:
+    """Print what the sites have said of their data, where they were asked."""
+    classes: tuple[str, ...] = ()
+    counts, columns, least = {}, {}, {}
+    for finding in findings:
+        answer = finding.answer
+        if answer is None or not answer.least:
+            continue
+        site = finding.site.name
+        counts[site] = answer.counts
+        columns[site] = answer.columns
+        least[site] = answer.least
+        classes = classes or answer.classes
+    if counts:
+        console.print(statistics_table(classes, counts, columns, least))

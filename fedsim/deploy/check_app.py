@@ -17,6 +17,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.data import benchmark, count_classes, domain_findings
 from fedsim.data.findings import sent_findings
+from fedsim.deploy.site_statistics import hidden, least_of, statistics_of
 from fedsim.runs.site import SiteCheck, check_message
 from fedsim.settings import data_root
 from fedsim.settings.experiment import parse_experiment
@@ -35,7 +36,12 @@ def ask(grid: Grid, context: Context) -> None:
     """Ask every connected node, wait for at most `wait` seconds, write the report."""
     config = context.run_config
     nodes = list(grid.get_node_ids())
-    asked_for: Config = {"experiment": str(config["experiment"]), "packages": str(config.get("packages", ""))}
+    asked_for: Config = {
+        "experiment": str(config["experiment"]),
+        "packages": str(config.get("packages", "")),
+    }
+    if config.get("statistics"):  # a site of an older version refuses the key
+        asked_for["statistics"] = int(config["statistics"])
     content = RecordDict({"config": ConfigRecord(asked_for)})
     messages = [Message(content, node, "query.check") for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=float(config["wait"])))
@@ -65,14 +71,26 @@ def answer(message: Message, context: Context) -> Message:
         description["lacking"] = lacking(asked.packages.split())
         description["device"] = device()
         if settings:
-            names = "classes", "counts", "findings"
-            lists = site_data(settings, description["domain"], str(node.get("data-dir", "")))
-            description |= {name: list(values) for name, values in zip(names, lists, strict=True)}
+            root = str(node.get("data-dir", ""))
+            classes, counts, findings = site_data(settings, description["domain"], root)
+            if asked.statistics:
+                least = least_of(node, asked.statistics)
+                counts = tuple(hidden(count, least) for count in counts)
+                description["least"] = least
+                if description["role"] != "target":
+                    description["columns"] = columns_text(settings, description["domain"], root, least)
+            description |= {"classes": list(classes), "counts": list(counts), "findings": findings}
     except UserError as error:
         description["problem"] = str(error)[:LONGEST_REASON]
     except Exception as error:  # the operator wants to read any error of a site
         description["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
     return Message(RecordDict({"site": ConfigRecord(description)}), reply_to=message)
+
+
+def columns_text(settings: str, client_name: str, root: str, least: int) -> str:
+    """What the site says of its columns or channels, as JSON."""
+    data = with_own_folders(parse_experiment(settings), root).data
+    return json.dumps([column.model_dump() for column in statistics_of(data, client_name, least)])
 
 
 def installed_versions() -> dict[str, str]:

@@ -124,12 +124,15 @@ def check(
     trust: Annotated[
         bool, typer.Option("--trust", help="run the code of modules outside fedsim that the experiment names")
     ] = False,
+    statistics: Annotated[
+        int, typer.Option(min=0, help="also ask for means, deviations and missing values, but no number of fewer rows")
+    ] = 0,
 ) -> None:
     """Show which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if it does
     not."""
     from fedsim.common.console import console
     from fedsim.deploy.check import check as check_sites
-    from fedsim.deploy.check import show
+    from fedsim.deploy.check import show, show_statistics
     from fedsim.deploy.federation import is_federation, read_federation
     from fedsim.methods.registry import refuse_outside
     from fedsim.settings.experiment import read_experiment
@@ -142,10 +145,11 @@ def check(
     if experiment:
         refuse_outside(experiment, config, trust)
     try:
-        findings, missing = check_sites(description, experiment, wait)
+        findings, missing = check_sites(description, experiment, wait, statistics)
     except KeyboardInterrupt:
         console.print("interrupted; the check has ended, call it again", style="red")
         raise typer.Exit(130) from None
+    show_statistics(findings)
     fits = show(description, findings, missing, experiment.name if experiment else "sites")
     raise typer.Exit(0 if fits else 2)
 

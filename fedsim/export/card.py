@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_in
 from fedsim.data import source_domains
@@ -15,6 +16,7 @@ from fedsim.records.environment import all_environments, read_environment
 from fedsim.records.readers import AGAIN
 from fedsim.records.record_files import read_record
 from fedsim.records.selection import primary_column
+from fedsim.runs.doubt import DISCLOSED
 from fedsim.settings import RunSettings
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
@@ -39,6 +41,7 @@ def card(model: TrainedModel) -> str:
         "Images" if data.images else "Inputs": [_inputs(model)],
         "Method": _method(model, method),
         "Results": _results(model),
+        **({"Doubt": _doubt(model, model.doubt)} if model.doubt else {}),
         "Weights": _weights(model),
         "Limits": [
             "Numbers of a run are of one unseen domain with one seed. They may be different on another domain or with "
@@ -59,11 +62,31 @@ def _method(model: TrainedModel, method: str) -> list[str]:
     recipe = model.plan.recipe
     stopped = read_environment(model.file.parent).get("stopped", {})
     rounds = stopped.get("after_round", model.experiment.train.rounds)
+    disclosed = [recipe.disclosure()]
+    disclosed += [SUMS] if model.scale else []
+    disclosed += [DISCLOSED] if model.experiment.run.doubt else []
     return [
         f"{method} ({recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
         f"{model.experiment.run.seed}; inference rule {_rule(model)}.",
-        f"Clients disclosed: {'; '.join([recipe.disclosure(), *([SUMS] if model.scale else [])])}.",
+        f"Clients disclosed: {'; '.join(disclosed)}.",
     ]
+
+
+def _doubt(model: TrainedModel, doubt: Doubt) -> list[str]:
+    """What was fitted to the sources' validation, and what it was worth on the unseen domain."""
+    share = f"{100 * (1 - doubt.alpha):g} %"
+    lines = [
+        f"The sources fitted the temperature {doubt.temperature:.4g}, by which the logits are divided, and the "
+        f"threshold {doubt.threshold:g} for sets of classes (1 - probability) that shall have the true class in "
+        f"{share} of all cases. That holds for domains like the sources, and for no other.",
+    ]
+    summary = read_record(model.file.parent / "summary.csv")
+    columns = ["target_coverage", "target_set_size"]
+    if not summary.empty and set(columns) <= set(summary.columns):
+        covered, size = summary.iloc[0][columns]
+        lines.append(f"On {model.experiment.run.target} {100 * covered:.1f} % of the sets had the true class, with "
+                     f"{size:.2f} classes in a set.")  # fmt: skip
+    return ["\n\n".join(lines)]
 
 
 def _inputs(model: TrainedModel) -> str:

@@ -1,7 +1,7 @@
 """The commands of a trained model: `evaluate`, `predict`, `export`, `features`. Slow imports are inside them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -88,14 +88,26 @@ def predict(
 
     model = _model(run, which, trust)
     predictions = judge.predict(model, images)
-    table = Table("image", *map(escape, model.plan.data.outputs if model.has_targets else ("class", "probability")))
+    names = list(model.plan.data.outputs) if model.has_targets else ["class", "probability"]
+    if model.doubt:
+        names += ["calibrated", f"set ({100 * (1 - model.doubt.alpha):g} %)"]
+    table = Table("image", *map(escape, names))
     for row in predictions.head(SHOWN).itertuples(index=False):
-        cells = [f"{value:.4g}" for value in row[1:]] if model.has_targets else []
-        table.add_row(escape(row[0]), *(cells or (escape(row.predicted), f"{100 * row.probability:.1f} %")))
+        table.add_row(escape(row[0]), *map(escape, _cells(model, row)))
     console.print(table)
     if len(predictions) > SHOWN:
         console.print(f"and {len(predictions) - SHOWN} more; --output writes them all")
     _write(predictions, output)
+
+
+def _cells(model: "TrainedModel", row: Any) -> list[str]:
+    """The cells of a predicted example: its targets, or its class and how sure that is."""
+    if model.has_targets:
+        return [f"{value:.4g}" for value in row[1:]]
+    cells = [row.predicted, f"{100 * row.probability:.1f} %"]
+    if model.doubt:
+        cells += [f"{100 * row.probability_calibrated:.1f} %", row.set]
+    return cells
 
 
 def export(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.common.about import extra
+from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError, first_line
 from fedsim.data import load_target
 from fedsim.data.augment import to_float
@@ -21,6 +22,7 @@ from fedsim.data.cache import remove_leftovers
 from fedsim.export.trained import TrainedModel, describe
 
 TOLERANCE = 1e-3  # the largest allowed difference, divided by the largest logit
+ROUNDING = 1e-6  # of float32, by which a probability may miss the end of a set
 IMAGES = 8  # number of images on which the file is compared with the model
 Runner = Callable[[np.ndarray], np.ndarray]
 
@@ -32,7 +34,8 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
     torch: `torch.export.load(file).module()`, which needs only PyTorch
 
     Both take float32 images [N, C, s, s] in [0, 1] for any N and return logits; they contain normalization and the
-    inference rule. The names of the classes are in the card, and also in the metadata of an ONNX file.
+    inference rule. The names of the classes are in the card, and also in the metadata of an ONNX file. Where the run
+    has fitted its doubt, they also return the calibrated probabilities and the sets (`WithDoubt`).
 
     The file is written under a temporary name and compared with the model on up to 8 images of the run's data set; only
     then is it renamed. Without the data set random images are used, and the returned text says so. Raises UserError for
@@ -82,11 +85,26 @@ def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
     return real, f"{len(real)} {model.plan.data.unit} of {experiment.run.target}"
 
 
+class WithDoubt(nn.Module):
+    """A model that returns logits, calibrated probabilities and, for every class, whether it is in the set."""
+
+    def __init__(self, model: TrainedModel, doubt: Doubt) -> None:
+        super().__init__()
+        self.model, self.doubt = model, doubt
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(logits, probabilities, set), each [N, classes]; the set is bool."""
+        logits = self.model(images)
+        probabilities = (logits.float() / self.doubt.temperature).softmax(1)
+        return logits, probabilities, 1 - probabilities <= self.doubt.threshold + ROUNDING
+
+
 def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
+    module = WithDoubt(model, model.doubt) if model.doubt else model
     try:
         with torch.no_grad():
             batch = torch.export.Dim("N", min=1)
-            return torch.export.export(model.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
+            return torch.export.export(module.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # tracing may raise any class of error
         raise UserError(f"this model cannot be traced: {first_line(error, 160)}") from None
 
@@ -94,7 +112,12 @@ def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgra
 def _write_torch(model: TrainedModel, images: Tensor, file: Path) -> Runner:
     torch.export.save(_program(model, images), file)
     module = torch.export.load(file).module()
-    return lambda batch: module(torch.from_numpy(batch)).detach().numpy()
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        outputs = module(torch.from_numpy(batch))
+        return (outputs[0] if model.doubt else outputs).detach().numpy()
+
+    return run
 
 
 def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
@@ -105,7 +128,11 @@ def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
     import onnxruntime
 
     program = torch.onnx.export(
-        _program(model, images), input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+        _program(model, images),
+        input_names=["images"],
+        output_names=["logits", "probabilities", "set"] if model.doubt else ["logits"],
+        dynamo=True,
+        verbose=False,
     )
     assert program is not None  # it is made by torch's new exporter
     proto = program.model_proto

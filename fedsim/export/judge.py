@@ -244,13 +244,23 @@ def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
     return _predictions(model, names, model(batch).float().softmax(1).numpy())
 
 
+def _names(model: TrainedModel, is_in: np.ndarray) -> str:
+    """The names of the classes in a set, given as bool [classes]: `no | yes`."""
+    return " | ".join(name for name, chosen in zip(model.classes, is_in, strict=True) if chosen)
+
+
 def _predictions(model: TrainedModel, images: list[str], probabilities: np.ndarray) -> pd.DataFrame:
     best = probabilities.argmax(axis=1)
+    rows = np.arange(len(best))
     table = pd.DataFrame(
         {
             "image": images,
             "predicted": [model.classes[index] for index in best],
-            "probability": probabilities[np.arange(len(best)), best],
+            "probability": probabilities[rows, best],
         }
     )
+    if doubt := model.doubt:
+        calibrated = doubt.calibrated(probabilities)
+        table["probability_calibrated"] = calibrated[rows, best]
+        table["set"] = [_names(model, row) for row in doubt.sets(calibrated)]
     return pd.concat([table, pd.DataFrame(probabilities, columns=[f"p({name})" for name in model.classes])], axis=1)

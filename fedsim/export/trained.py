@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import OF_TENSORS, REGRESSION
 from fedsim.data import Benchmark, benchmark, find_dataset
@@ -23,6 +24,7 @@ from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
+from fedsim.records.doubt import read_doubt
 from fedsim.records.environment import read_environment
 from fedsim.records.readers import AGAIN, link_text, read_arrays
 from fedsim.records.reading import read_settings, unfinished
@@ -105,6 +107,11 @@ class TrainedModel(nn.Module):
         both = transforms.normalize.mean, transforms.normalize.std
         channels = [torch.tensor(values).view(1, -1, 1, 1) if values else None for values in both]
         return channels[0], channels[1]
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """What the sources fitted to this file's model (`run.doubt`); None for another file of the run."""
+        return read_doubt(self.file.parent) if self.file.stem == "best" else None
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images that are uint8, or float in [0, 1]; or for tensors before they are scaled."""
@@ -280,6 +287,11 @@ def describe(model: TrainedModel) -> dict[str, Any]:
     elif model.plan.data.structures:
         threshold = model.experiment.data.mask_threshold
         output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
+    elif doubt := model.doubt:
+        output += (
+            f"; probabilities [N, classes], the softmax of logits / {doubt.temperature:.6g}; set [N, classes], whether "
+            f"a class is in the set, 1 - probability <= {doubt.threshold:g}"
+        )
     if not model.plan.data.images:
         missing = "NaN is missing" if model.feature_scale else "scaled before"
         return {

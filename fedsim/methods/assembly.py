@@ -173,6 +173,9 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
             f"{setting} perturbs only the model, and what {part_name(beside[0])} asks for would leave the client "
             "without noise; use a method without banks and visits"
         )
+    if experiment.run.doubt:
+        raise UserError(f"{setting} perturbs only the model, and the sums of run.doubt would leave the client without "
+                        "noise; leave it at 0")  # fmt: skip
     bench = benchmark(experiment.data)
     if scales_targets(experiment.data, bench):
         raise UserError(f"{setting} perturbs only the model, and the sums of the targets by which a regression is "

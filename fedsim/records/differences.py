@@ -14,7 +14,7 @@ from fedsim.parts.part import named_part
 from fedsim.settings.experiment import Experiment
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
-RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain")
+RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain", "run.doubt")
 ATTACKERS = "run.attackers"  # a table, with a key for each client that lies
 MACHINE_KEYS = ("data.root", "data.cache")
 NUMBERLESS_KEYS = (*MACHINE_KEYS, "data.accept")  # settings of [data] on which no number depends

@@ -97,6 +97,15 @@ class ScaleRecord(_Recorded):
     std: list[float]
 
 
+class DoubtRecord(_Recorded):
+    """What the sources have fitted for `run.doubt`, and over how many validation examples of each client."""
+
+    alpha: float
+    temperature: Annotated[float, Field(gt=0)]
+    threshold: float
+    examples: dict[str, Count]
+
+
 class EnvironmentRecord(MachineRecord):
     """The tables of environment.json that are read again, and their types."""
 
@@ -113,6 +122,7 @@ class EnvironmentRecord(MachineRecord):
     undefined: dict[str, str] = {}
     tensors: TensorsRecord | None = None
     scale: ScaleRecord | None = None
+    doubt: DoubtRecord | None = None
     sites: dict[str, dict[str, str]] = {}
 
 

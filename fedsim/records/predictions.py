@@ -128,7 +128,11 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
     Raises UserError where none were kept: for old records, for a target on a site of its own, and with
     `run.keep_predictions = false`.
     """
-    file = chosen_file(Path(run), select)
+    return predictions_in(chosen_file(Path(run), select))
+
+
+def predictions_in(file: Path) -> Predictions:
+    """The predictions that a file holds; UserError where it cannot be read."""
     with named(file, "the predictions"), safe_open(file, framework="numpy") as content:
         predictions = Predictions(
             index=content.get_tensor("index"),

@@ -20,6 +20,7 @@ from fedsim.models import find_backbone
 from fedsim.models.net import Net
 from fedsim.parts.part import part_name
 from fedsim.runs.attacked_data import refuse_attackers
+from fedsim.runs.doubt import refuse_doubt
 from fedsim.runs.no_effect import refuse_no_effect
 from fedsim.runs.privacy_account import refuse_budget
 from fedsim.settings import TrainSettings
@@ -110,6 +111,7 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
         refuse_attackers(experiment, recipe, bench, clients)
         refuse_unknown(experiment.train, clients)
         refuse_budget(experiment, recipe, len(clients))
+        refuse_doubt(experiment, recipe, bench)
     return Plan(experiment, recipe, bench, clients)
 
 

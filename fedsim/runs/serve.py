@@ -18,11 +18,13 @@ from fedsim.methods.registry import packages_of
 from fedsim.parts.part import Part
 from fedsim.records.callbacks import RunCallback, tell_failure, trackers
 from fedsim.records.cases import STRUCTURE_QUANTITIES
+from fedsim.records.doubt import KEY
 from fedsim.records.environment import own_versions
 from fedsim.runs import admission
 from fedsim.runs.attacked_data import liar_notes
 from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
+from fedsim.runs.doubt import fit_doubt
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
 from fedsim.runs.notes import budget_notes, code_notes, comparison_notes, data_notes, version_notes, weight_notes
@@ -99,7 +101,7 @@ def play_rounds(
     grid: Grid, space: Workspace, session: Session, identify: Identify | None, sinks: Sequence[Sink]
 ) -> None:
     """Meets the clients of a grid, plays the rounds that are left, and finishes the run's folder."""
-    run, rounds = session.experiment.run, session.experiment.train.rounds
+    run = session.experiment.run
     run_config = sent_settings(session.experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = make_strategy(space, session, run_config)
     server = strategy.server
@@ -118,10 +120,17 @@ def play_rounds(
     record_sites(space, session, roster, tested)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
-        patient = PatientGrid(grid, server.exchange, run.patience)
-        left = rounds - max(strategy.finished_rounds, 0)
-        strategy.start(patient, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
+        play_left(strategy, PatientGrid(grid, server.exchange, run.patience), session)
     session.finish()
+
+
+def play_left(strategy: FedDG, grid: Grid, session: Session) -> None:
+    """Plays the rounds that are left, and lets the sources fit the doubt of the best model where it is asked for."""
+    run, rounds = session.experiment.run, session.experiment.train.rounds
+    left = rounds - max(strategy.finished_rounds, 0)
+    strategy.start(grid, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
+    if run.doubt:
+        session.note(KEY, fit_doubt(strategy.server, grid, session.folder, strategy.finished_rounds))
 
 
 def meet(server: Server, roster: Roster, space: Workspace) -> None:

@@ -23,9 +23,17 @@ from fedsim.records.environment import earlier_environments, environment, read_e
 from fedsim.records.predictions import forget_after, keep_selected, too_many
 from fedsim.records.record_files import read_record
 from fedsim.records.recorder import Recorder
-from fedsim.records.selection import last_is_best, primary_column, rounds_since_best, summary_row, validation_column
+from fedsim.records.selection import (
+    DEFAULT_RULE,
+    last_is_best,
+    primary_column,
+    rounds_since_best,
+    summary_row,
+    validation_column,
+)
 from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
+from fedsim.runs.doubt import doubt_columns
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
@@ -245,6 +253,7 @@ class Session:
             target_images=self.target_images,
         )
         keep_selected(self.folder, rounds, self.validation)
+        summary |= doubt_columns(self.folder, summary[f"{DEFAULT_RULE}_round"])
         self.recorder.write_summary(summary)
         tidy_finished(results_folder(self.experiment), [self.folder])
         for callback in self.callbacks:

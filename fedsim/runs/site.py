@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 from flwr.app import RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedsim.common.doubt import MOST
 from fedsim.common.errors import UserError
 from fedsim.tensors.records import configs_of
 
@@ -97,6 +98,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME), AfterValidator(stays_inside)]
 Word = Annotated[str, Field(max_length=100, pattern=r"^[\w-]+$")]
 Round = Annotated[int, Field(ge=-1, le=LAST_ROUND)]
 Count = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0, le=2 * MOST)]
 Form = TypeVar("Form", "SiteMessage", "SiteCheck")
 
 
@@ -119,6 +121,8 @@ class SiteMessage(BaseModel):
     counts: list[Count] | None = None
     delivered: list[Name] | None = None
     places: list[Count] | None = None
+    temperatures: list[Temperature] | None = None
+    temperature: Temperature | None = None
     scale_mean: Annotated[list[float] | None, Field(alias="scale-mean")] = None
     scale_std: Annotated[list[Annotated[float, Field(gt=0)]] | None, Field(alias="scale-std")] = None
 
@@ -130,6 +134,7 @@ class SiteCheck(BaseModel):
 
     experiment: Annotated[str, Field(max_length=MOST_TEXT)]
     packages: Annotated[str, Field(max_length=10_000, pattern=r"^([\w.-]+(==[\w.+!-]+)?( |$))*$")] = ""
+    statistics: Count = 0  # rows that a number of the statistics is about at least; 0: none are asked for
 
 
 def check_message(content: RecordDict, form: type[Form]) -> Form:

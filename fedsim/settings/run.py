@@ -96,6 +96,13 @@ class RunSettings(Settings):
         description="keep the checkpoint and the clients' states when the run has ended, so that it can go on with a "
         "larger train.rounds",
     )
+    doubt: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="alpha: at its end the run fits a temperature and sets of classes to the sources' validation "
+        "examples, of which this share may miss the true class (docs/doubt.md); 0: nothing is fitted",
+    )
     on_client_failure: Literal["stop", "continue"] = "stop"
     patience: float = Field(
         600.0,

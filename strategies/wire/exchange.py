@@ -28,6 +28,7 @@ from strategies.wire.round_notes import RoundNotes, payloads
 from strategies.wire.sites import Site
 
 KEPT_RECORDS = 8  # of an encoder
+KINDS = {"evaluate": "evaluate", "collect": "query.collect", "doubt": "query.doubt"}  # of messages, by phase
 CLOCKS = 1.0  # seconds that a client's clock may count more than the server's
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ class Exchange:
         records: Callable[[str], Mapping[str, ArrayRecord]],
         more: Mapping[str, ConfigRecordValues],
     ) -> Iterator[Message]:
-        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(self._phase, "train")
+        kind = KINDS.get(self._phase, "train")
         common: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
         common["saved-round"] = self.saved_round
         if self.experiment.train.budget != "paper":

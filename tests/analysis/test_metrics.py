@@ -18,6 +18,7 @@ from fedsim.analysis.report import more_than_accuracy, write_report
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
+from fedsim.records.doubt import DOUBTS
 from fedsim.records.predictions import (
     Predictions,
     keep_selected,
@@ -32,7 +33,8 @@ LABEL = np.array([0, 0, 0, 1, 1, 2])
 ROWS = [[7, 1, 1, 1], [6, 3, 1, 0], [2, 5, 2, 1], [1, 8, 1, 0], [4, 3, 3, 0], [1, 5, 4, 0]]
 PROBABILITIES = np.array(ROWS, dtype=np.float32) / 10
 SMALL = Predictions(np.arange(6), LABEL, PROBABILITIES, ("a", "b", "c", "d"))
-OTHERS = [name for name, metric in METRICS.items() if "classification" in metric.tasks and name != "accuracy"]
+OF_CLASSES = [name for name, metric in METRICS.items() if "classification" in metric.tasks and name != "accuracy"]
+OTHERS = [name for name in OF_CLASSES if name not in DOUBTS]  # those of run.doubt: tests/runs/test_doubt.py
 
 
 def test_metrics_by_hand():

@@ -244,7 +244,7 @@ def test_check_takes_the_file_in_the_place_of_an_experiment(federation, federati
     monkeypatch.setattr("fedsim.deploy.check.check", lambda *given: asked.append(given) or ([], []))
     result = CliRunner().invoke(app, ["check", str(federation_file)])
     assert (result.exit_code, result.exception) == (0, None)
-    ((described, experiment, _),) = asked
+    ((described, experiment, *_),) = asked
     assert (described.name, experiment) == ("demo", None)
     assert not is_federation("digits")
     assert not is_federation(str(find_config("digits")))

@@ -24,6 +24,7 @@ from support import numbers
 
 import fedsim.deploy
 from fedsim.common.errors import UserError
+from fedsim.common.tables import MISSING
 from fedsim.deploy.certificates import write_ca
 from fedsim.deploy.control import Control, register, registered_nodes
 from fedsim.deploy.kits import init, is_locked
@@ -256,8 +257,14 @@ def test_in_deploy_pages_example_the_server_needs_names_and_no_images(tmp_path):
         code, said = fedsim_here("deploy", "check", "lacking.toml")
         assert code == 2
         assert 'data.domains = ["bern", "geneva", "zurich"] and data.classes = ["benign", "malignant"]' in said
-        code, said = fedsim_here("deploy", "check", "hospitals.toml")
+        code, said = fedsim_here("deploy", "check", "hospitals.toml", "--statistics", "9")
         assert code == 0, said
+        lines = [" ".join(line.split()) for line in said.splitlines()]
+        assert {"benign < 9 < 9 < 9", "malignant < 9 < 9 < 9"} <= set(lines)  # eight images of each class at each site
+        channels = [line.split(maxsplit=2)[2] for line in lines if line.startswith("channel ")]
+        assert len(channels) == 3
+        for numbers_of_sites in channels:  # the site of the unseen domain says nothing
+            assert re.fullmatch(rf"(0\.\d+ ± 0\.\d+ ){{2}}{MISSING}", numbers_of_sites)
         quick = ["--set", "train.rounds=1", "--set", "run.device=cpu", "--set", "run.timeout=600"]
         code, said = fedsim_here("run", "hospitals.toml", "--runtime", "deployment", "--method", "feddg-ga", *quick)
         assert code == 0, said

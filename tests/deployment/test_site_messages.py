@@ -29,7 +29,7 @@ def traffic(tmp_path_factory):
     """One message of each kind, by its kind and phase, with the context of its node."""
     folder, found = tmp_path_factory.mktemp("sites"), {}
     for method in ("fada", "scaffold", {"name": "fedavg", "fuse": "secure_mean"}):
-        own = {"evaluate_target": "site", "update_limit": 0.0}
+        own = {"evaluate_target": "site", "update_limit": 0.0, "doubt": 0.1 if method == "scaffold" else 0.0}
         experiment = tiny_experiment(folder / str(len(found)), method, 2, run=own, train={"budget": "images"})
         _, grid = run_on_sites(experiment, folder / "state")
         for message, _ in grid.seen:
@@ -65,7 +65,7 @@ def sent(value: object) -> bool:
 def test_every_setting_of_every_message_is_checked_by_its_form(traffic, tmp_path):
     """The site answers with one line, and no file is made, changed or removed anywhere near its state."""
     assert {kind for kind, _, _ in traffic} == {
-        "query.handshake", "query.collect", "query.target", "query.visit", "train", "evaluate"
+        "query.handshake", "query.collect", "query.target", "query.visit", "query.doubt", "train", "evaluate"
     }  # fmt: skip
     assert {key for message, _ in traffic.values() for key in message.content.config_records["config"]} >= {
         "experiment", "token", "timeout", "round", "phase", "client", "bank", "state-dir", "state-round", "saved-round",

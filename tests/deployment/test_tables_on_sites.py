@@ -3,12 +3,13 @@
 import pandas as pd
 import pytest
 from sites import run_on_sites
-from support import numbers, run_small
+from support import numbers, run_small, small_experiment
 
 from fedsim.apps.client import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
 from fedsim.deploy.check_app import site_data
+from fedsim.records.doubt import read_doubt
 from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
 from fedsim.runtime.forked import ForkedGrid
@@ -71,3 +72,15 @@ def test_a_site_says_what_its_own_table_holds_before_a_run(tmp_path):
     assert site_data(experiment.toml(), "north", str(tmp_path)) == (("u", "v"), (2, 1), [])
     with pytest.raises(UserError, match="no example of domain 'south' is here; did you mean 'north'"):
         site_data(experiment.toml(), "south", str(tmp_path))
+
+
+def test_sites_fit_the_doubt_of_one_process(tmp_path):
+    """The temperature and the threshold are those of a simulation; the unseen site keeps its predictions to itself."""
+    asked = {"run": {"doubt": 0.2}, "train": {"rounds": 2}}
+    one, _ = run_small(small_experiment(tmp_path / "one", **asked))
+    run = {**asked["run"], "evaluate_target": "site", "runtime": "deployment"}
+    deployed, _ = run_on_sites(small_experiment(tmp_path / "sites", **{**asked, "run": run}), tmp_path / "state")
+    assert read_doubt(deployed) == read_doubt(one)
+    columns = ["target_coverage", "target_set_size"]
+    assert set(columns) <= set(pd.read_csv(one / "summary.csv").columns)
+    assert not set(columns) & set(pd.read_csv(deployed / "summary.csv").columns)

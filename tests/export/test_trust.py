@@ -106,7 +106,7 @@ def called(words: list[str], run: Path, *more: str) -> None:
 def sites(monkeypatch):
     """No federation is needed to see which experiment would be checked."""
     monkeypatch.setattr("fedsim.deploy.federation.read_federation", lambda file: None)
-    monkeypatch.setattr("fedsim.deploy.check.check", lambda federation, experiment, wait: ([], [resolve(experiment)]))
+    monkeypatch.setattr("fedsim.deploy.check.check", lambda federation, experiment, *_: ([], [resolve(experiment)]))
     monkeypatch.setattr("fedsim.deploy.check.table", lambda *shown: "")
     monkeypatch.setattr("fedsim.deploy.check.warnings", lambda federation: [])
 

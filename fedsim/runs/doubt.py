@@ -1,0 +1,86 @@
+"""`run.doubt`: at the end of a run its sources fit a temperature and a threshold to their validation examples."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from safetensors.numpy import load_file
+
+from fedsim.common.doubt import BINS, GRIDS, POINTS, fit_temperature, threshold_of
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import TASKS
+from fedsim.common.values import JsonTable, Row
+from fedsim.data import Benchmark
+from fedsim.methods.recipe import Recipe
+from fedsim.models.infer.base import EvalMode
+from fedsim.parts.part import part_name
+from fedsim.records.doubt import DOUBTS, read_doubt
+from fedsim.records.predictions import predictions_file, predictions_in
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import state_to_record
+from strategies.fuse.private_mean import PrivateMean
+from strategies.server import Server
+from strategies.wire.doubt import sums_of_sources
+
+DISCLOSED = (
+    f"once, at the end: the slope of the validation loss at {GRIDS} x {POINTS} temperatures, and how many validation "
+    f"examples have each of {BINS} scores (run.doubt)"
+)
+
+logger = logging.getLogger("fedsim")
+
+
+def refuse_doubt(experiment: Experiment, recipe: Recipe, bench: Benchmark) -> None:
+    """Raises UserError where `run.doubt` cannot be fitted to what this run predicts."""
+    if not experiment.run.doubt:
+        return
+    reason = ""
+    if not TASKS[bench.task].has_classes:
+        reason = f"it makes sets of classes, and the task here is {bench.task}"
+    elif isinstance(recipe.fuse, PrivateMean):
+        reason = "its sums would leave the clients without the noise of private_mean"
+    elif not (recipe.infer.on_sources or isinstance(recipe.infer, EvalMode)):
+        reason = f"{part_name(recipe.infer)} predicts on the unseen domain in another way than on the sources"
+    if reason:
+        raise UserError(f"run.doubt: {reason}; leave it at 0")
+
+
+def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable:
+    """What is recorded of the doubt of the model in `best.safetensors`; empty where no client could answer.
+
+    round: the last round, as whose further phase the clients are asked
+    """
+    file, alpha = folder / "best.safetensors", server.experiment.run.doubt
+    if not file.is_file():
+        logger.warning("run.doubt: no round was selected, so that nothing is fitted")
+        return {}
+    model: ArrayRecord = state_to_record(load_file(file))
+    server.exchange.begin(round)
+
+    def slopes_at(temperatures: np.ndarray) -> np.ndarray:
+        replies = sums_of_sources(server, grid, model, {"temperatures": temperatures.tolist()})
+        return sum((sums["slopes"] for sums, _ in replies.values()), np.zeros(len(temperatures)))
+
+    temperature = fit_temperature(slopes_at)
+    replies = sums_of_sources(server, grid, model, {"temperature": temperature})
+    counts = sum((sums["counts"] for sums, _ in replies.values()), np.zeros(BINS, np.int64))
+    if not counts.sum():
+        logger.warning("run.doubt: no client answered, so that nothing is fitted")
+        return {}
+    examples = {client: count for client, (_, count) in replies.items()}
+    threshold = threshold_of(counts, alpha)
+    return {"alpha": alpha, "temperature": temperature, "threshold": threshold, "examples": examples}
+
+
+def doubt_columns(folder: Path, round: int | None) -> Row:
+    """The columns of summary.csv about the doubt of `best.safetensors` on the unseen domain; empty without predictions.
+
+    round: that of best_validation
+    """
+    doubt = read_doubt(folder)
+    if doubt is None or round is None or not predictions_file(folder, round).is_file():
+        return {}
+    content = predictions_in(predictions_file(folder, round)), doubt
+    return {f"target_{name}": measure(content) for name, measure in DOUBTS.items()}
