@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.common.values import Foreign
-
 Drawn = TypeVar("Drawn")
 Transfer = Callable[[Tensor, np.ndarray], Tensor]  # (images in [0, 1], their items) -> images in [0, 1]
-LATE: Foreign = None  # the value of what is there before any part sees it
+LATE: Any = None  # the value of what is there before any part sees it
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Batch:
     loss: Tensor = LATE
     positions: np.ndarray = LATE
     soft: Tensor | None = None
-    drawn: dict[Hashable, Foreign] = field(default_factory=dict)
+    drawn: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def truth(self) -> Tensor:

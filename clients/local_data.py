@@ -1,13 +1,13 @@
 """A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clients.batch import Batch, Transfer
-from fedsim.common.values import Foreign
 from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms
 from fedsim.data.scaling import Moments, moments_of
@@ -69,7 +69,7 @@ class LocalData:
     def moments(self, features: int, targets: bool) -> Moments:
         """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""
         moments = moments_of(self.images[: self.examples].cpu().numpy(), features)
-        return moments.beside(moments_of(self.labels[: self.examples].cpu().numpy(), 1)) if targets else moments
+        return moments.joined(moments_of(self.labels[: self.examples].cpu().numpy(), 1)) if targets else moments
 
     def batch(self, items: np.ndarray, transfer: Transfer | None = None, late: bool = False) -> Batch:
         """A training batch after transfer (style, frequency), augmentation and normalization, in this order.
@@ -100,7 +100,7 @@ class LocalData:
         if self.shifted:
             labels = shifted_labels(labels, self.shifted, self.classes)
         if self.has_masks:  # masks get the geometric changes of their images
-            whole: Foreign = self.transforms.augment
+            whole: Any = self.transforms.augment
             augmented, labels = whole.with_masks(raw, labels, *own_sizes)
             augmented = after(augmented)
         else:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from clients.local_data import LocalData
 from clients.store import ClientStore
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, torch_generator
-from fedsim.common.values import Foreign
 from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.settings import TrainSettings
@@ -84,11 +83,11 @@ class LocalRound:
     objective: StepFunction | None = None
     update: UpdateFunction | None = None
     terms: list[StepFunction] = field(default_factory=list)
-    scratch: dict[str, Foreign] = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)
     before_step: list[Hook] = field(default_factory=list)
     after_step: list[Callable[[Batch], object]] = field(default_factory=list)
     outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    warm: dict[str, tuple[Hashable, Foreign]] = field(default_factory=dict)
+    warm: dict[str, tuple[Hashable, Any]] = field(default_factory=dict)
     task: TaskRules = CLASSIFIES
     pull: float = 0.0
     asked: str = ""

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from clients.tools.networks import NetView, view_of
 from clients.validation import local_validation
 from fedsim.common.seeding import seed_library
 from fedsim.common.tasks import BY_METRIC
-from fedsim.common.values import Foreign
 from fedsim.models.infer.base import Predict
 from fedsim.models.net import Net
 from fedsim.models.tasks import mean_of_defined
@@ -68,7 +67,7 @@ class LocalClient:
         self.counts: list[int] = [self.data.examples]  # training images of every client
         self.spent: list[Amount] = []  # work of the current round
         self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
-        self.warm: dict[str, tuple[Hashable, Foreign]] = {}
+        self.warm: dict[str, tuple[Hashable, Any]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
         self.stored = 0  # the number of store entries written with the last reply

@@ -58,7 +58,7 @@ Validations = dict[str, dict[str, float]]  # the columns of clients.csv by clien
 
 
 @dataclass
-class Arrivals:
+class UpdateChecks:
     """What a phase of training expects of a reply, and what it measures of each update when it arrives.
 
     shapes: shape and type of every tensor of a reply
@@ -131,25 +131,25 @@ def accept_updates(server: Server, replies: Iterable[Message], model: Arrays) ->
     model: the global tensors of the round before. The tensors of the updates may be read until the storage is cleared.
     """
     exchange = server.exchange
-    arrivals = expect_updates(server, model)
+    checks = expect_updates(server, model)
     arriving = timed(replies, exchange.notes)
-    results, failures = exchange.check(check_update, arriving, "reply refused", arrivals.expect, arrivals.measure)
-    updates = exchange.settle(results, failures)
+    results, failures = exchange.check(check_update, arriving, "reply refused", checks.expect, checks.measure)
+    updates = exchange.record_failures(results, failures)
     train, seed = server.experiment.train, server.experiment.run.seed
     for client in lost(train, list(updates), seed, exchange.notes.round):
         del updates[client]
         exchange.lose(client)
     for client, lie in attack(server, updates).items():
-        arrivals.sizes[client] = update_size(lie, server.parts.start)
+        checks.sizes[client] = update_size(lie, server.parts.start)
         updates[client].arrays = server.storage.put(lie)
-    for bank in arrivals.banks:
-        compare_contributions(server, bank, updates, arrivals)
+    for bank in checks.banks:
+        compare_contributions(server, bank, updates, checks)
     compare_metrics(server, updates)
-    sizes = compare_sizes(server, updates, arrivals)
+    sizes = compare_sizes(server, updates, checks)
     return list(updates.values()), sizes
 
 
-def expect_updates(server: Server, model: Arrays) -> Arrivals:
+def expect_updates(server: Server, model: Arrays) -> UpdateChecks:
     """What the replies to a phase of training must hold."""
     parts = server.parts
     sent_up = {name: array for name, array in model.items() if server.places[name] in ("shared", "upload")}
@@ -157,12 +157,12 @@ def expect_updates(server: Server, model: Arrays) -> Arrivals:
     server.storage.expect(server.exchange.asked * size)
     banks = parts.contributed()
     shapes = parts.form(heads_of(sent_up))
-    return Arrivals(server, sent_up, banks, shapes, parts.views(banks))
+    return UpdateChecks(server, sent_up, banks, shapes, parts.views(banks))
 
 
-def compare_contributions(server: Server, bank: Bank, updates: dict[str, Update], arrivals: Arrivals) -> None:
+def compare_contributions(server: Server, bank: Bank, updates: dict[str, Update], checks: UpdateChecks) -> None:
     """Takes out the updates whose contribution to a bank has another layout than the others', or too large a norm."""
-    layouts, norms = arrivals.layouts.get(bank.name, {}), arrivals.norms.get(bank.name, {})
+    layouts, norms = checks.layouts.get(bank.name, {}), checks.norms.get(bank.name, {})
     refused = server.parts.odd(bank, layouts)
     compared = {client: norms[client] for client in updates if client not in refused}
     refused |= over_norms(server, compared)
@@ -185,9 +185,9 @@ def compare_metrics(server: Server, updates: dict[str, Update]) -> None:
         server.exchange.notes.note(f"client {client!r}: its {LOSS} is not recorded: {reason}")
 
 
-def compare_sizes(server: Server, updates: dict[str, Update], arrivals: Arrivals) -> dict[str, float]:
+def compare_sizes(server: Server, updates: dict[str, Update], checks: UpdateChecks) -> dict[str, float]:
     """Takes out the updates that are too large; returns the sizes of all that were compared."""
-    sizes = {client: arrivals.sizes[client] for client in updates if client in arrivals.sizes}
+    sizes = {client: checks.sizes[client] for client in updates if client in checks.sizes}
     refused = too_large(server, sizes)
     for client, size in sizes.items():
         server.exchange.notes.row(client)["update_norm"] = size
@@ -237,7 +237,7 @@ def accept_contributions(server: Server, bank: Bank, replies: Iterable[Message])
         return replace(expected, banks=(bank,), views=views)
 
     results, failures = exchange.check(check_collected, replies, refusal, expect, owned)
-    entries = exchange.settle(results, failures)
+    entries = exchange.record_failures(results, failures)
     refused = parts.odd(bank, {client: layout_of(arrays) for client, arrays in entries.items()})
     norms, unlike = norms_of(bank, {client: entries[client] for client in entries if client not in refused})
     refused |= unlike | over_norms(server, norms)
@@ -311,10 +311,10 @@ def accept_validations(server: Server, results: Validations, failures: Failures,
     if server.target:
         server.target.take(used=used)
     if not used:
-        exchange.settle_silent(results, failures)
+        exchange.record_silent(results, failures)
         return {}
     refuse_implausible(server, results, failures)
-    accepted = exchange.settle(results, failures)
+    accepted = exchange.record_failures(results, failures)
     lowest, _ = server.state.of_part(LOWEST_LOSSES)
     for client, columns in accepted.items():
         exchange.notes.row(client).update(columns)

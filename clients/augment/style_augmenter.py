@@ -1,11 +1,12 @@
 """L2D's augmenter: random convolutions, with a few learned maps between them, give images new styles."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.tools.losses import total
-from fedsim.common.values import Foreign
 
 KERNELS = (9, 13, 17, 5)
 DROPOUT = 0.2
@@ -20,13 +21,13 @@ class _Convolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Foreign, x: Tensor, kernel: Tensor, bias: Tensor, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, padding: int) -> Tensor:
         ctx.save_for_backward(kernel)
         ctx.padding = padding
         return F.conv2d(x, kernel, bias, padding=padding)
 
     @staticmethod
-    def backward(ctx: Foreign, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (kernel,) = ctx.saved_tensors
         padding = kernel.shape[-1] - 1 - ctx.padding
         return F.conv2d(gradient, mirrored(kernel), padding=padding), None, None, None

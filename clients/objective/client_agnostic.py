@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.networks import descend, statistics_frozen
-from fedsim.common.values import Foreign
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
@@ -102,7 +101,7 @@ class ClientAgnostic(Objective):
 
     def _loss(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> StepFunction:
         net, generator = round.net, round.generator("mixig-u")
-        acting: list[Foreign] = [module for module in net.modules() if hasattr(module, "second_view")]
+        acting: list[Any] = [module for module in net.modules() if hasattr(module, "second_view")]
         for module in acting:
             module.second_view = False
         if self.lambda1 == 0 and self.lambda2 == 0:
@@ -158,7 +157,7 @@ def trainable(adapters: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def second_view(net: nn.Module, layers: dict[str, MixIGLayer], acting: list[Foreign]) -> Iterator[None]:
+def second_view(net: nn.Module, layers: dict[str, MixIGLayer], acting: list[Any]) -> Iterator[None]:
     """Inside the block MixIG layers mix, modules with `second_view` act, and running statistics do not change."""
     for module in acting:
         module.second_view = True

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from clients.parts import Batch, LocalRound, Objective, StepFunction
 from clients.tools.cut_network import CutNetwork
 from clients.tools.networks import statistics_frozen
 from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_rows
-from fedsim.common.values import Foreign
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import StyleLayers, moments, style_of
 from fedsim.models.layout import evaluating
@@ -92,7 +91,7 @@ class EnlargedBatch(Objective):
         steps, layers = itertools.count(), net.styles
         assert isinstance(layers, StyleLayers)  # of the insert that the objective needs
 
-        def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, Mapping[str, Foreign]]:
+        def draw(batch: Batch) -> tuple[StylePass, bool, Tensor, Mapping[str, Any]]:
             batch_labels, number = labels[batch.positions], next(steps)
             share = foreign is not None and rng.random() < self.sharing
             styles = StylePass(layers.part, layers.explored, batch_labels, foreign if share else None, rng)
@@ -137,7 +136,7 @@ def enlarged_loss(
     round: LocalRound,
     layers: StyleLayers,
     styles: StylePass,
-    paired: AbstractContextManager[Foreign],
+    paired: AbstractContextManager[Any],
     batch: Batch,
     labels: Tensor,
 ) -> Tensor:

@@ -14,7 +14,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import image_ops
 from fedsim.models.layout import evaluating
 from fedsim.parts.facts import Fact
-from fedsim.settings.effect import Only, Scene
+from fedsim.settings.effect import Only, Trait
 from fedsim.settings.tuned import Tuned
 
 SIDE, TILES = 3, 9  # tiles in a row, and in an image
@@ -47,7 +47,7 @@ class Jigsaw(Objective):
 
     alpha: Annotated[float, Field(ge=0), Tuned("0.7,0.9", "the paper's values for its networks")] = 0.7
     beta: Annotated[float, Field(ge=0, le=1), Tuned("0.7,0.9", "the paper's values for its networks")] = 0.9
-    grey: Annotated[float, Field(ge=0, le=1), Only(Scene.COLOURS)] = 0.1
+    grey: Annotated[float, Field(ge=0, le=1), Only(Trait.COLOURS)] = 0.1
     border: Literal["crop", "keep"] = "crop"
     assumes = (Fact.OBJECTIVE, Fact.IMAGES)
     requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}

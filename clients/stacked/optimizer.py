@@ -1,12 +1,12 @@
 """SGD, Adam and AdamW over the stacked parameters of several clients."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clients.stacked.net import Rows
-from fedsim.common.values import Foreign
 from fedsim.settings import TrainSettings
 
 BUFFERS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
@@ -39,7 +39,7 @@ class StackedOptimizer:
         # In double precision, as in torch.optim: 1 - b2^t loses four digits in single precision.
         self.steps = torch.zeros(len(first), dtype=torch.float64, device=first.device)
 
-    def load(self, row: int, state: Mapping[Tensor, Mapping[str, Foreign]], parameters: Mapping[str, Tensor]) -> None:
+    def load(self, row: int, state: Mapping[Tensor, Mapping[str, Any]], parameters: Mapping[str, Tensor]) -> None:
         """Start a client's row from its own optimizer's state."""
         for name in self.names:
             entry = state.get(parameters[name], {})
@@ -49,7 +49,7 @@ class StackedOptimizer:
             if "step" in entry:
                 self.steps[row] = float(entry["step"])
 
-    def save(self, row: int, state: dict[Tensor, Foreign], parameters: Mapping[str, Tensor]) -> None:
+    def save(self, row: int, state: dict[Tensor, Any], parameters: Mapping[str, Tensor]) -> None:
         """Put a row's buffers into the client's own optimizer's state."""
         for name in self.names:
             entry = {key: stacks[name][row].clone() for key, stacks in self.buffers.items()}

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from clients.stacked.net import Autocast, Pass, StackedNet
 from clients.stacked.optimizer import StackedOptimizer, rates_of
 from fedsim.common.errors import first_line
 from fedsim.common.seeding import seed_library
-from fedsim.common.values import Foreign
 from fedsim.models.net import Net
 from fedsim.models.tasks import TaskRules
 from fedsim.parts.part import part_name
@@ -120,7 +120,7 @@ class SideBySide:
 
     def fit(self, jobs: Sequence[Job]) -> list[tuple[DomainClient, Trained] | Exception]:
         """What `LocalClient.train` gives for every job, with the client that was trained, or why it failed."""
-        found: list[Foreign] = [self._join(row, job) for row, job in enumerate(jobs)]
+        found: list[Any] = [self._join(row, job) for row, job in enumerate(jobs)]
         members = [member for member in found if isinstance(member, Member)]
         if members:
             started = time.perf_counter()

@@ -20,7 +20,7 @@ from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.weights import StateDict
 from fedsim.parts.facts import Fact
-from fedsim.settings.effect import Above, Only, Scene
+from fedsim.settings.effect import Above, Only, Trait
 from fedsim.settings.tuned import DECADE, Tuned
 
 
@@ -65,13 +65,13 @@ class EpisodicStep(Step):
     each other client (the paper)."""
     second_order: bool = False
     """Whether to differentiate through the inner step."""
-    gamma: Annotated[float, Field(ge=0), Only(Scene.MASKS)] = 0.1
+    gamma: Annotated[float, Field(ge=0), Only(Trait.MASKS)] = 0.1
     """Weight of the boundary term, where there are masks; 0 leaves it out."""
-    tau: Annotated[float, Field(gt=0), Only(Scene.MASKS, gamma=Above(0))] = 0.05
+    tau: Annotated[float, Field(gt=0), Only(Trait.MASKS, gamma=Above(0))] = 0.05
     """Its temperature."""
-    ring: Annotated[int, Field(ge=1), Only(Scene.MASKS, gamma=Above(0))] = 5
+    ring: Annotated[int, Field(ge=1), Only(Trait.MASKS, gamma=Above(0))] = 5
     """Width in pixels of the background ring around a structure; 5 is the value for images of 384 pixels."""
-    denominator: Annotated[Literal["all", "negatives"], Only(Scene.MASKS, gamma=Above(0))] = "all"
+    denominator: Annotated[Literal["all", "negatives"], Only(Trait.MASKS, gamma=Above(0))] = "all"
     """Denominator of the contrast: the positive pair and the negatives (the code), or the negatives alone (as the paper
     prints it)."""
     spectrum: Literal["window", "full"] = "window"

@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-
-from fedsim.common.values import Foreign
 
 MMD_SCALES = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
 
@@ -16,14 +14,14 @@ class _HalfSquaredDistance(torch.autograd.Function):
     """½ Σ‖w − r‖² over two equally long lists of tensors; gradient w − r for w only (differentiable once more)."""
 
     @staticmethod
-    def forward(ctx: Foreign, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)
         half = len(tensors) // 2
         norms = torch._foreach_norm(torch._foreach_sub(tensors[:half], tensors[half:]))
         return 0.5 * torch.stack(norms).square().sum()
 
     @staticmethod
-    def backward(ctx: Foreign, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         half = len(ctx.saved_tensors) // 2
         differences = torch._foreach_sub(ctx.saved_tensors[:half], ctx.saved_tensors[half:])
         if torch.is_grad_enabled():  # create_graph: torch's foreach product has no second derivative

@@ -4,12 +4,11 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.common.values import Foreign
 from fedsim.models.net import Net
 
 M = TypeVar("M", bound=nn.Module)
@@ -40,7 +39,7 @@ def statistics_frozen(net: nn.Module) -> Iterator[None]:
     It is for second passes over a batch, as in sharpness-aware and two-view methods. It switches off PyTorch's
     `track_running_stats` in every layer that is in training mode and has that attribute.
     """
-    layers: list[Foreign] = [
+    layers: list[Any] = [
         module for module in net.modules() if module.training and getattr(module, "track_running_stats", False)
     ]
     for layer in layers:

@@ -89,14 +89,14 @@ class AdversarialTarget(Unlabelled):
 
     def _adapt(self, round: LocalRound) -> None:
         net, data = round.net, round.data
-        judges = [self._identifier(round, name) for name in sorted(round.records) if name.startswith(IDENTIFIER)]
-        if judges and self.epochs:
+        networks = [self._identifier(round, name) for name in sorted(round.records) if name.startswith(IDENTIFIER)]
+        if networks and self.epochs:
             optimizer = make_adam(net.backbone, self.lr, self.weight_decay)
             orders = (round.rng(f"adapt-{epoch}").permutation(data.examples) for epoch in range(self.epochs))
             for part in (part for order in orders for part in chunks(order, round.train.batch_size)):
                 features = net.pooled(data.batch(part).images)
                 seen = net.bottleneck(features) if self.di_input == "invariant" else features
-                loss = torch.stack([source_loss(judge(seen)) for judge in judges]).mean()
+                loss = torch.stack([source_loss(network(seen)) for network in networks]).mean()
                 advance(loss, (optimizer, [net.backbone]))
         prefix = "backbone."
         round.send("generator", {name: value for name, value in round.state_of().items() if name.startswith(prefix)})
@@ -104,9 +104,9 @@ class AdversarialTarget(Unlabelled):
 
     def _identifier(self, round: LocalRound, name: str) -> torch.nn.Sequential:
         arrays = round.records[name]
-        judge = identifier(arrays["0.weight"].shape[1]).to(round.device).requires_grad_(False)
-        load_arrays(judge, arrays)
-        return judge
+        network = identifier(arrays["0.weight"].shape[1]).to(round.device).requires_grad_(False)
+        load_arrays(network, arrays)
+        return network
 
     @torch.no_grad()
     def _features(self, round: LocalRound) -> Tensor:

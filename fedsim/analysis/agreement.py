@@ -18,8 +18,8 @@ LARGEST = 6.0  # of |log q|, where the order is certain
 
 
 def order_notes(table: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> list[str]:
-    """One note with Kendall's tau of every two tables, by the methods that both have (`beside_fedavg`)."""
-    frame = beside_fedavg(table, experiment, targets)
+    """One note with Kendall's tau of every two tables, by the methods that both have (`against_fedavg`)."""
+    frame = against_fedavg(table, experiment, targets)
     texts = []
     for one, other in itertools.combinations(frame, 2):
         both = frame[[one, other]].dropna()
@@ -42,7 +42,7 @@ def in_words(both: pd.DataFrame) -> str:
     return f"{tau:.2f} ({interval}; {len(both)} methods)"
 
 
-def beside_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> pd.DataFrame:
+def against_fedavg(table: pd.DataFrame, experiment: Experiment, targets: Sequence[str]) -> pd.DataFrame:
     """Differences to FedAvg in the same table, in fractions: here, in the papers' mean, and in each paper.
 
     table: the runs of a comparison (`Comparison.table`), of which variants are left out. Ours are means over the seeds

@@ -75,7 +75,7 @@ def _figure(rows: pd.DataFrame, name: str) -> "Figure":
 
 def _candidates(axes: "Axes", rows: pd.DataFrame) -> None:
     """Draw the scores of the candidates of one target; those that did not reach the last rung are grey."""
-    from fedsim.analysis.figure_style import legend_beside, styles
+    from fedsim.analysis.figure_style import legend_right, styles
 
     last = rows[rows["rung"] == rows["rung"].max()]
     last = last.sort_values("score", ascending=False, kind="stable")
@@ -106,7 +106,7 @@ def _candidates(axes: "Axes", rows: pd.DataFrame) -> None:
     for rung, count in zip(rungs["rung"], counts):
         ticks.append(f"rung {rung}\nfolds: {count}")
     axes.set_xticks(rungs["rung"], ticks)
-    legend_beside([axes], looks)
+    legend_right([axes], looks)
 
 
 def tables(runs: Runs) -> list[Table]:

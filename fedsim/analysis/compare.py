@@ -24,7 +24,7 @@ from fedsim.analysis.notes import (
     without_notes,
 )
 from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
-from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, beside
+from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, comparable_rows
 from fedsim.analysis.statistics import (
     common_seeds,
     corrected,
@@ -275,7 +275,7 @@ def _in_order(methods: pd.DataFrame, sign: int) -> pd.DataFrame:
 
 
 def _paired_scores(methods: pd.DataFrame, targets: list[str], base: str, sign: int) -> pd.Series:
-    """What ranks the methods beside a baseline: their differences; NaN for one that lacks a pair on a target."""
+    """What ranks the methods next to a baseline: their differences; NaN for one that lacks a pair on a target."""
     is_base = methods["label"] == base
     differences = methods["difference"].mask(is_base, 0.0)
     required = set(targets)
@@ -320,7 +320,7 @@ def _add_papers(
         given[run] = runs.experiments[run]
     first = next(iter(given.values()))
     ours = RunsOfTable(given, runs.labels(), comparison.labels, recorded)
-    rows, notes = beside(ours, targets)
+    rows, notes = comparable_rows(ours, targets)
     notes += order_notes(table, first, targets)
     if isinstance(published, Path):
         added, more = added_rows(published, first, table["method"], targets)
@@ -431,7 +431,7 @@ def _method(
     base: str,
     by: Sequence[str],
 ) -> dict[str, Any]:
-    """The numbers of one method, as a row of `Comparison.methods`; those beside a baseline where there is one."""
+    """The numbers of one method, as a row of `Comparison.methods`; those next to a baseline where there is one."""
     runs = table[table["label"] == label]
     grid = grids[label]
     average = mean_and_std(per_seed_average(grid, targets))

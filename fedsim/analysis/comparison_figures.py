@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from fedsim.analysis.across import LEVEL, Pairs
-from fedsim.analysis.agreement import BASELINE, FEWEST, MEAN, OURS, beside_fedavg, in_words
+from fedsim.analysis.agreement import BASELINE, FEWEST, MEAN, OURS, against_fedavg, in_words
 from fedsim.analysis.comparison import Comparison, shown_label
 from fedsim.analysis.figure_style import (
     COLORS,
@@ -220,12 +220,12 @@ def _front(points: pd.DataFrame, less_is_better: bool) -> pd.DataFrame:
     return ordered[ordered["score"] > best_before]
 
 
-def beside_papers(comparison: Comparison, experiment: Experiment, name: str) -> Figure | None:
+def against_papers(comparison: Comparison, experiment: Experiment, name: str) -> Figure | None:
     """Difference to FedAvg of every method that a paper prints for this data set: ours, and that of each paper.
 
     The line of a method joins ours and the papers' mean. None where ours and the papers share too few methods.
     """
-    frame = 100 * beside_fedavg(comparison.table, experiment, comparison.targets)
+    frame = 100 * against_fedavg(comparison.table, experiment, comparison.targets)
     if frame.empty or not comparison.is_primary:
         return None
     frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all")

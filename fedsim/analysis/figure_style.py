@@ -222,7 +222,7 @@ def legend_below(figure: Figure, names: Iterable[str]) -> None:
     )
 
 
-def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
+def legend_right(row: Sequence[Axes], names: Iterable[str]) -> None:
     """Draw the legend of one row of panels, right of its last panel, for figures whose rows have different entries."""
     entries = _entries(row, names)
     row[-1].legend(

@@ -11,7 +11,7 @@ from fedsim.analysis.figure_style import (
     Looks,
     band,
     legend_below,
-    legend_beside,
+    legend_right,
     panels,
     styles,
     unseen,
@@ -269,7 +269,7 @@ def _detail_lines(row: Sequence[Axes], frame: pd.DataFrame, key: str, names: Seq
                 str(part),
                 rounds=means["round"].unique(),
             )
-    legend_beside(row, looks)
+    legend_right(row, looks)
 
 
 def are_shares(details: pd.DataFrame) -> bool:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from fedsim.analysis import combinations, figures
 from fedsim.analysis.compare import compare, run_labels
 from fedsim.analysis.comparison import Comparison
-from fedsim.analysis.comparison_figures import beside_papers, cost_front, target_bars
+from fedsim.analysis.comparison_figures import against_papers, cost_front, target_bars
 from fedsim.analysis.figure_style import Looks, look, styles
 from fedsim.analysis.metrics import kept, kept_predictions
 from fedsim.analysis.prediction_figures import case_grid, confusion_figure, reliability_figure
@@ -110,7 +110,7 @@ def _drawn(
         costs = whole_run_costs(rounds)
         yield "cost", cost_front(comparison, costs, name, looks)
         first = next(iter(runs.experiments.values()))
-        yield "papers", beside_papers(comparison, first, name)
+        yield "papers", against_papers(comparison, first, name)
         yield from _of_predictions(runs, name, comparison, looks, labels)
     yield from combinations.figures(combinations.searches_of(runs), name)
     clients = _labelled(runs.clients, labels)

@@ -133,7 +133,7 @@ class RunsOfTable:
     recorded: Mapping[str, Mapping[str, Any]]
 
 
-def beside(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataFrame, list[str]]:
+def comparable_rows(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows of methods that we ran as the paper did, and notes on why other rows are left out."""
     experiments = list(runs.experiments.values())
     first = experiments[0]

@@ -1,6 +1,6 @@
 """Flower's ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. It is the same for all runtimes."""
 
-from fedsim.common.edge import refuse_hidden_packages
+from fedsim.common.exit_codes import refuse_hidden_packages
 
 refuse_hidden_packages()  # before the first import of `clients` or `strategies`
 

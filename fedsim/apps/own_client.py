@@ -5,7 +5,7 @@
 It is the client of a deployed site (fedsim/apps/client.py), whose domain and data come from the user's function.
 """
 
-from fedsim.common.edge import refuse_hidden_packages
+from fedsim.common.exit_codes import refuse_hidden_packages
 
 refuse_hidden_packages()  # before the first import of `clients` or `strategies`
 

@@ -1,6 +1,6 @@
 """Flower's ServerApp. It is the same in simulation and deployment."""
 
-from fedsim.common.edge import MENDABLE, explain, refuse_hidden_packages
+from fedsim.common.exit_codes import MENDABLE, explain, refuse_hidden_packages
 
 refuse_hidden_packages()  # before the first import of `clients` or `strategies`
 

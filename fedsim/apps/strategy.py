@@ -4,7 +4,7 @@ strategy = fedsim.strategy("feddg-ga")
 result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 """
 
-from fedsim.common.edge import refuse_hidden_packages
+from fedsim.common.exit_codes import refuse_hidden_packages
 
 refuse_hidden_packages()  # before the first import of `clients` or `strategies`
 

@@ -14,8 +14,8 @@ from fedsim.commands.search import search
 from fedsim.commands.sweep import study, sweep
 from fedsim.common.about import VERSION
 from fedsim.common.console import say
-from fedsim.common.edge import answer_signals, guarded
 from fedsim.common.errors import UserError
+from fedsim.common.exit_codes import answer_signals, guarded
 from fedsim.deploy.cli import app as deploy
 from fedsim.export.cli import evaluate, export, features, predict
 

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.tasks import Task, scores, task_in, task_of
-from fedsim.common.values import Foreign
 from fedsim.settings.experiment import Experiment
 
 WIDTH, HEIGHT, MARGIN = 420, 160, 28  # pixels of the curve
@@ -21,7 +20,7 @@ class NotebookBar:
     """Callback that shows the progress of a run as one output of a notebook's cell, which it changes each round."""
 
     def __init__(self) -> None:
-        self._output: Foreign = None
+        self._output: Any = None
         self._title, self._rounds = "", 1
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:

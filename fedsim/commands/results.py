@@ -92,7 +92,7 @@ def plot(
     from fedsim.analysis.plots import by_experiment, names_in, plot_all
 
     runs, by = chosen_runs(folder, methods, targets, seeds), by or []
-    files = plot_all(runs, beside(folder) / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
+    files = plot_all(runs, results_of(folder) / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
     boxes = missing_text(fonts_for(names_in(runs, by))[1])
     if boxes:
         errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
@@ -127,7 +127,8 @@ def report(
         if port or federation:
             raise UserError("--port and --federation belong to --live")
         runs = chosen_runs(folder, methods, targets, seeds)
-        say(f"report: {write_report(beside(folder), method_notes(runs.experiments.values(), trust), runs, by or [])}")
+        notes = method_notes(runs.experiments.values(), trust)
+        say(f"report: {write_report(results_of(folder), notes, runs, by or [])}")
         return
     if is_archive(folder):
         raise UserError(f"--live is for a folder in which runs go on; without it: fedsim report {folder}")
@@ -161,7 +162,7 @@ def archive(
     say(f"{file}: {len(runs)} run{'s' if len(runs) > 1 else ''}; fedsim compare {shlex.quote(str(file))}")
 
 
-def beside(path: Path) -> Path:
+def results_of(path: Path) -> Path:
     """Return the folder into which figures and reports go: that of the results, or one with an archive's name."""
     return path.with_suffix("") if is_archive(path) else path
 

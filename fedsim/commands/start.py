@@ -2,7 +2,7 @@
 
 import sys
 
-from fedsim.common.edge import INTERRUPTED, answer_signals, complain
+from fedsim.common.exit_codes import INTERRUPTED, answer_signals, complain
 from fedsim.common.garbage import ending, starting
 
 

@@ -5,4 +5,3 @@ from typing import Any, TypeAlias
 Json: TypeAlias = Any  # what JSON, TOML and the command line can hold: numbers, texts, lists and tables of them
 JsonTable: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]  # of a CSV file: numbers and texts by column
-Foreign: TypeAlias = Any  # an object of a library that has no public type

@@ -13,12 +13,12 @@ import numpy as np
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, nearest
 from fedsim.data.cache import DIGEST_BYTES, digest
+from fedsim.data.cached_files import Kept, content, decoded
 from fedsim.data.findings import Finding
 from fedsim.data.hf_rows import Opened, join_partitions, saved_rows
 from fedsim.data.label_findings import count_names, label_findings, name_findings
 from fedsim.data.levels import split_domains
 from fedsim.data.lists import PARTS, reads_lists
-from fedsim.data.made_once import Kept, content, decoded
 from fedsim.data.names import composed
 from fedsim.data.pixel_findings import pixel_findings
 from fedsim.data.pixels import read_bytes, unreadable

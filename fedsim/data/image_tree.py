@@ -8,8 +8,8 @@ from pathlib import PurePath
 import numpy as np
 
 from fedsim.common.errors import UserError
-from fedsim.data.beside import file_digests, image_looks
 from fedsim.data.cache import Arrays, Entry
+from fedsim.data.cached_digests import file_digests, image_looks
 from fedsim.data.findings import Finding
 from fedsim.data.folders import Listing, dataset_folder, list_domain, other_files
 from fedsim.data.levels import split_domains

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from fedsim.common.errors import UserError
-from fedsim.data.beside import kept
 from fedsim.data.cache import Entry, Planes, rows_of
+from fedsim.data.cached_digests import kept
 from fedsim.data.findings import Finding
 from fedsim.data.folders import Listing, images_of
 from fedsim.data.image_tree import ImageTree

@@ -33,7 +33,7 @@ class Moments:
     sums: tuple[float, ...]
     squares: tuple[float, ...]
 
-    def beside(self, others: "Moments") -> "Moments":
+    def joined(self, others: "Moments") -> "Moments":
         """These moments, followed by those of other columns of the same examples."""
         return Moments(
             self.counts + others.counts,

@@ -97,7 +97,7 @@ def check(
     if experiment:
         experiment = with_names(experiment, federation)
     answers = ask_sites(control, experiment, wait, least) if any(online.values()) else []
-    findings, missing = judge(federation, experiment, registered_nodes(federation), online, answers)
+    findings, missing = compare_sites(federation, experiment, registered_nodes(federation), online, answers)
     contacts = read_contacts(federation.kit("server") / CONTACTS)
     for finding in findings:
         add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
@@ -193,7 +193,7 @@ def _await_report(control: Control, report: Path, run_id: str, seconds: float) -
     return json.loads(report.read_text())
 
 
-def judge(
+def compare_sites(
     federation: Federation,
     experiment: Experiment | None,
     nodes: dict[str, int],

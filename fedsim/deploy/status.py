@@ -79,9 +79,9 @@ def _contact_cells(contact: Contact, now: float) -> tuple[str, str, str]:
         return "never", escape(contact.address) or "-", "-"
     clock = f"{contact.offset:+.1f} s"
     clock = f"[red]{clock}[/]" if clock_problem(contact.offset) else clock
-    heard = f"{ago(contact.last, now)}\n{ago(contact.since, now).removesuffix(' ago')}"
+    times = f"{ago(contact.last, now)}\n{ago(contact.since, now).removesuffix(' ago')}"
     machine = f"{escape(contact.address)}\n{escape(contact.version)}, {clock}"
-    return heard, machine, f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
+    return times, machine, f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
 
 
 def _said(contact: Contact, now: float) -> list[str]:

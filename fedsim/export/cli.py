@@ -39,15 +39,15 @@ def evaluate(
     from rich.markup import escape
     from rich.table import Table
 
-    from fedsim.export import judge
+    from fedsim.export import inference
 
     model = _model(run, which, trust)
     if data is None:
         measures, predictions = _of_target(model)
     elif model.plan.data.images:
-        measures, predictions = judge.evaluate(model, judge.labelled_images(data, model.classes))
+        measures, predictions = inference.evaluate(model, inference.labelled_images(data, model.classes))
     else:
-        measures, predictions = judge.evaluate_rows(model, data)
+        measures, predictions = inference.evaluate_rows(model, data)
     table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
     task = TASKS[model.plan.data.task]
     for row in measures.itertuples(index=False):
@@ -59,7 +59,7 @@ def evaluate(
 def _of_target(model: "TrainedModel") -> "tuple[pd.DataFrame, pd.DataFrame]":
     """(metrics, predictions) of the run's unseen domain, as the data set has it now."""
     from fedsim.data import load_target, load_target_masks
-    from fedsim.export.judge import evaluate_arrays
+    from fedsim.export.inference import evaluate_arrays
     from fedsim.export.targets import evaluate_targets
     from fedsim.export.trained import other_images, refuse_other_classes
 
@@ -84,10 +84,10 @@ def predict(
     from rich.markup import escape
     from rich.table import Table
 
-    from fedsim.export import judge
+    from fedsim.export import inference
 
     model = _model(run, which, trust)
-    predictions = judge.predict(model, images)
+    predictions = inference.predict(model, images)
     names = list(model.plan.data.outputs) if model.has_targets else ["class", "probability"]
     if model.doubt:
         names += ["calibrated", f"set ({100 * (1 - model.doubt.alpha):g} %)"]

@@ -16,7 +16,7 @@ from fedsim.methods.docstrings import field_texts
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Filled, Recipe, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
-from fedsim.settings.effect import Facts, Scene, conditions, in_words
+from fedsim.settings.effect import Facts, Trait, conditions, in_words
 from fedsim.settings.experiment import parse_override
 from fedsim.settings.tuned import spaces
 
@@ -178,10 +178,10 @@ def typed(key: str, value: Json) -> str:
 def method_facts(recipe: Recipe) -> Facts:
     """What a method's parts say about the effect of settings."""
     return {
-        Scene.PASSES: not recipe.batches.balanced or not getattr(recipe.batches, "budget", 1),
-        Scene.XAN: part_name(recipe.norm) == "xan",
-        Scene.FEDERATED: not recipe.pooled,
-        Scene.PLAIN_PASS: all(part.compiles for part in recipe.client_parts()),
+        Trait.PASSES: not recipe.batches.balanced or not getattr(recipe.batches, "budget", 1),
+        Trait.XAN: part_name(recipe.norm) == "xan",
+        Trait.FEDERATED: not recipe.pooled,
+        Trait.PLAIN_PASS: all(part.compiles for part in recipe.client_parts()),
     }
 
 

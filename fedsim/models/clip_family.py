@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
-from fedsim.common.values import Foreign
 from fedsim.models.layout import Backbone, Statistics, survey
 from fedsim.models.texts import TextEncoder, TextHead, Texts, refuse_equal
 from fedsim.models.weights import StateDict
@@ -28,10 +27,10 @@ class ClipEncoder(nn.Module):
     (`keep_images_only`) only the image encoder `visual` is left.
     """
 
-    clip: Foreign
+    clip: Any
     visual: nn.Module
 
-    def __init__(self, clip: Foreign, name: str) -> None:
+    def __init__(self, clip: Any, name: str) -> None:
         super().__init__()
         self.clip, self.name = clip, name
 
@@ -64,9 +63,9 @@ class ClipEncoder(nn.Module):
         del self.clip
 
 
-def _texts(clip: Foreign, name: str, tokenizer: Foreign, classes: Sequence[str], prompt: str, scale: float) -> Texts:
+def _texts(clip: Any, name: str, tokenizer: Any, classes: Sequence[str], prompt: str, scale: float) -> Texts:
     """What is needed to learn a part of the texts; UserError for an encoder that is not built as CLIP's own."""
-    tower: Foreign = getattr(clip, "text", clip)
+    tower: Any = getattr(clip, "text", clip)
     pooling = getattr(clip, "text_pool_type", getattr(tower, "pool_type", ""))
     causal = getattr(tower, "attn_mask", None) is not None and getattr(tower, "cls_emb", None) is None
     readable = pooling in ("argmax", "eos") and causal and hasattr(tokenizer, "eot_token_id")

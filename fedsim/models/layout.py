@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError, first_line
-from fedsim.common.values import Foreign
 from fedsim.models.weights import StateDict
 
 STAGE_REDUCTIONS = {4: 1, 8: 2, 16: 3, 32: 4}  # image side / map side -> number of the stage, as in a ResNet
@@ -72,9 +71,9 @@ class Backbone:
     channels_last: bool = False
     maps: bool = False
     inner: str = ""
-    text: Callable[[Foreign, Sequence[str], str], nn.Module] | None = None
+    text: Callable[[Any, Sequence[str], str], nn.Module] | None = None
     unclear: str = ""
-    finish: Callable[[Foreign], None] | None = None
+    finish: Callable[[Any], None] | None = None
     head: Callable[[nn.Module], nn.Module] | None = None
     from_shape: Callable[[tuple[int, ...]], nn.Module] | None = None
 

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
-from fedsim.common.values import Foreign
 from fedsim.models.layout import Backbone, Layout
 
 Shape = tuple[int, ...]
@@ -141,6 +140,6 @@ def tensor_row(name: str, options: Mapping[str, Any]) -> Backbone:
     return Backbone(of_images, _layout, own_channels=True, from_shape=from_shape)
 
 
-def _layout(backbone: Foreign, image_size: int) -> Layout:
+def _layout(backbone: Any, image_size: int) -> Layout:
     """The feature width that the module itself says; there are no stages and no levels."""
     return Layout(backbone.feature_dim)

@@ -9,7 +9,6 @@ from torch import nn
 
 from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
-from fedsim.common.values import Foreign
 from fedsim.models.layout import Backbone, Layout, Statistics, survey
 from fedsim.models.narrow import narrow
 from fedsim.models.weights import StateDict, load_packaged
@@ -92,7 +91,7 @@ def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_
                         "another machine and set model.weights to the file") from None  # fmt: skip
 
 
-def fit_position_embedding(backbone: Foreign, state: StateDict, image_size: int) -> StateDict:
+def fit_position_embedding(backbone: Any, state: StateDict, image_size: int) -> StateDict:
     """A transformer's position embedding, interpolated when the file was made for another image size."""
     embedding = getattr(backbone, "pos_embed", None)
     stored = state.get("pos_embed")

@@ -14,7 +14,7 @@ from fedsim.methods.recipe import Recipe
 from fedsim.models.net import Net
 from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.parts.part import part_name
-from fedsim.settings.effect import Facts, Only, Scene, Size, in_words, unmet
+from fedsim.settings.effect import Facts, Only, Size, Trait, in_words, unmet
 from fedsim.settings.experiment import SECTIONS, Experiment
 from strategies.parts import Share
 from strategies.share.everything import Everything
@@ -23,21 +23,21 @@ from strategies.share.everything import Everything
 def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
     """What the settings and the data set say."""
     return {
-        Scene.MASKS: TASKS[bench.task].maps,
-        Scene.IMAGES: bench.images,
-        Scene.TENSORS: not bench.images,
-        Scene.COLOURS: bench.channels == 3,
-        Scene.FOLDERS: reader_class(bench).takes_lists,
-        Scene.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
-        Scene.BOTTLENECK: experiment.model.bottleneck > 0,
-        Scene.NO_BOTTLENECK: experiment.model.bottleneck == 0,
+        Trait.MASKS: TASKS[bench.task].maps,
+        Trait.IMAGES: bench.images,
+        Trait.TENSORS: not bench.images,
+        Trait.COLOURS: bench.channels == 3,
+        Trait.FOLDERS: reader_class(bench).takes_lists,
+        Trait.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
+        Trait.BOTTLENECK: experiment.model.bottleneck > 0,
+        Trait.NO_BOTTLENECK: experiment.model.bottleneck == 0,
     }
 
 
 def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float) -> Facts:
     """What the network and the sites say. examples: training images by client; tested: images of the unseen domain."""
     return {
-        Scene.STEM: bool(batch_norm_paths(net, ())),
+        Trait.STEM: bool(batch_norm_paths(net, ())),
         Size.CLIENT_IMAGES: max(examples, default=0),
         Size.CLIENTS: len(examples),
         Size.TARGET_IMAGES: round(tested * adapt_share / (1 - adapt_share)),

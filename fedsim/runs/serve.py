@@ -113,7 +113,7 @@ def play_rounds(
         grid.expect(largest_reply(space))
     roster = make_roster(grid, space, run_config, identify)
     meet(server, roster, space)
-    settle_scale(space, session, roster, run_config)
+    agree_on_scale(space, session, roster, run_config)
     server.target = asked_for_target(space, server, evaluator, roster)
     tested = tested_images(evaluator, roster)
     session.note("undefined", undefined_on_target(space, evaluator, tested))
@@ -182,7 +182,7 @@ def detail_form(space: Workspace) -> DetailForm:
     return DetailForm(quantities, names)
 
 
-def settle_scale(space: Workspace, session: Session, roster: Roster, run_config: Config) -> None:
+def agree_on_scale(space: Workspace, session: Session, roster: Roster, run_config: Config) -> None:
     """Makes the scale of the features of the clients' sums, where there is one, and sends it with every message.
 
     A resumed run keeps its own, whichever sites are there now.

@@ -6,6 +6,7 @@ The server may share it with the processes of the clients, which evaluate while 
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from clients.local_data import fetched, kept_near
 from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import TASKS
-from fedsim.common.values import Foreign
 from fedsim.data import load_target, load_target_masks
 from fedsim.models.tasks import Labelled, Predict, TaskRules
 from fedsim.runs.workspace import Workspace
@@ -108,7 +108,7 @@ class TargetEvaluator:
         details = self.infer.details(self.net) + (predictions.details() if predictions else [])
         return TargetScore(value, loss, time.perf_counter() - started, details, predictions)
 
-    def _predictions(self, kept: list[Tensor]) -> Foreign:
+    def _predictions(self, kept: list[Tensor]) -> Any:
         """What the task's records keep of the predictions."""
         return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), self.images, self.outputs)
 

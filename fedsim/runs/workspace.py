@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from clients.tools.networks import view_of
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
-from fedsim.common.values import Foreign
 from fedsim.data import ClientData, domain_findings, domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
 from fedsim.data.findings import sent_findings
@@ -140,7 +139,7 @@ class Workspace:
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.frozen_content = self._frozen_content()
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
-        self.target: Foreign = None  # the TargetEvaluator, in the server's process and in its copies
+        self.target: Any = None  # the TargetEvaluator, in the server's process and in its copies
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled = self._compiled_pass()
@@ -227,7 +226,7 @@ class Workspace:
         data = load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data)
         moments = moments_of(data.images[data.train], features)
         if targets and data.masks is not None:
-            moments = moments.beside(moments_of(data.masks[data.train], 1))
+            moments = moments.joined(moments_of(data.masks[data.train], 1))
         return moments
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:

@@ -131,12 +131,12 @@ class ForkedGrid(InlineGrid, RunCallback):
                 busy = [process for process in self._processes if process.tasks]
                 if not busy:
                     return
-                heard = ready(busy, None if deadline is None else max(deadline - time.monotonic(), 0.0))
-                if not heard:
+                readable = ready(busy, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+                if not readable:
                     return
-                for process in heard:
+                for process in readable:
                     answered = process.receive()
-                    self._hand_out(made)  # before the reply is judged
+                    self._hand_out(made)  # before the reply is checked
                     while answered:
                         yield answered.pop(0)[1]
         finally:

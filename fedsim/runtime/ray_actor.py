@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedsim.common.edge import refuse_hidden_packages
 from fedsim.common.errors import USER_ERROR, UserError
+from fedsim.common.exit_codes import refuse_hidden_packages
 from fedsim.flower.identity import with_content
 from fedsim.runtime.message_bytes import RecordBytes, answer, select, without_arrays
 from fedsim.tensors.arrays import nbytes

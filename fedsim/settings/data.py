@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
-from fedsim.settings.effect import GIVEN, Above, Only, Scene
+from fedsim.settings.effect import GIVEN, Above, Only, Trait
 from fedsim.settings.sections import Settings
 
 # Rows of fedsim.data.augment.
@@ -42,13 +42,13 @@ class DataSettings(Settings):
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     classes: Annotated[
-        list[str], Only(dataset=("folder", "table", "hugging-face", *TENSORS), refused=True), Only(Scene.OUTSIDE)
+        list[str], Only(dataset=("folder", "table", "hugging-face", *TENSORS), refused=True), Only(Trait.OUTSIDE)
     ] = Field(
         [],
         description="classes of a `folder` data set, when its images are on other machines (for a deployment's "
         "server), or when a domain may lack some of them; also of `arrays`",
     )
-    image_size: Annotated[int, Only(Scene.IMAGES)] = Field(
+    image_size: Annotated[int, Only(Trait.IMAGES)] = Field(
         28,
         ge=0,
         le=1024,
@@ -56,14 +56,14 @@ class DataSettings(Settings):
         "the backbone's weights were trained",
     )
     columns: Annotated[
-        Columns, Only(dataset=("table", "hugging-face", *TENSORS), refused=True), Only(Scene.OUTSIDE)
+        Columns, Only(dataset=("table", "hugging-face", *TENSORS), refused=True), Only(Trait.OUTSIDE)
     ] = Field(
         {},
         description="names of a table's columns, if they are not path, label, domain and split; group: the column of "
         "patients or sequences, whose images are never split; of a table of numbers also features, categories = "
         "{COLUMN = [values]} and missing = {COLUMN = [values]}, and with task = 'multi-label' label = [COLUMNS]",
     )
-    levels: Annotated[str, Only(dataset="folder", refused=True), Only(Scene.OUTSIDE)] = Field(
+    levels: Annotated[str, Only(dataset="folder", refused=True), Only(Trait.OUTSIDE)] = Field(
         "",
         description="what the levels of folders below data.root are, such as 'domain/*/class': * is a level that is "
         "neither, whose folders are read together; a folder's name in its place reads this folder alone; empty: "
@@ -79,22 +79,22 @@ class DataSettings(Settings):
         description="images that are never split between training, validation and clients: those of one folder below "
         "the class (of image trees), or of one patient (camelyon17); empty: each image is drawn by itself",
     )
-    shape: Annotated[list[int], Only(dataset="arrays", refused=True), Only(Scene.OUTSIDE)] = Field(
+    shape: Annotated[list[int], Only(dataset="arrays", refused=True), Only(Trait.OUTSIDE)] = Field(
         [], description="shape of an example of `arrays`, where all files are on other machines (for a server)"
     )
-    scale: Annotated[Literal["auto", "federated", "site", "none"], Only(Scene.TENSORS, refused=True)] = Field(
+    scale: Annotated[Literal["auto", "federated", "site", "none"], Only(Trait.TENSORS, refused=True)] = Field(
         "auto",
         description="how tensors that are no images are standardized: federated, by the training rows of all sources "
         "together; site, every domain by its own; none; auto: federated for rows of numbers, none for other shapes. "
         "The targets of a regression are always standardized by all sources together, unless this is none",
     )
-    missing: Annotated[Literal["mean", "indicator", "drop"], Only(Scene.TENSORS, refused=True)] = Field(
+    missing: Annotated[Literal["mean", "indicator", "drop"], Only(Trait.TENSORS, refused=True)] = Field(
         "mean",
         description="an empty cell of a table becomes the mean, or the mean with a column that says so (indicator), or "
         "its row is left out (drop)",
     )
     variant: Annotated[
-        Literal["csac", "domainbed"], Only(dataset="rotated-mnist", refused=True), Only(Scene.OUTSIDE)
+        Literal["csac", "domainbed"], Only(dataset="rotated-mnist", refused=True), Only(Trait.OUTSIDE)
     ] = Field("csac", description="Rotated MNIST: the same images in every domain (csac), or disjoint ones (domainbed)")
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of every domain's images that is used (drawn per class, by split_seed)"
@@ -105,9 +105,9 @@ class DataSettings(Settings):
     )
     lists: Annotated[
         str,
-        Only(Scene.FOLDERS, split="lists", refused=True),
-        Only(Scene.FOLDERS, test_split="list"),
-        Only(Scene.OUTSIDE),
+        Only(Trait.FOLDERS, split="lists", refused=True),
+        Only(Trait.FOLDERS, test_split="list"),
+        Only(Trait.OUTSIDE),
     ] = Field("", description="folder of split lists (DOMAIN_train*.txt and so on), relative to data.root")
     split_seed: int = Field(
         -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so each seed has other splits"
@@ -161,23 +161,23 @@ class DataSettings(Settings):
         description="share of every source domain's images that is given to all clients, not to the domain's own ones; "
         "0: one domain per client, 1: all clients have the same mixture (FedDG_Benchmark's lambda)",
     )
-    augment: Annotated[str, Only(Scene.IMAGES, refused=True)] = Field(
+    augment: Annotated[str, Only(Trait.IMAGES, refused=True)] = Field(
         "none", description=f"{', '.join(AUGMENTS)}, or your own as module:name"
     )
-    normalize: Annotated[Literal["none", "imagenet", "mnist", "weights"], Only(Scene.IMAGES, refused=True)] = Field(
+    normalize: Annotated[Literal["none", "imagenet", "mnist", "weights"], Only(Trait.IMAGES, refused=True)] = Field(
         "none",
         description="mean and std with which images are normalized after augmentation; weights: those of the training "
         "of the backbone's weights",
     )
-    structures: Annotated[dict[str, list[int]], Only(dataset="masks", refused=True), Only(Scene.OUTSIDE)] = Field(
+    structures: Annotated[dict[str, list[int]], Only(dataset="masks", refused=True), Only(Trait.OUTSIDE)] = Field(
         {},
         description="structures of a `masks` data set, and the pixel values of the mask files for each; a value may "
         "belong to several structures: disc = [0, 128], cup = [0]",
     )
-    mask_threshold: Annotated[float, Only(Scene.MASKS, refused=True)] = Field(
+    mask_threshold: Annotated[float, Only(Trait.MASKS, refused=True)] = Field(
         0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure when masks are evaluated"
     )
-    largest_component: Annotated[bool, Only(Scene.MASKS, refused=True)] = Field(
+    largest_component: Annotated[bool, Only(Trait.MASKS, refused=True)] = Field(
         False, description="evaluate only the largest connected component of each predicted structure"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")

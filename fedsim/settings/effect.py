@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 
-class Scene(Enum):
+class Trait(Enum):
     """Facts of a run's data, network and method."""
 
     MASKS = "data that have masks"
@@ -40,7 +40,7 @@ class Size(Enum):
     CLIENTS = "the number of clients"
 
 
-Facts = dict[Scene | Size, float]  # what is known of a run; a scene that is not in it may hold
+Facts = dict[Trait | Size, float]  # what is known of a run; a trait that is not in it may hold
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Only:
     refused: a run is refused in place of a remark, unless it belongs to a grid over one of the other settings
     """
 
-    def __init__(self, *needs: Scene | Size, refused: bool = False, **others: object) -> None:
+    def __init__(self, *needs: Trait | Size, refused: bool = False, **others: object) -> None:
         self.needs, self.refused, self.others = needs, refused, others
 
     def holds(self, settings: object, facts: Facts, values: tuple[Any, ...]) -> bool:
@@ -78,7 +78,7 @@ class Only:
         )
 
 
-def _is_size(need: Scene | Size) -> bool:
+def _is_size(need: Trait | Size) -> bool:
     return isinstance(need, Size)
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedsim.settings.effect import Above, Only, Scene
+from fedsim.settings.effect import Above, Only, Trait
 from fedsim.settings.sections import Settings
 from fedsim.settings.tuned import Tuned
 
@@ -25,10 +25,10 @@ class TrainSettings(Settings):
     """[train]: rounds, local work and its optimizer."""
 
     rounds: int = Field(10, ge=1, description="rounds of training; row 0 of rounds.csv is the initial model's")
-    epochs: Annotated[int, Only(Scene.PASSES, iterations=0), Only(iterations=0, budget=("images", "steps"))] = Field(
+    epochs: Annotated[int, Only(Trait.PASSES, iterations=0), Only(iterations=0, budget=("images", "steps"))] = Field(
         1, ge=1, description="local passes over the data per round, unless iterations is set"
     )
-    iterations: Annotated[int, Only(Scene.PASSES), Only(budget=("images", "steps"))] = Field(
+    iterations: Annotated[int, Only(Trait.PASSES), Only(budget=("images", "steps"))] = Field(
         0, ge=0, description="local steps per round; 0: epochs says how many"
     )
     batch_size: Annotated[int, Tuned("8,16,32,64", "DomainBed, powers of two")] = Field(64, ge=2)
@@ -84,21 +84,21 @@ class TrainSettings(Settings):
     persist_optimizer: Annotated[bool, Only(momentum=Above(0)), Only(optimizer=("adam", "adamw"))] = Field(
         False, description="keep momentum and Adam moments between rounds"
     )
-    clients_per_round: Annotated[int, Only(Scene.FEDERATED)] = Field(
+    clients_per_round: Annotated[int, Only(Trait.FEDERATED)] = Field(
         0, ge=0, description="clients drawn each round; 0: all"
     )
-    availability: Annotated[dict[str, Chances], BeforeValidator(as_lists), Only(Scene.FEDERATED)] = Field(
+    availability: Annotated[dict[str, Chances], BeforeValidator(as_lists), Only(Trait.FEDERATED)] = Field(
         {},
         description="how probable it is that a client is there in a round, by client, domain or *: one number, or one "
         "for each round, which begin again after the last (a day's curve; 0 and 1 are a trace)",
     )
-    lost_replies: Annotated[float, Only(Scene.FEDERATED)] = Field(
+    lost_replies: Annotated[float, Only(Trait.FEDERATED)] = Field(
         0.0,
         ge=0,
         lt=1,
         description="how probable it is that a client that trains is gone before its reply arrives",
     )
-    evaluate_clients: Annotated[str, Only(Scene.FEDERATED)] = Field(
+    evaluate_clients: Annotated[str, Only(Trait.FEDERATED)] = Field(
         "all",
         pattern="^(all|drawn|[1-9][0-9]*)$",
         description="clients that validate the model of a round, which selects the best round: all, drawn (those that "
@@ -119,7 +119,7 @@ class TrainSettings(Settings):
         description="number of clients that train together as one program, if the method allows it (inline runtime); "
         "meant for small networks on a GPU, slower on a CPU; 1: clients train one after the other",
     )
-    compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], Only(Scene.PLAIN_PASS)] = Field(
+    compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], Only(Trait.PLAIN_PASS)] = Field(
         "off",
         description="compile the network's training pass by torch.compile in this mode; one graph serves all clients "
         "and rounds of a process; on a GPU reduce-overhead uses CUDA graphs",

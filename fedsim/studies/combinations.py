@@ -147,7 +147,7 @@ class CombinationSearch(Study):
         if self.step == 0:
             self.order_folds()
         elif self.step <= len(self.rungs):
-            self.judge(self.step - 1)
+            self.rank_candidates(self.step - 1)
         if self.step == len(self.rungs):
             self.show_winners()
 
@@ -232,7 +232,7 @@ class CombinationSearch(Study):
                 scores[fold] = math.inf if isinstance(score, str) else score
             unseen.folds.sort(key=scores.__getitem__)
 
-    def judge(self, rung: int) -> None:
+    def rank_candidates(self, rung: int) -> None:
         """Score the candidates of a rung by the records on disk, and keep the best third for the next one."""
         is_last = rung == len(self.rungs) - 1
         for unseen in self.unseen:

@@ -8,6 +8,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -16,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from fedsim.common.values import Foreign
 from fedsim.runs import workspace
 
 OTHER = torch.device("meta")
@@ -41,18 +41,18 @@ class OtherTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch calls it on the class, and its types say otherwise
-        cls, func: Foreign, types: Foreign, args: Foreign = (), kwargs: Foreign = None
-    ) -> Foreign:
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Every operation."""
         return computed(func, args, kwargs or {})
 
-    def __deepcopy__(self, memo: dict[int, Foreign]) -> "OtherTensor":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OtherTensor":
         made = OtherTensor(self.on_cpu.clone()).requires_grad_(self.requires_grad)
         made.__dict__.update({name: value for name, value in self.__dict__.items() if name != "on_cpu"})
         return memo.setdefault(id(self), made)
 
 
-def computed(func: Foreign, args: Sequence[Foreign], kwargs: Mapping[str, Foreign]) -> Foreign:
+def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an operation gives: on the other device if one of its tensors is there, or if that is asked for."""
     seen: list[Tensor] = []
     tree_map_only(Tensor, seen.append, (args, kwargs))
@@ -78,14 +78,14 @@ def computed(func: Foreign, args: Sequence[Foreign], kwargs: Mapping[str, Foreig
 class _Everywhere(TorchDispatchMode):
     """Also operations without a tensor of the other device, which may make one."""
 
-    def __torch_dispatch__(self, func: Foreign, types: Foreign, args: tuple = (), kwargs: Foreign = None) -> Foreign:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         return computed(func, args, kwargs or {})
 
 
 class _Functions(TorchFunctionMode):
     """Functions of PyTorch that make a tensor of data, or read one, without an operation."""
 
-    def __torch_function__(self, func: Foreign, types: Foreign, args: tuple = (), kwargs: Foreign = None) -> Foreign:
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs, asked = kwargs or {}, (kwargs or {}).get("device")
         if func in WITH_DATA and asked is not None and torch.device(asked) == OTHER:
             return func(*args, **{**kwargs, "device": None}).to(OTHER)
@@ -102,7 +102,7 @@ def other_device() -> Iterator[None]:
     """Inside the block, runs compute on the other device."""
     autocast, changed = torch.autocast, torch.__future__.get_overwrite_module_params_on_conversion()
 
-    def not_there(kind: str, *args: Foreign, **named: Foreign) -> contextlib.AbstractContextManager:
+    def not_there(kind: str, *args: Any, **named: Any) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if kind == OTHER.type else autocast(kind, *args, **named)
 
     workspace.close_workspaces()

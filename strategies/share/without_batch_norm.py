@@ -7,7 +7,7 @@ from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.xan import XAN, XANLayer
 from fedsim.parts.part import RecipeParts
-from fedsim.settings.effect import Only, Scene
+from fedsim.settings.effect import Only, Trait
 from fedsim.tensors.kinds import bn_scope
 from strategies.parts import Place, Share
 
@@ -33,7 +33,7 @@ class WithoutBatchNorm(Share):
 
     scope: Literal["all", "xan", "none"] = "all"
     upload: bool = True
-    share_scores: Annotated[bool, Only(Scene.XAN)] = False
+    share_scores: Annotated[bool, Only(Trait.XAN)] = False
 
     def refuses(self, recipe: RecipeParts) -> str:
         """The scope must name layers that exist, and an unseen domain needs a model."""

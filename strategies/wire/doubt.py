@@ -52,7 +52,7 @@ def sums_of_sources(server: Server, grid: Grid, model: ArrayRecord, asked: Confi
     for client, reason in implausible(examples, run.examples_limit).items():
         del results[client]
         failures[client] = f"sums refused: {reason}", ""
-    return exchange.settle(results, failures)
+    return exchange.record_failures(results, failures)
 
 
 def check_sums(content: RecordDict, expected: Expected, heads: Mapping[str, Head]) -> Sums:

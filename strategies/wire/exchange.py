@@ -19,9 +19,9 @@ from strategies.wire.reply_checks import (
     MEASURED,
     Expected,
     RejectedReplyError,
+    checked,
     client_failure,
     failure_reason,
-    judged,
     one_line,
 )
 from strategies.wire.round_notes import RoundNotes, payloads
@@ -173,7 +173,7 @@ class Exchange:
                 self.notes.count(client, "up", payloads(arrays_of(reply.content)), names)
                 self.bound_seconds(client, reply.content)
                 try:
-                    results[client] = keep(judged(check, reply.content, expected))
+                    results[client] = keep(checked(check, reply.content, expected))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
                 except RefusedUpdateError as error:  # of a part that `keep` asks
@@ -199,7 +199,7 @@ class Exchange:
                 self.notes.note(f"client {client!r}: its {name} is {value:.3g}, and the server waited {waited:.3g} s, "
                                 "which is recorded")  # fmt: skip
 
-    def settle(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
+    def record_failures(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
         for line in self._sent.strays:
             self.notes.note(line)
@@ -208,7 +208,7 @@ class Exchange:
                 self.fail(client, *failures.get(client, (self._silence(), "")))
         return {client: results[client] for client in self._asked if client in results}
 
-    def settle_one(
+    def check_one(
         self, reply: Message | None, check: Callable[[RecordDict, Expected], T], expected: Expected, refusal: str
     ) -> T | None:
         """The result of the check of a reply that comes alone; None when it is missing or fails, which is recorded."""
@@ -219,7 +219,7 @@ class Exchange:
         else:
             self.bound_seconds(expected.client, reply.content)
             try:
-                return judged(check, reply.content, expected)
+                return checked(check, reply.content, expected)
             except RejectedReplyError as error:
                 self.fail(expected.client, f"{refusal}: {error}")
         return None
@@ -227,11 +227,11 @@ class Exchange:
     def _silence(self) -> str:
         return f"no reply within {self.experiment.run.timeout:g} s"
 
-    def settle_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
+    def record_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
         """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
         lost = tuple(f"error {code}:" for code in LOST)
         answered = {client: failure for client, failure in failures.items() if not failure[0].startswith(lost)}
-        self.settle({**results, **answered}, failures)
+        self.record_failures({**results, **answered}, failures)
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""

@@ -13,13 +13,13 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
+from typing import Any
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.common.lists import first_few
 from fedsim.common.polling import pause
-from fedsim.common.values import Foreign
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import Roster
 from strategies.wire.matching import LOST
@@ -33,12 +33,12 @@ class WrappedGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def set_run(self, run: Foreign) -> None:
+    def set_run(self, run: Any) -> None:
         """Flower's hook."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Foreign:
+    def run(self) -> Any:
         """Flower's run information."""
         return self._grid.run
 

@@ -18,7 +18,7 @@ from fedsim.common.lists import first_few
 from fedsim.data.fingerprint import difference
 from fedsim.settings import RunSettings
 from fedsim.tensors.records import Config
-from strategies.wire.reply_checks import RESTART, Expected, RejectedReplyError, judged, one_line
+from strategies.wire.reply_checks import RESTART, Expected, RejectedReplyError, checked, one_line
 from strategies.wire.sites import UNANSWERED, Identify, Site, check_site, implausible, impostor, name_of, read_sites
 
 POLL_SECONDS = 1.0
@@ -238,7 +238,7 @@ class Roster:
         expected = Expected("", str(self.run_config["token"]), 0, "handshake")
         if reply.metadata.src_node_id != node:
             raise RejectedReplyError(f"it comes from another node, {reply.metadata.src_node_id}")
-        sites = judged(partial(read_sites, node), reply.content, expected)
+        sites = checked(partial(read_sites, node), reply.content, expected)
         for site, holds in sites:
             self._take_site(node, site, holds)
 

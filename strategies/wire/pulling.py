@@ -10,10 +10,10 @@ What is used of Flower and not public is in fedsim/flower/private.py.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import Error, Message
 
-from fedsim.common.values import Foreign
 from fedsim.flower.identity import stamp
 from fedsim.flower.private import private
 from strategies.wire.packing import unpack
@@ -76,7 +76,7 @@ def most_bytes(message: Message, largest: int) -> int:
 class Puller:
     """Fetches the replies of Flower's own grid."""
 
-    def __init__(self, grid: Foreign) -> None:
+    def __init__(self, grid: Any) -> None:
         self._grid = grid
         self._arriving: dict[str, Arriving] = {}  # by the id of the message that it answers
 
@@ -171,6 +171,6 @@ class Puller:
         return make(self._grid._runtime_client.PullObject, self._grid.node, run)
 
 
-def is_flowers_own(grid: Foreign) -> bool:
+def is_flowers_own(grid: Any) -> bool:
     """Whether this is the grid of a SuperLink, where replies come in parts."""
     return isinstance(grid, private("flwr.superlink.grid.http_grid:HttpGrid"))

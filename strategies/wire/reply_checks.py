@@ -97,7 +97,7 @@ def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def judged(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
+def checked(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
     """The result of a check. An unexpected exception is a refusal of the reply and does not stop the server."""
     try:
         return check(content, expected)
@@ -106,7 +106,7 @@ def judged(check: Callable[[RecordDict, Expected], T], content: RecordDict, expe
     except RefusedUpdateError as error:
         raise RejectedReplyError(error.reason) from error
     except Exception as error:
-        raise RejectedReplyError(f"it cannot be judged ({type(error).__name__}: {error})") from error
+        raise RejectedReplyError(f"it cannot be checked ({type(error).__name__}: {error})") from error
 
 
 def check_update(content: RecordDict, expected: Expected) -> Update:

@@ -4,14 +4,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.common.tasks import BY_METRIC
-from fedsim.common.values import Foreign
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config, config_of
 from strategies.parts import Entries
@@ -62,7 +61,7 @@ class TargetScore:
     loss: float | None = None
     seconds: float = 0.0
     details: list[tuple[str, str, float]] = field(default_factory=list)
-    predictions: Foreign = None
+    predictions: Any = None
 
 
 class Asked(Protocol):
@@ -130,7 +129,7 @@ class TargetSite:
             exchange, site = self.exchange, self.site
             fields = site.client, exchange.token, self._round, PHASE, site.examples
             expected = Expected(*fields, metric=exchange.metric, data=site.content)
-            answer = exchange.settle_one(self._reply, partial(read_score, self.form), expected, "evaluation refused")
+            answer = exchange.check_one(self._reply, partial(read_score, self.form), expected, "evaluation refused")
             if answer is not None:
                 self._score, seconds = answer
                 exchange.notes.row(site.client)["evaluation_seconds"] = seconds

@@ -49,7 +49,7 @@ def ask_target(
         exchange.notes.count(client, "up", payloads(arrays_of(reply.content)), set(visit.records))
     expected = Expected(client, exchange.token, server.round, visit.phase, data=site.content if site else "")
     check = partial(read_answer, visit, server)
-    return exchange.settle_one(reply, check, expected, f"answer to {visit.phase!r} refused")
+    return exchange.check_one(reply, check, expected, f"answer to {visit.phase!r} refused")
 
 
 def send_alone(exchange: Exchange, grid: Grid, client: str, question: Message) -> Message | None:

@@ -6,7 +6,7 @@ import pytest
 from invented import PACS, notes_of, one_each, pacs_experiment, table_of_runs
 
 from fedsim.analysis import compare
-from fedsim.analysis.agreement import _counts, agreement, beside_fedavg, order_notes
+from fedsim.analysis.agreement import _counts, against_fedavg, agreement, order_notes
 from fedsim.analysis.published import PROTOCOLS, domain_key, printed_numbers, protocol_of, published_rows, setting
 from fedsim.methods.table import METHODS
 from fedsim.settings.experiment import read_experiment
@@ -140,7 +140,7 @@ def test_agreement_of_tables_by_hand():
     ours = [("fedavg", 0, 0.8), ("csac", 0, 0.83), ("elcfs", 0, 0.82), ("fedavg", 1, 0.4)]  # a seed that only one has
     rows = [(*row, target) for row in ours for target in PACS]
     table = pd.DataFrame(rows, columns=["method", "seed", "accuracy", "target"]).eval("label = method")
-    frame = beside_fedavg(table, pacs_experiment(model={"backbone": "resnet50"}), PACS)  # with any network
+    frame = against_fedavg(table, pacs_experiment(model={"backbone": "resnet50"}), PACS)  # with any network
     assert frame.loc["csac"].dropna().to_dict() == pytest.approx(
         {"here": 0.03, "the papers' mean": 0.0256, "CSAC Table I (ResNet-18)": 0.0145}
         | {"FedIG-A Table 5 (ResNet-18)": 0.0523, "MCSAD Table 1 (ResNet-18)": 0.01},
@@ -153,7 +153,7 @@ def test_agreement_of_tables_by_hand():
     assert (
         order_notes(table[table["method"] != "elcfs"], pacs_experiment(), PACS) == []
     )  # two methods have no order worth a word
-    assert beside_fedavg(table[table["seed"] == 2], pacs_experiment(), PACS).empty
-    assert beside_fedavg(table, pacs_experiment(data={"dataset": "terra-incognita"}), PACS).empty
-    photo = beside_fedavg(table, pacs_experiment(), ["photo"])
+    assert against_fedavg(table[table["seed"] == 2], pacs_experiment(), PACS).empty
+    assert against_fedavg(table, pacs_experiment(data={"dataset": "terra-incognita"}), PACS).empty
+    photo = against_fedavg(table, pacs_experiment(), ["photo"])
     assert photo["FedIG-A Table 5 (ResNet-18)"]["csac"] == pytest.approx(0.0443)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedsim.commands import start
 from fedsim.commands.cli import app, main
-from fedsim.common import edge, garbage
+from fedsim.common import exit_codes, garbage
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runtime.launch import launch
 from fedsim.settings.experiment import read_experiment
@@ -169,7 +169,7 @@ def test_a_module_that_hides_our_package_is_named_with_both_paths(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "clients")
     code, _, errors = called("methods")
-    home = Path(edge.__file__).parents[2]
+    home = Path(exit_codes.__file__).parents[2]
     said = f"{tmp_path / 'clients.py'} hides the package 'clients' of fedsim, which is {home / 'clients'}; rename"
     assert (code, said in errors) == (2, True)
 
@@ -184,8 +184,8 @@ def test_a_module_that_hides_our_package_is_named_with_both_paths(tmp_path, monk
     (ValueError("two\nlines"), 1, "ValueError: two lines"),
 ])  # fmt: skip
 def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(edge.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert edge.guarded(Mock(side_effect=error)) == code
+    monkeypatch.setattr(exit_codes.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert exit_codes.guarded(Mock(side_effect=error)) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedsim: ")
     assert said in line

@@ -14,8 +14,8 @@ from fedsim.analysis.provenance import provenance_notes, shared_notes
 from fedsim.analysis.report import write_report
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, beside, load_client
-from fedsim.data.beside import image_looks
 from fedsim.data.cache import Entry
+from fedsim.data.cached_digests import image_looks
 from fedsim.data.fingerprint import difference, fingerprints, refuse_equal_domains
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.shared_images import MOST_SHARED, near_copies, shared_images

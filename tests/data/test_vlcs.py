@@ -12,7 +12,7 @@ from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.reader import reader
 from fedsim.runs.no_effect import data_facts
 from fedsim.settings import DataSettings
-from fedsim.settings.effect import Scene
+from fedsim.settings.effect import Trait
 from fedsim.settings.experiment import Experiment
 
 FOLDERS = {"Caltech101": "CALTECH", "LabelMe": "LABELME", "SUN09": "SUN", "VOC2007": "PASCAL"}
@@ -62,7 +62,7 @@ def test_its_parts_are_the_published_ones(vlcs):
     client = load_client(data, "Caltech101")
     assert (len(client.train), len(client.validation)) == (15, 5)
     assert len(load_target(data, "SUN09")[2]) == 10
-    assert data_facts(Experiment(data=data), benchmark(data))[Scene.FOLDERS]  # DomainBed's folders take lists
+    assert data_facts(Experiment(data=data), benchmark(data))[Trait.FOLDERS]  # DomainBed's folders take lists
 
 
 def test_another_folder_and_missing_images_are_refused(vlcs, tmp_path):

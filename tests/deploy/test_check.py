@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsim.data.findings import Finding as DataFinding
 from fedsim.deploy import check_app
-from fedsim.deploy.check import AWAY, Finding, add_contact, judge, refusal, table, with_names
+from fedsim.deploy.check import AWAY, Finding, add_contact, compare_sites, refusal, table, with_names
 from fedsim.deploy.check_app import answer, installed_versions, lacking
 from fedsim.deploy.contacts import Contact
 from fedsim.flower.identity import assume_identity
@@ -36,22 +36,22 @@ def says(site, changes=()):
     return {key: value for key, value in said.items() if value is not None}
 
 
-def judged(federation, experiment=EXPERIMENT, online=ONLINE, said=None, **changes):
+def compared(federation, experiment=EXPERIMENT, online=ONLINE, said=None, **changes):
     """(findings, problems by site, and those of no site under "") of good answers; `beta={...}` changes one."""
     said = [says(site, changes.get(site.name, ())) for site in federation.sites] if said is None else said
-    findings, missing = judge(federation, experiment, NODES, online, said)
+    findings, missing = compare_sites(federation, experiment, NODES, online, said)
     found = {finding.site.name: finding.problems for finding in findings if finding.problems}
     return findings, found | ({"": missing} if missing else {})
 
 
 def problems(*words, **changes):
-    return judged(*words, **changes)[1]
+    return compared(*words, **changes)[1]
 
 
 def test_sites_that_are_not_there_are_named_and_a_complete_federation_has_no_problems(federation):
     assert problems(federation) == problems(federation, None) == {}
     sites = tuple(site.model_copy(update={"domain": site.domain.upper()}) for site in federation.sites)
-    findings, found = judged(federation.model_copy(update={"sites": sites}))  # in another spelling
+    findings, found = compared(federation.model_copy(update={"sites": sites}))  # in another spelling
     assert (found, [finding.notes for finding in findings]) == ({}, [[]] * 4)
     online = {12: False, 13: True, 14: True}
     assert problems(federation, online=online, said=[says(federation.site("delta"))]) == {
@@ -77,7 +77,7 @@ def test_sites_that_are_not_there_are_named_and_a_complete_federation_has_no_pro
     ],
 )
 def test_what_does_not_fit_is_that_sites_problem_alone(federation, changes, problem):
-    findings, found = judged(federation, beta=changes)
+    findings, found = compared(federation, beta=changes)
     assert [(site, len(said)) for site, said in found.items()] == [("beta", 1)]
     assert problem in found["beta"][0]
     assert problem in text_of(table(federation, findings, "small"))
@@ -90,7 +90,7 @@ def test_findings_of_a_site_are_told_and_a_grave_one_is_a_problem_until_it_is_ac
     """As at the start of a run."""
     line = "rot15: 8 images have a fourth channel; data.accept = ['alpha'] takes the data as they are"
     assert problems(federation, beta={"findings": [GRAVE]}) == {"beta": [line]}
-    findings, found = judged(federation, EXPERIMENT.replace(data={"accept": ["alpha"]}), beta={"findings": [GRAVE]})
+    findings, found = compared(federation, EXPERIMENT.replace(data={"accept": ["alpha"]}), beta={"findings": [GRAVE]})
     assert not found
     assert findings[1].notes == ["rot15: 8 images have a fourth channel"]
     assert "its answer is not valid: a finding" in problems(federation, beta={"findings": ["{}"]})["beta"][0]
@@ -108,7 +108,9 @@ def test_a_client_without_a_site_is_a_problem_and_what_the_run_works_without_a_n
     for domains, target, missing in (([*DOMAINS, "rot60"], "rot45", "rot60"), (DOMAINS, "rot0", "rot45")):
         said = {"": [f"no site holds '{missing}', which the experiment trains on"]}
         assert problems(federation, on(domains, target)) == said
-    findings, found = judged(federation, on(DOMAINS[:3], "rot0"), alpha={"problem": "no disk"}, beta={"torch": "2.0.0"})
+    findings, found = compared(
+        federation, on(DOMAINS[:3], "rot0"), alpha={"problem": "no disk"}, beta={"torch": "2.0.0"}
+    )
     assert not found
     assert findings[0].notes == ["takes no part: the unseen domain is 'rot0'", "no disk"]
     assert "torch differs" in findings[1].notes[0]
@@ -126,7 +128,7 @@ def test_folder_data_takes_its_domains_from_the_federation_and_classes_are_compa
 
 def test_the_table_shows_every_site_and_brackets_and_escape_codes_as_they_are(federation):
     odd = dict.fromkeys(("device", "torch", "problem"), "[/x]\x1b[2J\x07 well")
-    text = text_of(table(federation, judged(federation, online=ONLINE | {13: False}, beta=odd)[0], "small"), 220)
+    text = text_of(table(federation, compared(federation, online=ONLINE | {13: False}, beta=odd)[0], "small"), 220)
     flower = f"flwr {installed_versions()['flwr']}"
     assert all(words in text for words in ("alpha", "rot45 (target)", "1000", "in 10 classes", "offline", flower))
     assert text.count("[/x][2J well") == 3

@@ -13,8 +13,8 @@ from support import read_audit, run_small, tiny_experiment
 
 from fedsim.commands import runs as progress
 from fedsim.common import console
-from fedsim.common.edge import complain
 from fedsim.common.errors import UserError, printable
+from fedsim.common.exit_codes import complain
 from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.check import Answer, Finding, add_contact, table
 from fedsim.deploy.check_app import installed_versions

@@ -21,7 +21,7 @@ from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.scaling import moments_of, scale_of
 from fedsim.export.card import card
 from fedsim.export.files import export
-from fedsim.export.judge import evaluate_arrays, predict
+from fedsim.export.inference import evaluate_arrays, predict
 from fedsim.methods.table import METHODS
 from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import read_experiment

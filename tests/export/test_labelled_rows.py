@@ -14,7 +14,7 @@ import fedsim
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
-from fedsim.export.judge import evaluate_rows
+from fedsim.export.inference import evaluate_rows
 from fedsim.settings.experiment import read_experiment
 
 

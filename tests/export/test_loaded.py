@@ -18,7 +18,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import load_target
 from fedsim.export.card import card
 from fedsim.export.files import comparison_images, export
-from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.export.inference import evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.export.trained import describe
 from fedsim.runs.target import TargetEvaluator
 from fedsim.runs.workspace import Workspace

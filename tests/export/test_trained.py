@@ -20,7 +20,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import load_target
 from fedsim.export.features import plot_features
 from fedsim.export.files import WRITERS, export
-from fedsim.export.judge import Labelled, evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.export.inference import Labelled, evaluate, evaluate_arrays, labelled_images, predict
 from fedsim.runs.checkpoint import write_arrays
 from fedsim.runs.workspace import close_workspaces
 

@@ -65,14 +65,14 @@ def test_results_are_rebuilt_sorted_and_byte_stable(folder, monkeypatch):
     """Also when a folder that was listed is gone before it is read, because other cells of a sweep end then."""
     for seed in (10, 2):
         write_run(folder.parent, pacs_experiment("fedavg", "photo", seed, train={"rounds": 1}))
-    doomed = [str(folder / "csac" / "photo" / "seed5" / "checkpoint"), str(folder / "leaving")]
-    for one in doomed:
+    unreadable = [str(folder / "csac" / "photo" / "seed5" / "checkpoint"), str(folder / "leaving")]
+    for one in unreadable:
         Path(one, "state").mkdir(parents=True)
     scan = os.scandir
 
     def scan_late(path="."):
-        if str(path) in doomed:
-            doomed.remove(str(path))
+        if str(path) in unreadable:
+            unreadable.remove(str(path))
             shutil.rmtree(path)
         return scan(path)
 

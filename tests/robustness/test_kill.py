@@ -13,8 +13,8 @@ from support import numbers, run_small, small_experiment, tiny_experiment
 
 from clients.base import DomainClient
 from fedsim.commands.runs import run_one
-from fedsim.common.edge import guarded
 from fedsim.common.errors import ClientFailedError
+from fedsim.common.exit_codes import guarded
 from fedsim.runs.origin import round_of
 from fedsim.runs.plan import run_folder
 from fedsim.runtime.launch import launch

@@ -56,7 +56,7 @@ def check_refused(outcome: Outcome, expected: Outcome, victim: str) -> None:
     assert outcome.differences(expected, victim) == ""
     reason = outcome.rows[victim]["status"]
     assert reason not in ("", "ok")
-    assert "cannot be judged" not in reason
+    assert "cannot be checked" not in reason
     assert any(victim in note for note in outcome.notes)
     for line in (reason, *outcome.notes):
         assert line == " ".join(line.split())

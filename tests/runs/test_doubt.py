@@ -20,7 +20,7 @@ from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.data import load_client
 from fedsim.export.card import card
 from fedsim.export.files import export
-from fedsim.export.judge import predict
+from fedsim.export.inference import predict
 from fedsim.records import read_runs
 from fedsim.records.doubt import calibrated_loss, coverage, read_doubt, read_doubted, set_size
 from fedsim.records.predictions import Predictions

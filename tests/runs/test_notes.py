@@ -22,7 +22,7 @@ from fedsim.runs.notes import budget_notes, data_notes, few_client_notes, weight
 from fedsim.runs.plan import resolve
 from fedsim.runs.traffic import traffic
 from fedsim.settings import DataSettings, ModelSettings
-from fedsim.settings.effect import Scene, Size
+from fedsim.settings.effect import Size, Trait
 from fedsim.settings.experiment import Experiment, read_experiment
 
 
@@ -141,7 +141,7 @@ def test_every_client_has_one_node_and_no_node_more_than_its_share(count, nodes,
 
 
 MASKS = {"dataset": "digit-masks", "image_size": 32}
-COLOURLESS = {Scene.COLOURS: False, Scene.MASKS: False, Scene.STEM: False, Scene.BOTTLENECK: False}
+COLOURLESS = {Trait.COLOURS: False, Trait.MASKS: False, Trait.STEM: False, Trait.BOTTLENECK: False}
 
 
 @pytest.mark.parametrize(("section", "values", "said"), [

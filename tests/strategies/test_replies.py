@@ -11,7 +11,7 @@ from tampering import VICTIM, arrays, refused_row, rows_of, set_nan, short, tamp
 from fedsim.common.errors import ClientFailedError
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
-from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_update, judged
+from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_update, checked
 from strategies.wire.target_site import DetailForm, TargetScore, read_score, score_records
 
 
@@ -19,7 +19,7 @@ def check_reason(check, content, expected, reason):
     """It is accepted when the reason is empty."""
     found = ""
     try:
-        judged(check, content, expected)
+        checked(check, content, expected)
     except RejectedReplyError as error:
         found = str(error)
     assert reason in found
@@ -94,11 +94,11 @@ def target_reply(metrics=None, details=None, extra=None):
     ({"details": {"quantities": [b"\xff"]}}, "not one printable line"),
     ({"details": {"values": [float("inf")]}}, "not a finite number"),
     ({"details": {name: ["n"] * 100_000 for name in ("names", "quantities")}}, "rows"),
-    ({"details": {"names": []}}, "cannot be judged"),
+    ({"details": {"names": []}}, "cannot be checked"),
     ({"details": {"names": "a", "quantities": "a"}}, "three lists"),
 ])  # fmt: skip
 def test_the_target_sites_reply_is_exactly_what_was_asked_for(change, reason):
-    score, seconds = judged(READ, target_reply(), EXPECTED)
+    score, seconds = checked(READ, target_reply(), EXPECTED)
     assert (score.value, score.details, seconds) == (0.5, [("alpha_mean", "layer1.0", 0.5)], 0.1)
     check_reason(READ, target_reply(**change), EXPECTED, reason)
 

@@ -119,7 +119,7 @@ def test_a_change_without_effect_is_dropped(monkeypatch):
     own = lambda cell: numbers[cell.title.partition(" ")[0].partition("@")[2]]  # noqa: E731
     monkeypatch.setattr(label("all_scores"), own)
     monkeypatch.setattr(label("fold_metric"), lambda cell: own(cell)[-1])
-    plan.judge(0)
+    plan.rank_candidates(0)
     assert plan.unseen[0].left == [1, 0]
     texts = [one.text for one in plan.unseen[0].outcomes]
     assert texts == ["rank 3 of 4, the base", "rank 1 of 4", "the same numbers as candidate 1", "rank 2 of 4"]

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.settings.effect import Only, Scene
+from fedsim.settings.effect import Only, Trait
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class ProjectionHead(Insert):
     always: add it to a network with a bottleneck too
     """
 
-    width: Annotated[int, Field(ge=1), Only(always=True), Only(Scene.NO_BOTTLENECK)] = 256
-    always: Annotated[bool, Only(Scene.BOTTLENECK)] = False
+    width: Annotated[int, Field(ge=1), Only(always=True), Only(Trait.NO_BOTTLENECK)] = 256
+    always: Annotated[bool, Only(Trait.BOTTLENECK)] = False
     order: ClassVar[int] = 1
 
     def apply(self, net: Net) -> None:

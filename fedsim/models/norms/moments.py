@@ -13,12 +13,10 @@ tensors.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from fedsim.common.values import Foreign
 
 Moments = tuple[Tensor, Tensor]  # mean and biased variance
 Rule = Callable[..., tuple[Tensor, Tensor]]
@@ -58,7 +56,7 @@ class _InstanceAffine(torch.autograd.Function):
     """The forward and backward pass of `_plain`, fused. It keeps the input for the backward pass and no other map."""
 
     @staticmethod
-    def forward(ctx: Foreign, x: Tensor, rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
         centered, mean, variance = _center(x)
         inputs = [tensor.detach().requires_grad_() for tensor in (mean, variance, *tensors)]
         with torch.enable_grad():
@@ -69,7 +67,7 @@ class _InstanceAffine(torch.autograd.Function):
         return centered.mul_(_per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
 
     @staticmethod
-    def backward(ctx: Foreign, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: second derivatives go through the plain form
             return _differentiable_backward(x, ctx.rule, tensors, grad)

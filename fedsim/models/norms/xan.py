@@ -15,7 +15,7 @@ from fedsim.models.norms.instance import has_positions
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import Moments, tracked_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace
-from fedsim.settings.effect import Only, Scene
+from fedsim.settings.effect import Only, Trait
 from fedsim.tensors.kinds import Kind
 
 
@@ -101,7 +101,7 @@ class XAN(Norm):
     """
 
     stages: tuple[int, ...] = (1, 2, 3, 4)
-    stem: Annotated[bool, Only(Scene.STEM)] = True
+    stem: Annotated[bool, Only(Trait.STEM)] = True
     mix: Literal["softmax", "free"] = "softmax"
     in_init: Literal["ones", "copy_bn"] = "ones"
 
