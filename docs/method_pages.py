@@ -4,6 +4,7 @@ from pathlib import Path
 
 from part_pages import code_link, in_cell, part_section
 from results_read import digits, results_of
+from round_picture import picture
 
 from fedsim.commands.methods import first_try
 from fedsim.methods.groups import papers_of
@@ -19,6 +20,7 @@ def write_method_pages(folder: Path) -> None:
     groups = {group: [row for row in rows if row.name in METHODS] for group, rows in listed().items()}
     for name, recipe in METHODS.items():
         (folder / f"{name}.md").write_text(method_page(name, recipe))
+        (folder / f"{name}.svg").write_text(picture({slot for slot, _ in own_parts(recipe)}, "The slots of a round"))
     (folder / "index.md").write_text(methods_index(groups))
     (folder / "table.txt").write_text(methods_table(groups))
 
@@ -90,6 +92,7 @@ def method_page(name: str, recipe: Recipe) -> str:
     own = own_parts(recipe)
     said = "One client holds all data; every" if recipe.pooled else "It is the reference: every"
     lines += ["All other slots are FedAvg's." if own else f"{said} part is the standard one.", ""]
+    lines += [f"![One round; the slots in which {name} has parts of its own are in colour]({name}.svg)", ""]
     lines += ["| slot | part | what it does |", "|---|---|---|"]
     parts = own or recipe.pairs
     for slot, part in parts:

@@ -15,6 +15,7 @@ import pytest
 from fedsim.common.tasks import TASKS
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
 from fedsim.methods.groups import papers, papers_of
+from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.methods.table import METHODS
 from fedsim.models.inserts.base import Insert
@@ -167,3 +168,21 @@ def test_no_sentence_is_broken_in_two():
         if kind == "text" and following != "lines" and not is_whole(body)
     ]
     assert broken == []
+
+
+def test_the_picture_of_a_round_has_every_slot_and_lights_up_those_of_a_method():
+    from method_pages import own_parts
+    from round_picture import FILE, PLACES, picture
+
+    assert sorted(PLACES) == sorted(SLOTS)
+    assert FILE.read_text() == picture(PLACES, "One round, and the slots of a method")
+    lit = {slot for slot, _ in own_parts(METHODS["gperxan"])}
+    assert lit == {"norm", "share", "terms"}
+    drawn = picture(lit, "gperxan")
+    places = re.findall(r'<rect class="(\w+)"[^>]*/>\n<text class="name"[^>]*>(\w+)<', drawn)
+    assert {name: kind for kind, name in places if kind != "off"} == {
+        "norm": "model",
+        "share": "server",
+        "terms": "client",
+    }
+    assert len(places) == len(SLOTS)
