@@ -7,7 +7,7 @@ from results_read import digits, results_of
 from round_picture import picture
 
 from fedsim.commands.methods import first_try
-from fedsim.methods.groups import papers_of
+from fedsim.methods.groups import ideas, papers_of
 from fedsim.methods.listing import MethodRow, listed, step_costs
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import one_line
@@ -57,8 +57,8 @@ def methods_table(groups: dict[str, list[MethodRow]]) -> str:
     for group, rows in groups.items():
         for row in rows:
             here = own.get(row.name, {})
-            title = "".join(f"<br><small>{in_cell(paper.title)}</small>" for paper in papers_of(row.recipe.paper))
-            cells = [f"[{row.name}](methods/{row.name}.md){title}", group.partition(":")[0], leaves(row.recipe)]
+            idea = f"<br><small>{in_cell(ideas()[row.name])}</small>"
+            cells = [f"[{row.name}](methods/{row.name}.md){idea}", group.partition(":")[0], leaves(row.recipe)]
             cells += ["" if row.cost is None else f"{row.cost:.2f}", here.get("bytes", ""), tasks(row.recipe)]
             lines.append(f"| {' | '.join([*cells, here.get('average', '').partition(' ')[0]])} |")
     return "\n".join(lines) + "\n"
@@ -82,8 +82,8 @@ def cited(recipe: Recipe) -> str:
 
 
 def method_page(name: str, recipe: Recipe) -> str:
-    """One method: paper, commands, disclosure, recipe, results, and every part with its formula and settings."""
-    lines = [f"# {name}", "", f"{cited(recipe)}.", ""]
+    """One method: idea, paper, commands, disclosure, recipe, results, and each part with its formula and settings."""
+    lines = [f"# {name}", "", f"**{in_cell(ideas()[name])}**", "", f"{cited(recipe)}.", ""]
     lines += ["```bash", f"{first_try(name, recipe)} --target rot75", f"fedsim methods {name}", "```", ""]
     cost = step_costs()[0].get(name)
     lines += [f"- **What leaves the clients:** {in_cell(recipe.disclosure())}."]

@@ -48,7 +48,7 @@ def show_methods(changes: str = "", group: str = "") -> None:
         columns = (
             Column("method", width=widest),
             Column("cost", justify="right", width=5),
-            "changes; source; what it discloses",
+            "idea; changes; source; what it discloses",
         )
         title = escape(f"{group} ({len(rows)})")
         table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
@@ -74,9 +74,11 @@ def _only(group: str, groups: "dict[str, list[MethodRow]]") -> "dict[str, list[M
 
 
 def _cells(row: "MethodRow", plain: str) -> tuple[str, str, str]:
-    """Name, cost, and what a method changes and discloses, where that is not the plain disclosure."""
+    """Name, cost, and a method's idea, what it changes and discloses, where that is not the plain disclosure."""
+    from fedsim.methods.groups import ideas_of
+
     outside = "" if row.origin == "fedsim" else f"{row.origin}: "
-    lines = [f"{outside}{row.changes}", row.recipe.paper]
+    lines = [*ideas_of(row.name), f"{outside}{row.changes}", row.recipe.paper]
     disclosure = row.recipe.disclosure()
     if disclosure != plain:
         lines.append(disclosure)
@@ -101,7 +103,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     data: an experiment, for which the bytes per round are printed too.
     """
     from fedsim.methods.assembly import find_recipe
-    from fedsim.methods.groups import papers_of
+    from fedsim.methods.groups import ideas_of, papers_of
     from fedsim.methods.listing import in_words
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe
@@ -112,6 +114,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
     recipe = find_recipe(name)
     console.print(Text(f"{name}: {recipe.paper}", "bold"))
+    for idea in ideas_of(name):
+        _say_wrapped(idea)
     for paper in papers_of(recipe.paper):
         _say_wrapped(f"{paper.title}, {paper.link}")
     _say_wrapped(f"{in_words(recipe)}.")

@@ -308,11 +308,12 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str, trus
 
 
 def method_notes(experiments: Iterable[Experiment], trust: bool = False) -> dict[str, dict[str, str]]:
-    """Each method's group, its paper and what its runs disclose, with the parts that these runs had.
+    """Each method's group, its idea, its paper and what its runs disclose, with the parts that these runs had.
 
     Without trust a method that is made of modules outside fedsim is left out, because they would have to be imported.
     """
     from fedsim.methods.assembly import assemble
+    from fedsim.methods.groups import ideas_of
     from fedsim.methods.listing import MethodRow
     from fedsim.methods.registry import refuse_outside
 
@@ -322,8 +323,11 @@ def method_notes(experiments: Iterable[Experiment], trust: bool = False) -> dict
         with contextlib.suppress(UserError):  # the method does not exist any more, or is not trusted
             refuse_outside(method, experiment.name, trust)
             recipe = assemble(method.method, method.parts)
-            described = texts.setdefault(experiment.method_name, {"group": [], "paper": [], "discloses": []})
+            described = texts.setdefault(
+                experiment.method_name, {"group": [], "idea": [], "paper": [], "discloses": []}
+            )
             described["group"].append(MethodRow(experiment.method_name, recipe, "", None).group)
+            described["idea"] += ideas_of(experiment.method_name)
             described["paper"].append(recipe.paper)
             described["discloses"].append(recipe.disclosure())
     return {

@@ -1,4 +1,4 @@
-"""What is told of methods and stands in files: the group of each method, and the titles and links of papers.
+"""What files say of methods: the group of each, its idea in plain words, and the titles and links of papers.
 
 The table imports PyTorch, which takes longer than to print all names. `python -m fedsim.methods.groups` writes the
 groups again; a test compares them with the table.
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).with_name("groups.csv")
+IDEAS = Path(__file__).with_name("ideas.csv")
 PAPERS = Path(__file__).with_name("papers.csv")
 
 
@@ -28,6 +29,18 @@ def table_text() -> str:
 
     rows = [f"{group},{row.name}" for group, members in listed().items() for row in members if row.name in METHODS]
     return "\n".join(["group,method", *rows, ""])
+
+
+@cache
+def ideas() -> dict[str, str]:
+    """{method: what it does, in one sentence of at most 20 plain words}, for the rows of METHODS."""
+    with IDEAS.open(encoding="utf-8", newline="") as handle:
+        return {row["method"]: row["idea"] for row in csv.DictReader(handle)}
+
+
+def ideas_of(name: str) -> list[str]:
+    """The ideas of the rows that a method's name joins by `+`; rows of other packages have none."""
+    return [ideas()[row] for row in name.split("+") if row in ideas()]
 
 
 class Paper(NamedTuple):

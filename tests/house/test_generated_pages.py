@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.common.tasks import TASKS
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
-from fedsim.methods.groups import papers, papers_of
+from fedsim.methods.groups import ideas, ideas_of, papers, papers_of
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.methods.table import METHODS
@@ -186,3 +186,12 @@ def test_the_picture_of_a_round_has_every_slot_and_lights_up_those_of_a_method()
         "terms": "client",
     }
     assert len(places) == len(SLOTS)
+
+
+def test_every_method_has_its_idea_in_one_short_sentence():
+    assert list(ideas()) == list(METHODS)
+    for name, idea in ideas().items():
+        assert len(idea.split()) <= 20, name
+        assert idea.endswith("."), name
+        assert ". " not in idea, name
+    assert ideas_of("fedprox+feddg-ga+outside") == [ideas()["fedprox"], ideas()["feddg-ga"]]
