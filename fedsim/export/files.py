@@ -99,7 +99,18 @@ class WithDoubt(nn.Module):
         return logits, probabilities, 1 - probabilities <= self.doubt.threshold + ROUNDING
 
 
+def start_autograd() -> None:
+    """Let PyTorch start what computes gradients, which it does once in a process.
+
+    After a trace it would take the trace's imitated device for one of this machine and start threads for it, and then
+    no process that is forked from this one could train.
+    """
+    with torch.enable_grad():
+        torch.ones(1, requires_grad=True).sum().backward()
+
+
 def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
+    start_autograd()
     module = WithDoubt(model, model.doubt) if model.doubt else model
     try:
         with torch.no_grad():

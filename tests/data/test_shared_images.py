@@ -13,7 +13,7 @@ from fedsim.analysis import compare
 from fedsim.analysis.provenance import provenance_notes, shared_notes
 from fedsim.analysis.report import write_report
 from fedsim.common.errors import UserError
-from fedsim.data import benchmark, beside, load_client
+from fedsim.data import benchmark, cached_digests, load_client
 from fedsim.data.cache import Entry
 from fedsim.data.cached_digests import image_looks
 from fedsim.data.fingerprint import difference, fingerprints, refuse_equal_domains
@@ -76,7 +76,7 @@ def test_the_digests_are_kept_with_the_decoded_images(tree, monkeypatch):
         damage()
         assert shared_images(settings(tree), "photo").shared == 2
         assert sorted((tree.parent / "cache").rglob("digests.npy")) == kept
-    monkeypatch.setattr(beside, "digests_of", lambda listing: pytest.fail("a file was read"))
+    monkeypatch.setattr(cached_digests, "digests_of", lambda listing: pytest.fail("a file was read"))
     assert shared_images(settings(tree), "photo").shared == 2
 
 

@@ -4,6 +4,8 @@ import functools
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -211,3 +213,24 @@ def test_a_run_that_has_not_finished_is_said(copied, monkeypatch):
         assert fedsim.load(copied).remark == said
     assert fedsim.load(copied, "last").remark == ""
     assert said in said_by("features", copied)
+
+
+def test_a_process_that_exported_a_model_still_forks_processes_that_train():
+    """In a process of its own, whose first backward pass comes after the trace."""
+    program = """
+import os, torch
+from fedsim.export import files
+class Model(torch.nn.Linear):
+    doubt = None
+files._program(Model(2, 2), torch.zeros(3, 2))
+torch.ones(1, requires_grad=True).sum().backward()
+if not (child := os.fork()):
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        os._exit(1)
+    os._exit(0)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MetricRecord
-from scene import Trait, build
+from scene import Scene, build
 
 from fedsim.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsim.tensors.arrays import state_to_record
@@ -52,7 +52,7 @@ class Critical(Fuse):
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> Trait:
+def scene(tmp_path_factory) -> Scene:
     """FedAvg with a bank of vectors of two numbers, which every client sends, in the middle of round 2."""
     extra = lambda client: {"vectors": state_to_record({"v": np.array([1.0, len(client)], np.float32)})}  # noqa: E731
     recipe = lambda own: replace(own, banks=(Vectors(),))  # noqa: E731
