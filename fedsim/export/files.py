@@ -102,8 +102,8 @@ class WithDoubt(nn.Module):
 def start_autograd() -> None:
     """Let PyTorch start what computes gradients, which it does once in a process.
 
-    After a trace it would take the trace's imitated device for one of this machine and start threads for it, and then
-    no process that is forked from this one could train.
+    After a trace it would take the trace's imitated device for one of this machine and start threads for it. No process
+    that is forked from this one could then train.
     """
     with torch.enable_grad():
         torch.ones(1, requires_grad=True).sum().backward()

@@ -230,7 +230,7 @@ if not (child := os.fork()):
     except RuntimeError:
         os._exit(1)
     os._exit(0)
-raise SystemExit(os.waitpid(child, 0)[1])
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
