@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.common.errors import UserError
 
 DISTRIBUTION = "feddg-sim"  # its name on a package index; another project is called fedsim there
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 FORMAT = 1  # of a run's folder, its checkpoint and the image cache; another number is not read (docs/versions.md)
 
 
