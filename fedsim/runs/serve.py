@@ -26,6 +26,7 @@ from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.doubt import fit_doubt
 from fedsim.runs.leftovers import nothing_left, remove_empty
+from fedsim.runs.local_models import LocalModels, keep_alphas
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
 from fedsim.runs.notes import budget_notes, code_notes, comparison_notes, data_notes, version_notes, weight_notes
 from fedsim.runs.orders import orders
@@ -108,6 +109,8 @@ def play_rounds(
     elsewhere = run.evaluate_target == "site" or run.target == NO_TARGET
     space.target = evaluator = None if elsewhere else TargetEvaluator(space)
     session.attach(strategy, held_out_evaluator(space, server))
+    if "local_models" in run.record:
+        server.watch = session.local_models = LocalModels(space, server, evaluator)
     strategy.sinks += sinks
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
@@ -121,6 +124,8 @@ def play_rounds(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
         play_left(strategy, PatientGrid(grid, server.exchange, run.patience), session)
+    if "alpha" in run.record and evaluator:
+        keep_alphas(space, evaluator)
     session.finish()
 
 
@@ -235,7 +240,7 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
 
     A site that comes later is checked and recorded when it comes.
     """
-    plan, sites = space.plan, roster.sites
+    plan, sites, run = space.plan, roster.sites, space.experiment.run
     session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
     session.note_versions(separate_versions(roster))
@@ -248,6 +253,8 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
     roster.check_late = check_late
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
     session.note("missing_classes", missing)
+    if "classes" in run.record:
+        session.note("class_counts", {name: list(site.class_counts) for name, site in sites.items()})
     for client, names in list(missing.items())[:SAID_CLIENTS]:
         logger.info("client %r has no training images of %s", client, ", ".join(names))
     if session.shared:
