@@ -4,12 +4,17 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from support import numbers, run_small, tiny_experiment
 
 from fedsim.common.errors import UserError
+from fedsim.data import load_target
 from fedsim.records.alphas import FILE, Alphas, read_alphas
 from fedsim.runs.local_models import distances
+from fedsim.runs.plan import resolve
+from fedsim.runs.workspace import open_workspace
+from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Update
 
 SOURCES = ("rot0", "rot15", "rot30")
@@ -78,8 +83,10 @@ def test_classes_of_the_clients(csac):
 
 
 def test_alpha_of_every_image(tmp_path):
-    """Over the images it has the mean, deviation and bounds that details.csv has of the selected round."""
-    folder, _ = run_small(tiny_experiment(tmp_path, "fedig-a", 3, run={"record": ["alpha"]}))
+    """Over the images it has the mean, deviation and bounds that details.csv has of the selected round, and each image
+    has what the rule gives for it alone."""
+    experiment = tiny_experiment(tmp_path, "fedig-a", 3, run={"record": ["alpha"]})
+    folder, _ = run_small(experiment)
     alphas = read_alphas(folder)
     chosen = int(numbers(folder / "summary.csv").loc[0, "best_validation_round"])
     details = numbers(folder / "details.csv").query(f"round == {chosen}").set_index(["name", "quantity"])["value"]
@@ -89,6 +96,15 @@ def test_alpha_of_every_image(tmp_path):
     index = load_file(folder / "predictions" / f"round{chosen:06d}.safetensors")["index"]
     assert alphas.index.tolist() == index.tolist()
     assert alphas.alpha.std(axis=1).max() > 0
+    space = open_workspace(resolve(experiment))
+    load_arrays(space.net, load_file(folder / "best.safetensors"), space.travelling)
+    images = torch.from_numpy(load_target(experiment.data, "rot45")[0][alphas.index])
+    for place in range(3):  # one image alone
+        predict = space.recipe.infer.begin(space.net, tuple)
+        with torch.inference_mode():
+            predict(space.transforms.normalize(space.transforms.read(images[[place]])))
+        of_image = [float(values[0]) for values in space.recipe.infer.alphas(space.net).values()]
+        assert of_image == pytest.approx(alphas.alpha[:, place].tolist(), abs=1e-5)
 
 
 def test_alphas_are_kept_in_the_order_of_the_images(tmp_path):
