@@ -1,7 +1,7 @@
 """alpha of every test image in every layer, which a run keeps of its selected model with `run.record = ["alpha"]`.
 
-`alpha.safetensors` in a run's folder holds `index` [N] (the image's number in its domain) and `alpha` [L, N], and in
-its metadata the paths of the L layers in the order of the network.
+`alpha.safetensors` in a run's folder holds `index` [N], the image's number in its domain, and `alpha` [L, N]. Its
+metadata have the paths of the L layers in the order of the network.
 """
 
 import json

@@ -1,7 +1,7 @@
 """One run with the clients of a grid: settings -> strategy -> rounds -> records."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -240,7 +240,7 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
 
     A site that comes later is checked and recorded when it comes.
     """
-    plan, sites, run = space.plan, roster.sites, space.experiment.run
+    plan, sites = space.plan, roster.sites
     session.target_images = sum(tested)
     session.note_data(roster.fingerprints())
     session.note_versions(separate_versions(roster))
@@ -251,12 +251,7 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
         note_findings(session, site.findings)
 
     roster.check_late = check_late
-    missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
-    session.note("missing_classes", missing)
-    if "classes" in run.record:
-        session.note("class_counts", {name: list(site.class_counts) for name, site in sites.items()})
-    for client, names in list(missing.items())[:SAID_CLIENTS]:
-        logger.info("client %r has no training images of %s", client, ", ".join(names))
+    record_classes(session, plan.data.classes, sites)
     if session.shared:
         session.note("shared_images", session.shared.record())
     for site in every_site(roster):
@@ -267,6 +262,17 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
     undefined = [f"{domain}: {reason}" for domain, reason in session.environment.get("undefined", {}).items()]
     for text in notes + undefined:
         logger.warning(text)
+
+
+def record_classes(session: Session, classes: Sequence[str], sites: Mapping[str, Site]) -> None:
+    """Records and logs the classes that sites lack, and with `run.record` the training images of each by class."""
+    counts = {name: list(site.class_counts) for name, site in sites.items()}
+    if "classes" in session.experiment.run.record:
+        session.note("class_counts", counts)
+    missing = missing_classes(classes, counts)
+    session.note("missing_classes", missing)
+    for client, names in list(missing.items())[:SAID_CLIENTS]:
+        logger.info("client %r has no training images of %s", client, ", ".join(names))
 
 
 def note_findings(session: Session, findings: Sequence[Finding]) -> None:

@@ -172,9 +172,11 @@ def cells_of(
     """
     labels = runs.summary["run"].map(labels_of(runs))
     is_asked = runs.summary["target"].isin(targets)
-    parts = [cells_of_row(row, runs.summary[is_asked & (labels == label)], select)
-             for label, row in labelled_rows(block)]  # fmt: skip
-    parts = [part for part in parts if len(part)]
+    parts = []
+    for label, row in labelled_rows(block):
+        of_row = runs.summary[is_asked & (labels == label)]
+        if len(of_row):
+            parts.append(cells_of_row(row, of_row, select))
     if not parts:
         return cells_of_row(block.rows[0], runs.summary[:0], select)
     return pd.concat(parts, ignore_index=True)
@@ -209,8 +211,10 @@ def inside_cells(row: PaperRow, runs: Runs, cells: pd.DataFrame) -> pd.DataFrame
             "--set run.personalised=true"
         )
     selected = runs.clients.merge(cells[["run", "round"]], on=["run", "round"])
-    means = selected.groupby(["seed", "domain"], as_index=False)[column].mean()
-    return means.rename(columns={"domain": "target", column: "accuracy"}).assign(label=row.title)
+    of_domains = selected.groupby(["seed", "domain"], as_index=False)
+    means = of_domains[column].mean()
+    names = {"domain": "target", column: "accuracy"}
+    return means.rename(columns=names).assign(label=row.title)
 
 
 def labels_of(runs: Runs) -> dict[str, str]:
@@ -257,7 +261,9 @@ def line_of(
 ) -> Line:
     """Return one row of the table: our numbers, the paper's, and the settings in which our runs are not the table's."""
     of_row = cells[cells["label"] == row.title]
-    measured = inside_cells(row, runs, of_row) if row.measures in INSIDE and len(of_row) else of_row
+    measured = of_row
+    if row.measures in INSIDE and len(of_row):
+        measured = inside_cells(row, runs, of_row)
     ours = our_numbers(measured, row.title, targets)
     is_uneven = len({numbers.seeds for numbers in ours.values()}) > 1
     theirs = their_numbers(printed, row.printed, targets)
