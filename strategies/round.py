@@ -72,6 +72,8 @@ def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> R
 
     replies = send(server, grid, ask_to_train(server, "train", sent, clients))
     updates, sizes = accept_updates(server, replies, record_to_arrays(model))
+    if server.watch:
+        server.watch(number, record_to_arrays(model), updates)
     with computing(server):
         for bank in parts.banks("after") if updates else []:
             collect(server, grid, bank, [update.client for update in updates])
@@ -101,6 +103,8 @@ def play_prelude(server: Server, grid: Grid, model: ArrayRecord) -> RoundResult:
         before = server.state.snapshot()
         replies = send(server, grid, ask_to_train(server, prelude, sent, clients))
         updates, sizes = accept_updates(server, replies, record_to_arrays(model))
+        if server.watch:
+            server.watch(0, record_to_arrays(model), updates)
         with computing(server):
             model = compute_model(server, grid, model, updates, sizes, before)
     target = server.target.ask(grid, model, server.wanted_entries()) if server.target else TargetScore()

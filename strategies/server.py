@@ -1,18 +1,20 @@
 """What the server keeps from round to round, and passes to each step of a round."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
 from fedsim.settings.experiment import Experiment
-from strategies.parts import Entries, Place
+from strategies.parts import ArrayDict, Entries, Place, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage
 from strategies.wire.exchange import Exchange
 from strategies.wire.fused_check import Probe
 from strategies.wire.target_site import Asked
+
+Watch = Callable[[int, ArrayDict, Sequence[Update]], None]  # (number of a round, the model before it, its updates)
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Server:
     storage: holds the tensors of a round's replies
     target: evaluates the unseen domain; None: nobody does
     probe: says whether a model gives finite outputs; None: only the values of a model are looked at
+    watch: is told of the accepted updates of each round, before they are fused; None: nobody is
     lost_rounds: rounds in a row that have left the model as it was
     """
 
@@ -38,6 +41,7 @@ class Server:
     storage: Storage = field(default_factory=Storage)
     target: Asked | None = None
     probe: Probe | None = None
+    watch: Watch | None = None
     lost_rounds: int = 0
 
     def wanted_entries(self) -> Entries:

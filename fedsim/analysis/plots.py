@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedsim.analysis import combinations, figures
+from fedsim.analysis import combinations, figures, paper_figures
 from fedsim.analysis.compare import compare, run_labels
 from fedsim.analysis.comparison import Comparison
 from fedsim.analysis.comparison_figures import against_papers, cost_front, target_bars
@@ -16,26 +16,37 @@ from fedsim.analysis.metrics import kept, kept_predictions
 from fedsim.analysis.prediction_figures import case_grid, confusion_figure, reliability_figure
 from fedsim.analysis.statistics import whole_run_costs
 from fedsim.common.console import counted
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import write_figure
+from fedsim.records.alphas import Alphas, read_alphas
 from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
-from fedsim.records.reading import Runs, of_experiment
+from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
 Figures = Iterator[tuple[str, Figure]]  # each with the name of its file
 MaybeFigures = Iterator[tuple[str, Figure | None]]
 
 
-def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: Sequence[str] = ()) -> list[Path]:
+def plot_all(
+    runs: Runs,
+    out: Path | str,
+    select: str = "best_validation",
+    by: Sequence[str] = (),
+    layers: Sequence[str] = (),
+) -> list[Path]:
     """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
 
     These are learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. A figure
     never shows runs of more than one experiment. Where all runs are drawn into FOLDER/plots, figures of an earlier
     state that are not drawn any more are removed. What `compare` refuses of an experiment's runs is refused here.
+
+    layers: layers or tensors of which every recorded quantity is drawn for each client. Raises UserError for a name
+    that no run has recorded.
     """
     out = Path(out)
     paths: list[Path] = []
+    refuse_unknown_layers(runs, layers)
     parts = by_experiment(runs, select, by)
     out.mkdir(parents=True, exist_ok=True)
     with look(names_in(runs, by)):
@@ -43,7 +54,7 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
             prefix = ""
             if len(parts) > 1:
                 prefix = f"{_file_name(name)}-"
-            drawn = draw(part, name, comparison, by)
+            drawn = draw(part, name, comparison, by, layers)
             for key, figure in counted(drawn, "figures drawn:"):
                 stem = prefix + _file_name(key)
                 paths += _save(figure, out / stem)
@@ -84,9 +95,24 @@ def plot_search(folder: Path) -> list[Path]:
     return paths
 
 
-def draw(runs: Runs, name: str, comparison: Comparison | None, by: Sequence[str] = ()) -> Figures:
+def refuse_unknown_layers(runs: Runs, layers: Sequence[str]) -> None:
+    """Raises UserError for a layer or tensor of which no run has recorded anything."""
+    recorded = [] if runs.details.empty else list(runs.details["name"].dropna().unique())
+    for layer in layers:
+        if layer not in recorded:
+            raise UserError(f"--layer {layer}: details.csv has no such name; {nearest(layer, recorded)}"
+                            f"there are: {', '.join(map(str, recorded)) or 'none'}")  # fmt: skip
+
+
+def draw(
+    runs: Runs,
+    name: str,
+    comparison: Comparison | None,
+    by: Sequence[str] = (),
+    layers: Sequence[str] = (),
+) -> Figures:
     """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
-    for key, figure in _drawn(runs, name, comparison, by):
+    for key, figure in _drawn(runs, name, comparison, by, layers):
         if figure is not None:
             yield key, figure
 
@@ -96,6 +122,7 @@ def _drawn(
     name: str,
     comparison: Comparison | None,
     by: Sequence[str],
+    layers: Sequence[str],
 ) -> MaybeFigures:
     """(key, Figure), or None where the records lack columns."""
     labels = run_labels(runs, by)
@@ -120,7 +147,32 @@ def _drawn(
             yield f"client-{column}", figure
     details = _labelled(runs.details, labels)
     if len(details):
-        yield from _details(details, name)
+        yield from _details(details, name, layers)
+    yield from _of_papers(runs, name, comparison, labels)
+
+
+def _of_papers(runs: Runs, name: str, comparison: Comparison | None, labels: dict[str, str]) -> MaybeFigures:
+    """The figures of settings that a sweep has varied, and of what `run.record` keeps beside details.csv."""
+    if comparison:
+        for key, rows in paper_figures.swept_settings(runs).items():
+            methods = styles(dict.fromkeys(rows["label"]))
+            yield f"over-{key}", paper_figures.over_setting(rows, key, name, comparison.select, methods)
+    alphas: dict[str, dict[str, list[Alphas]]] = {}  # by label and target
+    counts: dict[str, dict[str, list[int]]] = {}
+    classes: list[str] = []
+    for run, experiment in runs.experiments.items():
+        target = experiment.run.target
+        of_run = read_alphas(run_folder(runs, run))
+        if of_run:
+            alphas.setdefault(labels[run], {}).setdefault(target, []).append(of_run)
+        environment = run_environment(runs, run)
+        of_clients = environment.get("class_counts", {})
+        if len(of_clients) > len(counts.get(target, {})):  # pooled training has one client
+            counts[target], classes = of_clients, environment["classes"]
+    for label, by_target in alphas.items():
+        yield f"alpha-images-{label}", paper_figures.alpha_of_images(by_target, name, label)
+    if counts:
+        yield "classes-by-client", paper_figures.classes_by_client(counts, classes, name)
 
 
 def _of_predictions(
@@ -164,7 +216,16 @@ def _labelled(frame: pd.DataFrame, labels: dict[str, str]) -> pd.DataFrame:
     return frame.assign(label=label)
 
 
-def _details(details: pd.DataFrame, name: str) -> Figures:
+def _details(details: pd.DataFrame, name: str, layers: Sequence[str]) -> MaybeFigures:
+    for label, frame in details.groupby("label", sort=False):
+        yield f"local-models-{label}", paper_figures.local_models(frame, name, label)
+        yield f"layer-distances-{label}", paper_figures.layer_distances(frame, name, label)
+    has_own_figures = details["quantity"].map(paper_figures.is_of_models)
+    details = details[~has_own_figures]
+    for (label, quantity, layer), frame in details.groupby(["label", "quantity", "name"], sort=False):
+        if layer in layers:
+            figure = paper_figures.layer_over_rounds(frame, layer, name, label, quantity)
+            yield f"{quantity}-{label}-{layer}", figure
     for (label, quantity), frame in details.groupby(["label", "quantity"], sort=False):
         figure = figures.detail_over_rounds(frame, name, label, quantity)
         yield f"{quantity}-{label}", figure

@@ -82,6 +82,10 @@ def plot(
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="a layer or tensor of details.csv: what is recorded of it, by client over the rounds"),
+    ] = None,
 ) -> None:
     """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots.
 
@@ -92,7 +96,9 @@ def plot(
     from fedsim.analysis.plots import by_experiment, names_in, plot_all
 
     runs, by = chosen_runs(folder, methods, targets, seeds), by or []
-    files = plot_all(runs, results_of(folder) / ("plots" if is_whole(runs, select) else "plots-part"), select, by)
+    files = plot_all(
+        runs, results_of(folder) / ("plots" if is_whole(runs, select) else "plots-part"), select, by, layer or []
+    )
     boxes = missing_text(fonts_for(names_in(runs, by))[1])
     if boxes:
         errors.print(boxes, soft_wrap=True, markup=False, highlight=False)

@@ -40,6 +40,7 @@ from fedsim.runs.origin import refuse_seen
 from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import check_processes
+from fedsim.runs.record_checks import refuse_local_tensors, refuse_records
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.model import weights_file
 from fedsim.settings.paths import with_absolute_paths
@@ -171,10 +172,11 @@ def place_on_sites(plan: Plan, domains: Callable[[str], Sequence[str]]) -> Plan:
 
 
 def check_server(plan: Plan, data: Mapping[str, Mapping] | None = None) -> None:
-    """Raises UserError for what parts need on the server's machine, before the folder is made.
+    """Raises UserError for what parts and `run.record` need on the server's machine, before the folder is made.
 
     data: fingerprints of the sites' data, once they are known
     """
+    refuse_records(plan)
     for _, part in plan.recipe.pairs:
         part.check_server(plan.experiment, data or {})
 
@@ -183,6 +185,7 @@ def check_run(space: Space) -> Admitted:
     """Says what is known of a run, before anything is written into its folder; UserError when it may not go on."""
     plan, experiment, shared = space.plan, space.experiment, None
     check_personal(experiment, plan.recipe, space.places)
+    refuse_local_tensors(experiment, space.places)
     data, server_data = data_here(experiment, plan.recipe)
     check_folder(plan, lambda *_: (data, server_data))
     refuse_seen(experiment, plan.recipe, data)

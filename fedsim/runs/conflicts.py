@@ -18,8 +18,8 @@ from fedsim.settings.experiment import Experiment
 NUMBERS = (*RUN_KEYS, ATTACKERS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
 RECORDS = (
-    "run.keep_predictions", "run.keep_personal", "run.keep_state", "run.personalised", "run.client_rows",
-    "run.tensorboard",
+    "run.keep_predictions", "run.keep_personal", "run.keep_state", "run.personalised", "run.record",
+    "run.client_rows", "run.tensorboard",
 )  # fmt: skip
 
 ELSEWHERE = "choose another --output or name, or remove the folder"

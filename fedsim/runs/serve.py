@@ -1,7 +1,7 @@
 """One run with the clients of a grid: settings -> strategy -> rounds -> records."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
 from fedsim.runs.doubt import fit_doubt
 from fedsim.runs.leftovers import nothing_left, remove_empty
+from fedsim.runs.local_models import LocalModels, keep_alphas
 from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
 from fedsim.runs.notes import budget_notes, code_notes, comparison_notes, data_notes, version_notes, weight_notes
 from fedsim.runs.orders import orders
@@ -108,6 +109,8 @@ def play_rounds(
     elsewhere = run.evaluate_target == "site" or run.target == NO_TARGET
     space.target = evaluator = None if elsewhere else TargetEvaluator(space)
     session.attach(strategy, held_out_evaluator(space, server))
+    if "local_models" in run.record:
+        server.watch = session.local_models = LocalModels(space, server, evaluator)
     strategy.sinks += sinks
     if isinstance(grid, QuickGrid):
         grid.expect(largest_reply(space))
@@ -121,6 +124,8 @@ def play_rounds(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
         play_left(strategy, PatientGrid(grid, server.exchange, run.patience), session)
+    if "alpha" in run.record and evaluator:
+        keep_alphas(space, evaluator)
     session.finish()
 
 
@@ -246,10 +251,7 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
         note_findings(session, site.findings)
 
     roster.check_late = check_late
-    missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
-    session.note("missing_classes", missing)
-    for client, names in list(missing.items())[:SAID_CLIENTS]:
-        logger.info("client %r has no training images of %s", client, ", ".join(names))
+    record_classes(session, plan.data.classes, sites)
     if session.shared:
         session.note("shared_images", session.shared.record())
     for site in every_site(roster):
@@ -260,6 +262,17 @@ def record_sites(space: Workspace, session: Session, roster: Roster, tested: Seq
     undefined = [f"{domain}: {reason}" for domain, reason in session.environment.get("undefined", {}).items()]
     for text in notes + undefined:
         logger.warning(text)
+
+
+def record_classes(session: Session, classes: Sequence[str], sites: Mapping[str, Site]) -> None:
+    """Records and logs the classes that sites lack, and with `run.record` the training images of each by class."""
+    counts = {name: list(site.class_counts) for name, site in sites.items()}
+    if "classes" in session.experiment.run.record:
+        session.note("class_counts", counts)
+    missing = missing_classes(classes, counts)
+    session.note("missing_classes", missing)
+    for client, names in list(missing.items())[:SAID_CLIENTS]:
+        logger.info("client %r has no training images of %s", client, ", ".join(names))
 
 
 def note_findings(session: Session, findings: Sequence[Finding]) -> None:

@@ -37,6 +37,7 @@ from fedsim.runs.doubt import doubt_columns
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
@@ -80,6 +81,7 @@ class Session:
         self._resume(done)
         self._record(done)
         self.evaluate_held_out: Evaluate | None = None
+        self.local_models: LocalModels | None = None
         self._strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
@@ -187,6 +189,8 @@ class Session:
         """Writes the records of a round, its checkpoint, and its model if it is the best one so far."""
         self._check()
         number, target, rows = result.number, self.experiment.run.target, result.notes.clients
+        if self.local_models and self.local_models.is_measured(number):
+            self.local_models.fused(record_to_arrays(result.model))
         metric = self.space.task.metric
         row = round_row(result.notes, result.target, self.experiment, metric, self._round_ended)
         row |= self._held_out(result.model, row["evaluation_seconds"])

@@ -244,7 +244,7 @@ class Workspace:
             self.view,
             self.places,
             self.initial,
-            self._local_data(name),
+            self.local_data(name),
             store,
             self.device,
             self.plan.clients,
@@ -254,7 +254,7 @@ class Workspace:
         )
         return self.clients[key]
 
-    def _local_data(self, name: str) -> LocalData:
+    def local_data(self, name: str) -> LocalData:
         """The data of a client, in memory."""
         if name == POOLED:
             data = load_pooled(self.experiment.data, self.experiment.run.target)

@@ -83,6 +83,11 @@ class RunSettings(Settings):
         description="source clients also validate the model with the tensors that they keep to themselves "
         "(personal_accuracy in clients.csv)",
     )
+    record: list[Literal["alpha", "classes", "local_models"]] = Field(
+        [],
+        description="what a run records beside the rest, for figures of papers: alpha of each test image in each "
+        "layer, the training images of each client by class, and each client's trained model on every domain",
+    )
     keep_personal: bool = Field(
         False, description="write every client's own model to personal-<client>.safetensors; a site's model stays there"
     )

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 from rich.markup import escape
@@ -39,6 +40,11 @@ class PaperRow(Settings):
     method: str = Field(description="a row of METHODS, or a combination a+b")
     printed: str = Field("", description="the row's name in published.csv; empty: its printed numbers are not known")
     settings: list[str] = Field([], description="method.part.field=value, as with --set")
+    measures: Literal["unseen", "received", "personal"] = Field(
+        "unseen",
+        description="the accuracy on the unseen domain; or that on the clients' own validation images, of the received "
+        "model, or of this model with what a client keeps to itself (run.personalised)",
+    )
 
     @property
     def title(self) -> str:
@@ -187,22 +193,24 @@ def known_label(experiment: Experiment) -> str:
         return ""
 
 
-def rows_by_label(block: Block) -> dict[str, PaperRow]:
-    """{label of a row's recipe: the row}; UserError for two rows with the same recipe, whose runs would be the same.
+def labelled_rows(block: Block) -> list[tuple[str, PaperRow]]:
+    """(label of a row's recipe, the row) of each row of a block; rows that measure different things may share a recipe.
 
-    A row whose recipe cannot be built is left out: the plan of its cells says why, and it has no runs.
+    A row whose recipe cannot be built is left out: the plan of its cells says why, and it has no runs. Raises UserError
+    for two rows with the same recipe that measure the same, whose numbers would be the same.
     """
-    rows: dict[str, PaperRow] = {}
+    rows: dict[tuple[str, str], PaperRow] = {}
     for row in block.rows:
         label = known_label(row_experiment(block, row))
-        if label in rows:
+        key = label, row.measures
+        if key in rows:
             raise UserError(
-                f"block {block.name!r} of the table: the rows {rows[label].title!r} and {row.title!r} have the same "
+                f"block {block.name!r} of the table: the rows {rows[key].title!r} and {row.title!r} have the same "
                 f"recipe ({label}), so that their runs are the same; change or remove one of them"
             )
         if label:
-            rows[label] = row
-    return rows
+            rows[key] = row
+    return [(label, row) for (label, _), row in rows.items()]
 
 
 def plan_table(
@@ -241,7 +249,7 @@ def _check_choice(table: PaperTable, choice: Choice, overrides: Sequence[str]) -
             raise UserError(f"--set {key}={value}: the table's file sets this; use --output for another folder")
     _check_methods(table, choice.methods)
     for block in table.blocks:
-        rows_by_label(block)
+        labelled_rows(block)
     for name in choice.targets:
         if not any(_targets(block, [name], overrides) for block in table.blocks):
             raise UserError(f"--targets {name}: no block of the table has this domain")

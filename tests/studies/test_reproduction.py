@@ -13,7 +13,7 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.methods.assembly import build_recipe
-from fedsim.records import read_runs
+from fedsim.records import Recorder, read_runs
 from fedsim.records.selection import RULE_TITLES
 from fedsim.settings.experiment import known_tables
 from fedsim.studies.reproduction import Line, Numbers, csv_rows, render, reproductions
@@ -24,11 +24,13 @@ SEEDS = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}  # the papers'
 
 @pytest.mark.parametrize("name", sorted(known_tables()))
 def test_every_row_is_a_method_with_settings_that_exist(name):
-    """Each row has another recipe, each target is a domain, and nothing printed is left out without a reason."""
+    """Each row has another recipe or measures something else, each target is a domain, and nothing printed is left out
+    without a reason."""
     assert len(shipped(name).seeds) == SEEDS[name.split("-")[0]]
     for block in shipped(name).blocks:
         experiments = [row_experiment(block, row) for row in block.rows]
-        assert len({repr(build_recipe(experiment)) for experiment in experiments}) == len(block.rows)
+        recipes = {(repr(build_recipe(row_experiment(block, row))), row.measures) for row in block.rows}
+        assert len(recipes) == len(block.rows)
         assert block.targets == ["all"] or set(block.targets) <= set(benchmark(experiments[0].data).domains)
         if block.published:
             printed = printed_numbers(block.published, experiments[0])
@@ -124,6 +126,51 @@ def test_ours_stand_beside_theirs(tmp_path):
     runs = read_runs(tmp_path)
     runs.summary.loc[runs.summary["method"] == "fedavg", "label"] = "fedavg(pixel)"  # as CCST without its encoder
     assert reproductions(tmp_path, runs)[0].lines[0].unlike[0] == "it runs as fedavg(pixel)"
+
+
+def inside_table(folder):
+    """Three rows of one recipe: clients with their own tensors and without, and the unseen domain."""
+    rows = [f'{{ method = "fedbn", measures = "{kind}", printed = "{kind}" }}' for kind in ("personal", "received")]
+    return own_table(folder, ", ".join([*rows, '{ method = "fedbn" }']), '["rot0", "rot15", "rot30"]')
+
+
+def test_clients_inside_the_federation_by_hand(tmp_path):
+    """Rows of one recipe that measure different things share its runs. A domain's number is the mean over the runs in
+    which it is not the unseen one, of the selected round: rot0 has (.9 + .7) / 2, rot15 (.5 + .8) / 2, rot30 (.6 +
+    .4) / 2 with the clients' own tensors, and .1 less without."""
+    file = inside_table(tmp_path)
+    personal = {"rot0": {"rot15": 0.5, "rot30": 0.6}, "rot15": {"rot0": 0.9, "rot30": 0.4},
+                "rot30": {"rot0": 0.7, "rot15": 0.8}}  # fmt: skip
+    for target, clients in personal.items():
+        recorder = Recorder(finish(file, tmp_path, target, accuracy=0.3))
+        rows = []
+        for number, shift in ((0, 0.3), (1, 0.0)):  # round 1 is the selected one
+            for client, value in clients.items():
+                value -= shift
+                rows.append({"round": number, "client": client, "domain": client, "validation_accuracy": value - 0.1,
+                             "personal_accuracy": value})  # fmt: skip
+        recorder.clients.append(rows)
+    own, received, unseen = compared(tmp_path).lines
+    assert {target: numbers.mean for target, numbers in own.ours.items()} == pytest.approx(
+        {"rot0": 0.8, "rot15": 0.65, "rot30": 0.5, "average": 0.65}
+    )
+    assert received.ours["rot15"].mean == pytest.approx(0.55)
+    assert {numbers.mean for numbers in unseen.ours.values()} == {0.3}
+    (note,) = [note for note in compared(tmp_path).notes if "validation images of clients that train" in note]
+    assert note.startswith("personal, received: ")
+
+
+def test_runs_without_the_clients_own_validation_are_refused(tmp_path):
+    file = inside_table(tmp_path)
+    finish(file, tmp_path, "rot0")
+    with pytest.raises(UserError, match=r"'personal' of the table needs personal_accuracy .* run\.personalised=true"):
+        compared(tmp_path)
+
+
+def test_two_rows_that_measure_the_same_of_one_recipe_are_refused(tmp_path):
+    rows = ", ".join(f'{{ method = "fedbn", measures = "personal", printed = "{name}" }}' for name in "ab")
+    with pytest.raises(UserError, match="the rows 'a' and 'b' have the same recipe"):
+        plan_table(own_table(tmp_path, rows), Choice(), (), str(tmp_path))
 
 
 NAME = "fedig-a-table-5"

@@ -133,14 +133,18 @@ class ZeroShotAdapter(Infer):
 
         return predict
 
+    def alphas(self, net: Net) -> dict[str, Tensor]:
+        """alpha [N] of each layer with an adapter, float64, for the N images since `begin`."""
+        layers = mixig_layers(net)
+        return {path: torch.cat(layer.alphas).double() for path, layer in layers.items() if layer.alphas}
+
     def details(self, net: Net) -> list[tuple[str, str, float]]:
         """Mean, standard deviation, minimum and maximum of each layer's alpha over the images since `begin`."""
         rows: list[tuple[str, str, float]] = []
         stuck = []
-        for path, layer in mixig_layers(net).items():
-            if not layer.alphas:
-                continue
-            alphas = torch.cat(layer.alphas).double()
+        layers = mixig_layers(net)
+        for path, alphas in self.alphas(net).items():
+            layer = layers[path]
             low, high = float(alphas.min()), float(alphas.max())
             values = (float(alphas.mean()), float(alphas.std(correction=0)), low, high)
             rows += [(name, path, value) for name, value in zip(QUANTITIES, values, strict=True)]

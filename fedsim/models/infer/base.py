@@ -60,6 +60,13 @@ class Infer(Part):
         """
         raise NotImplementedError
 
+    def alphas(self, net: Net) -> dict[str, Tensor]:
+        """alpha [N] of each layer, by its path, for the N images since `begin`; empty where the rule has no alpha.
+
+        A rule that has one names "alpha" among its `quantities`.
+        """
+        return {}
+
     def details(self, net: Net) -> list[tuple[str, str, float]]:
         """(quantity, layer, value) of the last evaluation, for details.csv."""
         return []
