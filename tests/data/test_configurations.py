@@ -16,7 +16,8 @@ from fedsim.settings.experiment import read_experiment
 
 SITES = ("BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL")
 THINGS = [f"thing_{number:03d}" for number in range(345)]
-OFFICE = partial(classes, domains=("amazon", "dslr", "webcam"), names=["back_pack", "bike", "mug"], count=4)
+OFFICE_31 = read_experiment("office-31").data
+OFFICE = partial(classes, domains=tuple(OFFICE_31.domains), names=OFFICE_31.classes, count=2)
 
 
 class Layout(NamedTuple):
