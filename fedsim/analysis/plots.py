@@ -21,6 +21,7 @@ from fedsim.common.files import write_figure
 from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
 from fedsim.records.reading import Runs, of_experiment
+from fedsim.records.selection import WORST_SOURCE
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
 Figures = Iterator[tuple[str, Figure]]  # each with the name of its file
@@ -34,6 +35,8 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation", by: S
     never shows runs of more than one experiment. Where all runs are drawn into FOLDER/plots, figures of an earlier
     state that are not drawn any more are removed. What `compare` refuses of an experiment's runs is refused here.
     """
+    if select == WORST_SOURCE:
+        raise UserError(f"the rule {select!r} is for `fedsim compare`: no predictions of its rounds were kept")
     out = Path(out)
     paths: list[Path] = []
     parts = by_experiment(runs, select, by)
