@@ -1,5 +1,6 @@
 """The step of FADA's source clients: classification, domain identifier, generator, confusion, information, rebuild."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -111,25 +112,16 @@ class DisentanglingAdversary(Step):
         bank = round.tensors(FEATURES, "disentangling_adversary") if FEATURES in round.records else {}
         generator = round.generator("target-features")
 
-        def align(batch: Batch) -> None:
-            if not bank:
-                return
-            features = bank[FEATURES]
-            chosen = torch.randint(len(features), (len(batch.labels),), generator=generator)
-            target = features[chosen.to(features.device, non_blocking=True)]
-            with statistics_frozen(net), statistics_frozen(aux):
-                self._adversary(round, batch, aux, optimizer, target)
-
         def step(batch: Batch) -> Tensor:
             small = len(batch.labels) < 2  # batch norm cannot normalize a single image
             for module in (net.bottleneck, aux):
                 module.train(not small)
             if self.task_steps == "one":
                 loss = self._task(round, batch, aux, optimizer)
-                align(batch)
+                self._align(round, batch, aux, optimizer, bank, generator)
             else:
                 self._classify(round, batch)
-                align(batch)
+                self._align(round, batch, aux, optimizer, bank, generator)
                 loss = self._task(round, batch, aux, optimizer)
             with statistics_frozen(net), statistics_frozen(aux):
                 self._disentangle(round, batch, aux, optimizer, small)
@@ -177,6 +169,24 @@ class DisentanglingAdversary(Step):
             logits = net.head(net.bottleneck(net.pooled(batch.images)))
             loss = round.task.loss(logits, batch.labels)
             advance(loss, (round.optimizer, [net.backbone, net.head]))
+
+    def _align(
+        self,
+        round: LocalRound,
+        batch: Batch,
+        aux: nn.ModuleDict,
+        own: Optimizer,
+        bank: Mapping[str, Tensor],
+        generator: torch.Generator,
+    ) -> None:
+        """Steps 2 and 3 with features of the target, as many as images; neither where the bank has none yet."""
+        if not bank:
+            return
+        features = bank[FEATURES]
+        chosen = torch.randint(len(features), (len(batch.labels),), generator=generator)
+        target = features[chosen.to(features.device, non_blocking=True)]
+        with statistics_frozen(round.net), statistics_frozen(aux):
+            self._adversary(round, batch, aux, own, target)
 
     def _adversary(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: Optimizer, target: Tensor) -> None:
         """Steps 2 and 3."""

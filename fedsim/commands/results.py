@@ -59,13 +59,11 @@ def compare(
     In the folder of a paper's table it shows our numbers beside those of the paper, with the difference. With several
     folders it shows one column per data set, and tests of all pairs of methods over the unseen domains of all of them.
     """
-    from fedsim.records.selection import WORST_SOURCE
-
-    needed = RECORDS_OF_ROUNDS if clock or select == WORST_SOURCE else RECORDS_OF_ROUNDS[:1]
+    needed = needed_records(select, clock)
     parts = {folder: chosen_runs(folder, methods, targets, seeds, only=needed) for folder in folders}
     folder, runs = next(iter(parts.items()))
     if clock:
-        refuse_beside_clock(len(parts), metric or (select if select == WORST_SOURCE else ""), published)
+        refuse_beside_clock(len(parts), select, metric, published)
         show_clock(runs, clock, select, baseline, by or [], format, figure)
     elif len(parts) > 1:
         if by or published:
@@ -211,9 +209,18 @@ def show_comparison(
         print(comparison.render(format))
 
 
-def refuse_beside_clock(folders: int, metric: str, published: Path | None) -> None:
+def needed_records(select: str, clock: str) -> list[str]:
+    """The record files that a comparison reads: those of rounds and clients only where it looks at single rounds."""
+    from fedsim.records.selection import WORST_SOURCE
+
+    return RECORDS_OF_ROUNDS if clock or select == WORST_SOURCE else RECORDS_OF_ROUNDS[:1]
+
+
+def refuse_beside_clock(folders: int, select: str, metric: str, published: Path | None) -> None:
     """Raise UserError for what `--clock` does not go together with."""
-    if folders > 1 or metric or published:
+    from fedsim.records.selection import WORST_SOURCE
+
+    if folders > 1 or select == WORST_SOURCE or metric or published:
         raise UserError("--clock is for one folder, the task's own metric and a rule of runs: leave the rest out")
 
 
