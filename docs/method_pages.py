@@ -7,6 +7,7 @@ from results_read import digits, results_of
 from round_picture import picture
 
 from fedsim.commands.methods import first_try
+from fedsim.methods.elsewhere import elsewhere_table
 from fedsim.methods.groups import ideas, papers_of
 from fedsim.methods.listing import MethodRow, listed, step_costs
 from fedsim.methods.recipe import SLOTS, Recipe
@@ -16,13 +17,14 @@ from fedsim.parts.part import part_name
 
 
 def write_method_pages(folder: Path) -> None:
-    """A page for each method, the list of all by what they change, and the table, which the first page includes."""
+    """A page for each method, the list of all, the table of the first page, and that of other benchmarks' names."""
     groups = {group: [row for row in rows if row.name in METHODS] for group, rows in listed().items()}
     for name, recipe in METHODS.items():
         (folder / f"{name}.md").write_text(method_page(name, recipe))
         (folder / f"{name}.svg").write_text(picture({slot for slot, _ in own_parts(recipe)}, "The slots of a round"))
     (folder / "index.md").write_text(methods_index(groups))
     (folder / "table.txt").write_text(methods_table(groups))
+    (folder / "elsewhere.txt").write_text(elsewhere_table())
 
 
 def own_parts(recipe: Recipe) -> list[tuple[str, object]]:

@@ -27,14 +27,18 @@ class FeatureAugmentation(Term):
 
     Source: SFA (Li et al., ICCV 2021), known to us from its abstract. No official code is known, so sigma1, sigma2, nu
     and lam are our choice. Gradients reach the features and the classifier. Sigma_y is computed from the features of
-    the client's last round of training, and never leaves the client. In the first `warmup` rounds, and for classes with
-    fewer than two images, b is 0. The noise is used only in training. `lam = 0` gives FedAvg.
+    the client's earlier rounds, and never leaves the client. The abstract says that it is estimated iteratively during
+    training, and not over which iterations: `estimate` has both readings. It stays the same within a round. In the
+    first `warmup` rounds, and for classes with fewer than two images, b is 0. The noise is used only in training.
+    `lam = 0` gives FedAvg.
 
     variant: what b is, "s" or "a" as above
     sigma1, sigma2: the standard deviations of a and b
     nu: the scale of the covariance
     lam: the weight of the term
     warmup: the number of first rounds with b = 0
+    estimate: the features of which Sigma_y is the covariance: of the client's last `round`, whose features belong to a
+    recent model, or of `all` of its rounds so far, where every pass over an image counts alike
     """
 
     side_by_side: ClassVar[bool] = True
@@ -45,6 +49,8 @@ class FeatureAugmentation(Term):
     nu: Annotated[float, Field(ge=0), Only(variant="a", lam=Above(0))] = 1.0
     lam: Annotated[float, Field(ge=0), Tuned("log:0.1:10", DECADE)] = 1.0
     warmup: Annotated[int, Field(ge=1), Only(variant="a", lam=Above(0))] = 1
+
+    estimate: Annotated[Literal["round", "all"], Only(variant="a", lam=Above(0))] = "round"
 
     @property
     def assumes(self) -> tuple[Fact, ...]:
@@ -74,9 +80,12 @@ class FeatureAugmentation(Term):
         return term
 
     def end(self, round: LocalRound) -> None:
-        """Stores the moments of the round's features. A class that did not occur keeps those of an earlier round."""
-        if self.variant == "a" and MOMENTS in round.scratch and round.steps:
-            round.store.put(MOMENTS, round.scratch[MOMENTS].merged(round.store.get(MOMENTS)))
+        """Stores the moments of the features. A class that did not occur in the round keeps those of an earlier one."""
+        if self.variant == "s" or MOMENTS not in round.scratch or not round.steps:
+            return
+        moments: ClassMoments = round.scratch[MOMENTS]
+        earlier = round.store.get(MOMENTS)
+        round.store.put(MOMENTS, moments.added(earlier) if self.estimate == "all" else moments.merged(earlier))
 
     def _shift(self, batch: Batch, roots: Tensor | None) -> Tensor | float:
         """b, of shape [B, D]."""
@@ -150,3 +159,10 @@ class ClassMoments:
         seen = self.sums["count"] > 0
         shapes = {"count": seen, "sum": seen[:, None], "square": seen[:, None, None]}
         return {name: torch.where(shapes[name], value, earlier[name]) for name, value in self.sums.items()}
+
+    def added(self, earlier: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """The sums of these moments and the earlier ones."""
+        self.fold()
+        if earlier is None:
+            return self.sums
+        return {name: value + earlier[name] for name, value in self.sums.items()}

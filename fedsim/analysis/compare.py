@@ -35,12 +35,13 @@ from fedsim.analysis.statistics import (
     ranks,
     worst_means,
 )
+from fedsim.analysis.worst_source import with_worst_source
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.differences import refuse_twice, require_alike, variant_text, variants
 from fedsim.records.reading import Runs
-from fedsim.records.selection import BUDGETS, RULES, rule_title
+from fedsim.records.selection import BUDGETS, RULES, WORST_SOURCE, rule_title
 from fedsim.settings.experiment import Experiment
 
 Grids = dict[str, pd.DataFrame]  # {label: its accuracies, seeds × targets}
@@ -65,7 +66,7 @@ def compare(
     metric: str = "",
     correction: str = "holm",
 ) -> Comparison:
-    """Comparison of all finished runs under one selection rule.
+    """Comparison of all finished runs under one selection rule, which may be `worst` (`with_worst_source`), too.
 
     metric: empty for the task's own (accuracy, Dice), or one from the kept predictions (`metrics.METRICS`).
     baseline: method or label that the others are compared with over the cells (target, seed) that both have.
@@ -74,6 +75,8 @@ def compare(
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
+    if select == WORST_SOURCE:
+        runs = with_worst_source(runs)
     task_metric, metric = _check_request(runs, select, metric)
     experiments = _alike(runs, by)
     recorded = environments(runs)
@@ -150,11 +153,14 @@ def _notes_on_runs(
 
 def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
     """(the metric of the runs' task, the metric of the comparison); UserError for what these runs do not have."""
-    if select not in RULES:
-        near = nearest(select, RULES)
-        raise UserError(f"unknown selection rule {select!r}; {near}known: {', '.join(RULES)}")
+    rules = (*RULES, WORST_SOURCE)
+    if select not in rules:
+        near = nearest(select, rules)
+        raise UserError(f"unknown selection rule {select!r}; {near}known: {', '.join(rules)}")
     task_metric = task_of(runs.summary, f"{select}_target_").metric
     metric = find_metric(metric or task_metric, task_metric)
+    if select == WORST_SOURCE and metric != task_metric:
+        raise UserError(f"the rule {select!r} selects rounds whose predictions were not kept: leave {metric} out")
     if runs.summary.empty:
         notes = damaged_notes(runs.damaged)
         raise UserError(" ".join(["no finished run to compare.", *notes]))

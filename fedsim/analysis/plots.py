@@ -22,6 +22,7 @@ from fedsim.records.alphas import Alphas, read_alphas
 from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
 from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder
+from fedsim.records.selection import WORST_SOURCE
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
 Figures = Iterator[tuple[str, Figure]]  # each with the name of its file
@@ -44,6 +45,8 @@ def plot_all(
     layers: layers or tensors of which every recorded quantity is drawn for each client. Raises UserError for a name
     that no run has recorded.
     """
+    if select == WORST_SOURCE:
+        raise UserError(f"the rule {select!r} is for `fedsim compare`: no predictions of its rounds were kept")
     out = Path(out)
     paths: list[Path] = []
     refuse_unknown_layers(runs, layers)

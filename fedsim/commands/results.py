@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
 CLOCK_HELP = "accuracy over hours on other machines: profiles.toml, hospitals-fibre, clinics-dsl or phones-lte"
 FIGURE_HELP = "of several data sets: draw the mean ranks; with --clock: accuracy over hours; PNG or SVG"
-CLOCK_RECORDS = ["summary", "rounds", "clients"]  # without a clock the first one is enough
+RECORDS_OF_ROUNDS = ["summary", "rounds", "clients"]  # without a clock and the rule `worst` the first one is enough
 OfMetric = Annotated[str, typer.Option("--metric", help=METRIC_HELP)]
 OfCorrection = Annotated[str, typer.Option("--correction", help="corrects p for testing several methods: holm or none")]
 OfFigure = Annotated[Path | None, typer.Option("--figure", help=FIGURE_HELP)]
@@ -38,7 +38,9 @@ def compare(
     folders: Annotated[
         list[Path], typer.Argument(help="results, e.g. outputs/digits or digits.zip, or several data sets")
     ],
-    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+    select: Annotated[str, typer.Option(help="best_validation, last, oracle, or worst: of the worst source")] = (
+        "best_validation"
+    ),
     baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
     by: By = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
@@ -57,11 +59,11 @@ def compare(
     In the folder of a paper's table it shows our numbers beside those of the paper, with the difference. With several
     folders it shows one column per data set, and tests of all pairs of methods over the unseen domains of all of them.
     """
-    needed = CLOCK_RECORDS if clock else CLOCK_RECORDS[:1]
+    needed = needed_records(select, clock)
     parts = {folder: chosen_runs(folder, methods, targets, seeds, only=needed) for folder in folders}
     folder, runs = next(iter(parts.items()))
     if clock:
-        refuse_beside_clock(len(parts), metric, published)
+        refuse_beside_clock(len(parts), select, metric, published)
         show_clock(runs, clock, select, baseline, by or [], format, figure)
     elif len(parts) > 1:
         if by or published:
@@ -213,10 +215,19 @@ def show_comparison(
         print(comparison.render(format))
 
 
-def refuse_beside_clock(folders: int, metric: str, published: Path | None) -> None:
+def needed_records(select: str, clock: str) -> list[str]:
+    """The record files that a comparison reads: those of rounds and clients only where it looks at single rounds."""
+    from fedsim.records.selection import WORST_SOURCE
+
+    return RECORDS_OF_ROUNDS if clock or select == WORST_SOURCE else RECORDS_OF_ROUNDS[:1]
+
+
+def refuse_beside_clock(folders: int, select: str, metric: str, published: Path | None) -> None:
     """Raise UserError for what `--clock` does not go together with."""
-    if folders > 1 or metric or published:
-        raise UserError("--clock is for one folder and the task's own metric: leave the rest out")
+    from fedsim.records.selection import WORST_SOURCE
+
+    if folders > 1 or select == WORST_SOURCE or metric or published:
+        raise UserError("--clock is for one folder, the task's own metric and a rule of runs: leave the rest out")
 
 
 def show_clock(

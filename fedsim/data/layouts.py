@@ -246,7 +246,8 @@ class Camelyon17(PublishedRows):
     """WILDS's patches: metadata.csv has a row per patch with its hospital (`center`) and label (`tumor`).
 
     The file of a row is patches/patient_PPP_node_N/patch_patient_PPP_node_N_x_X_y_Y.png. Domains are the hospitals
-    0 to 4; WILDS's own split and its validation hospital are not the benchmark's leave-one-hospital-out.
+    0 to 4. The published parts are WILDS's official split: hospital 1 validates, hospital 2 is tested, and of the
+    others a patch trains where the column `split` is 0 and validates where it is 1.
     """
 
     root = "metadata.csv"
@@ -256,9 +257,12 @@ class Camelyon17(PublishedRows):
         yield from _patches(self.folder() / self.root, (self.folder() / self.root).stat().st_mtime_ns).get(domain, [])
 
 
+WHOLE_PARTS = {1: "validation", 2: "test"}  # hospitals that are a part of WILDS's official split as a whole
+
+
 @functools.lru_cache(maxsize=2)
 def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
-    types = {"patient": str, "node": int, "x_coord": int, "y_coord": int, "tumor": int, "center": int}
+    types = {"patient": str, "node": int, "x_coord": int, "y_coord": int, "tumor": int, "center": int, "split": int}
     try:
         table = pd.read_csv(file, usecols=list(types), dtype=types)
     except ValueError as error:
@@ -267,7 +271,8 @@ def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
     for row in table.itertuples(index=False):
         slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
         path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
-        rows.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor, patient=row.patient))
+        part = WHOLE_PARTS.get(row.center) or ("validation" if row.split else "train")
+        rows.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor, part, row.patient))
     return rows
 
 

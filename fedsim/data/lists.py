@@ -13,7 +13,16 @@ from fedsim.data.folders import Listing
 from fedsim.data.names import composed, plain
 from fedsim.settings import DataSettings, data_root
 
-PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+# What a published split calls its parts. `id_val` and `id_test` are words of WILDS and of FedDG_Benchmark's lists.
+PARTS = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "id_val": "validation",
+    "test": "test",
+    "id_test": "test",
+}
 WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
 
 

@@ -11,12 +11,13 @@ import pkgutil
 from pathlib import Path
 
 from fedsim.common.errors import UserError
+from fedsim.methods.elsewhere import answer_for
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
 from fedsim.methods.table import METHODS
 from fedsim.models.backbones import is_family
 from fedsim.parts.part import part_name, unfit
 from fedsim.settings.experiment import Experiment
-from fedsim.settings.plugins import Package, instance, is_outside, lookup, required_packages
+from fedsim.settings.plugins import Package, entry_points, instance, is_outside, lookup, required_packages
 
 FOLDERS = {
     "share": "strategies.share",
@@ -104,8 +105,15 @@ def find_part(name: object, slot: str = "") -> type:
 
 
 def find_row(name: str) -> Recipe:
-    """A row of METHODS, of an installed package, or `module:name`; a UserError gives the most similar known name."""
+    """A row of METHODS, of an installed package, or `module:name`.
+
+    A UserError says what a method of another benchmark is called here or why it is not here, or gives the most similar
+    known name.
+    """
     rows = GIVEN if name in GIVEN else METHODS
+    known = name in rows or name in entry_points("methods") or ":" in name
+    if not known and (answer := answer_for(name, [*METHODS])):
+        raise UserError(f"unknown method {name!r}: {answer}")
     recipe = instance(lookup(name, rows, "methods", "unknown method"), Recipe, f"method {name!r}")
     return dataclasses.replace(recipe, **{slot: _fitting(recipe, slot, f"method {name!r}: {slot}") for slot in SLOTS})
 

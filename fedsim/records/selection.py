@@ -19,10 +19,12 @@ from fedsim.settings.experiment import Experiment
 
 RULES = ("best_validation", "last", "oracle")
 DEFAULT_RULE = RULES[0]
+WORST_SOURCE = "worst"  # a rule of comparisons alone, because a run keeps no model of its round
 RULE_TITLES = {
     "best_validation": "best source validation",
     "last": "last round",
     "oracle": "ORACLE: best round on the target, an upper bound",
+    WORST_SOURCE: "best validation on the source domain where it is worst",
 }
 BUDGETS = ("images", "steps")
 BUDGET_TOLERANCE = 0.05  # budgets that differ by less are alike

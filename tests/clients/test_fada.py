@@ -120,7 +120,7 @@ def test_a_backbone_without_weights_is_refused_before_the_first_round(tmp_path):
     ("_disentangle", {"lambda_mi": 0, "lambda_rec": 0}, "D_ds"),
     ("_disentangle", {"lambda_mi": 0, "lambda_rec": 0, "confuse_updates_g": True}, "D_ds G"),
     ("_disentangle", {"lambda_rec": 0}, "D_ds M D_di"), ("_disentangle", {"lambda_mi": 0}, "D_ds R D_di"),
-    ("_disentangle", {"lambda_rec": 0, "mine": "joint"}, "D_ds M D_di"),
+    ("_disentangle", {"lambda_rec": 0, "mine": "joint"}, "D_ds M D_di"), ("_classify", {"task_steps": "two"}, "G C"),
 ])  # fmt: skip
 def test_what_each_step_moves(made, method, settings, moves):
     """Parameters and statistics: step 1, steps 2 and 3, only step 4, and steps 4 to 6."""
@@ -129,11 +129,12 @@ def test_what_each_step_moves(made, method, settings, moves):
     assert watch(made, DisentanglingAdversary(**settings), method) == set(moves.split())
 
 
-def test_six_steps_again(made, monkeypatch):
-    """One batch by the equations, all by gradient descent with a rate of 0.1."""
+@pytest.mark.parametrize("task_steps", ["one", "two"])
+def test_six_steps_again(made, monkeypatch, task_steps):
+    """One batch by the equations, all by gradient descent with a rate of 0.1; also with Algorithm 1's first step."""
     monkeypatch.setattr(adversary, "make_adam", lambda aux, lr, decay: SGD(aux.parameters(), 500 * lr))
     made.optimizer, made.net.bottleneck[6].p = SGD(made.net.parameters(), 0.1), 0.0
-    step = DisentanglingAdversary(lambda_adv=0.5, lambda_mi=0.3, lambda_rec=0.2).begin(made)
+    step = DisentanglingAdversary(lambda_adv=0.5, lambda_mi=0.3, lambda_rec=0.2, task_steps=task_steps).begin(made)
     (net, aux), batch = copy.deepcopy((made.net, made.scratch[NETWORKS])), made.data.batch(np.arange(6))
     x, y, G, D, C = batch.images, batch.labels, net.backbone, net.bottleneck, net.head
     S, CI, R, M, DI = (aux[name] for name in ("specific", "classes", "rebuild", "statistic", "domain"))
@@ -151,10 +152,18 @@ def test_six_steps_again(made, monkeypatch):
         p, q = D(f), S(f)
         return M(p, q).mean() - M(p, q[order]).exp().mean().log()
 
-    descend(F.cross_entropy(C(D(G(x))), y) + F.cross_entropy(CI(S(G(x))), y), G, D, C, S, CI)
+    def task():
+        descend(F.cross_entropy(C(D(G(x))), y) + F.cross_entropy(CI(S(G(x))), y), G, D, C, S, CI)
+
+    if task_steps == "one":
+        task()
+    else:
+        descend(F.cross_entropy(C(D(G(x))), y), G, C)
     theirs = made.tensors("target_features", "")["target_features"][chosen]
     descend(-DI(G(x).detach()).sigmoid().log().mean() - (1 - DI(theirs).sigmoid()).log().mean(), DI)
     descend(-0.5 * DI(G(x)).sigmoid().log().mean(), G)
+    if task_steps == "two":
+        task()
     f = G(x).detach()
     descend(-CI(S(f)).softmax(1).log().sum() / 18, S)
     descend(-bound(), M)

@@ -119,6 +119,29 @@ def test_sfa_a_draws_from_the_class(net):
     assert later.merged(kept)["count"].tolist() == [200, 5, 200]  # seen classes are replaced, others stay
 
 
+def test_covariances_of_all_rounds_by_hand(net):
+    """Class 0 has the feature 0 in round 1 and 2 in round 2: the variance of round 2 alone is 0, that of both is 1."""
+    stored = {}
+    for estimate in ("round", "all"):
+        part = FeatureAugmentation("a", estimate=estimate)
+        store = None
+        for number, value in ((1, 0.0), (2, 2.0)):
+            round = small_round(net=net, steps=1, round=number, **({"store": store} if store else {}))
+            if store:
+                store.open_round(number)
+            part.begin(round)(batch_of(net, torch.full((6, 4), value), torch.zeros(6, dtype=torch.int64)))
+            part.end(round)
+            store = round.store
+            store.commit()
+        stored[estimate] = store.get(MOMENTS)
+    variances = {}
+    for estimate, moments in stored.items():
+        mean = moments["sum"][0, 0] / moments["count"][0]
+        variances[estimate] = (moments["square"][0, 0, 0] / moments["count"][0] - mean**2).item()
+    assert variances == pytest.approx({"round": 0.0, "all": 1.0})
+    assert [stored[name]["count"][0].item() for name in ("round", "all")] == [6, 12]
+
+
 def matrix(*rows):
     return torch.tensor(rows, dtype=torch.float32)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from published_trees import camelyon17, digits_dg, fed_isic2019, image
 
 from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS, benchmark, check_partitions, find_data, load_client, load_target
@@ -16,38 +16,6 @@ from fedsim.data.reader import reader
 from fedsim.settings import DataSettings
 
 SIDE = 16
-
-
-def image(path: Path, seed: int = 0, side: int = SIDE, red: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    pixels[:, :, 0] = red
-    Image.fromarray(pixels).save(path)
-
-
-def digits_dg(root: Path) -> None:
-    for place, domain in enumerate(BENCHMARKS["digits-dg"].domains):
-        for part, count in (("train", 2), ("val", 1)):
-            for digit in range(10):
-                for number in range(count):
-                    image(root / domain / part / str(digit) / f"{number}.png", 10 * place + digit)
-
-
-def camelyon17(root: Path) -> None:
-    rows = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
-    for index in range(60):
-        slide, tumor = f"patient_{index:03d}_node_0", index % 2
-        image(root / "patches" / slide / f"patch_{slide}_x_{index}_y_64.png", index, 96, 255 * tumor)
-        rows.append(f"{index},{index:03d},0,{index},64,{tumor},{index},{index // 12},0")
-    (root / "metadata.csv").write_text("\n".join(rows) + "\n")
-
-
-def fed_isic2019(root: Path) -> None:
-    rows = ["image,target,center,fold,fold2"]
-    for index in range(96):
-        image(root / "ISIC_2019_Training_Input_preprocessed" / f"ISIC_{index:07d}.jpg", index)
-        rows.append(f"ISIC_{index:07d},{index % 8},{index // 16},{'train' if index % 3 else 'test'},x")
-    (root / "train_test_split").write_text("\n".join(rows) + "\n")
 
 
 TREES: dict[str, tuple[str, Callable[[Path], None] | None]] = {

@@ -52,9 +52,21 @@ def dson(layer, x):
     variances = x.var((0, 2, 3), correction=0) if layer.training else layer.running_var.clone()
     F.batch_norm(x, layer.running_mean, layer.running_var, training=layer.training)  # which updates the statistics
     layer.num_batches_tracked += layer.training
-    (m, n), (v, w) = torch.softmax(layer.theta_mean, 0), torch.softmax(layer.theta_var, 0)
+    of_variance = layer.theta_mean if layer.theta_var is None else layer.theta_var
+    (m, n), (v, w) = torch.softmax(layer.theta_mean, 0), torch.softmax(of_variance, 0)
     mu, var = m * mean + n * means[:, None, None], v * variance + w * variances[:, None, None]
     return (x - mu) / torch.sqrt(var + layer.eps) * layer.weight[:, None, None] + layer.bias[:, None, None]
+
+
+def test_dson_with_one_weight_by_hand():
+    """Instance mean 2 and variance 1, running 0 and 3, w = 3/4: (3 - 1.5) / sqrt(.75 + .75); of two, w_v is 1/2."""
+    x = torch.tensor([[[[1.0, 3.0]]]])
+    shared, apart = DSONLayer(nn.BatchNorm2d(1), shared=True), DSONLayer(nn.BatchNorm2d(1))
+    for layer, expected in ((shared, 1.5 / 1.5**0.5), (apart, 1.5 / 2**0.5)):
+        layer.running_var.fill_(3.0)
+        layer.theta_mean.data = torch.tensor([3.0, 1.0]).log()
+        assert layer.eval()(x)[0, 0, 0, 1].item() == pytest.approx(expected, abs=1e-5)
+    assert "theta_var" not in shared.state_dict()
 
 
 def gated(layer, x):
@@ -70,6 +82,7 @@ def compiled(layer, x):
 
 
 LAYERS = [(XANLayer, xan), (lambda bn: XANLayer(bn, in_init="copy_bn"), xan), (DSONLayer, dson), (BINLayer, gated),
+          (lambda bn: DSONLayer(bn, shared=True), dson),
           (XANLayer, compiled), (DSONLayer, compiled), (BINLayer, compiled),
           (XANLayer, XANLayer.by_branches)]  # fmt: skip
 

@@ -19,11 +19,11 @@ class DSONLayer(nn.Module):
         mu = w_mu mu_IN + (1 - w_mu) mu_BN,   var = w_v var_IN + (1 - w_v) var_BN,
         y = gamma (x - mu) / sqrt(var + eps) + beta,
 
-    with (w, 1 - w) = softmax(theta). theta starts at (1, 1), so that w = 1/2. XAN mixes outputs, while DSON mixes
-    moments. Instance and batch variance are both biased; a known reimplementation takes the unbiased instance variance,
-    which is larger by the factor HW / (HW - 1). Running statistics start from the replaced layer, and not from 0 as in
-    that reimplementation, and are updated as in BatchNorm2d. Plain BN is the limit theta -> (-inf, +inf). All tensors
-    belong to the domain (to its batch norm).
+    with (w, 1 - w) = softmax(theta). theta starts at (1, 1), so that w = 1/2. With `shared` w_v is w_mu. XAN mixes
+    outputs, while DSON mixes moments. Instance and batch variance are both biased; a known reimplementation takes the
+    unbiased instance variance, which is larger by the factor HW / (HW - 1). Running statistics start from the replaced
+    layer, and not from 0 as in that reimplementation, and are updated as in BatchNorm2d. Plain BN is the limit theta ->
+    (-inf, +inf). All tensors belong to the domain (to its batch norm).
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {
@@ -35,12 +35,12 @@ class DSONLayer(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, bn: nn.BatchNorm2d, channelwise: bool = False) -> None:
+    def __init__(self, bn: nn.BatchNorm2d, channelwise: bool = False, shared: bool = False) -> None:
         super().__init__()
         shape = (2, bn.num_features) if channelwise else (2,)
         self.weight, self.bias = bn.weight, bn.bias
         self.theta_mean = nn.Parameter(torch.ones(shape, device=bn.weight.device))
-        self.theta_var = nn.Parameter(torch.ones(shape, device=bn.weight.device))
+        self.theta_var = None if shared else nn.Parameter(torch.ones(shape, device=bn.weight.device))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(bn, name))
         self.eps, self.momentum, self.track_running_stats = bn.eps, bn.momentum, True
@@ -55,7 +55,8 @@ class DSONLayer(nn.Module):
             a = gamma * torch.rsqrt(w_var * variance + (1 - w_var) * batch_variance + self.eps)
             return a, a * (mean - mixed_mean) + beta
 
-        return tracked_affine(x, self, rule, self.weight, self.bias, self.theta_mean, self.theta_var)
+        theta_var = self.theta_mean if self.theta_var is None else self.theta_var
+        return tracked_affine(x, self, rule, self.weight, self.bias, self.theta_mean, theta_var)
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,16 @@ class DSON(Norm):
     Source: Seo et al., ECCV 2020 (domain-specific optimized normalization). There every source domain has layers of its
     own; here the part `share` says whether a client keeps its own. `norm = "batch_norm"` gives FedAvg's network.
 
+    The default has two mixing weights a layer, as a third party's port has. Of the paper we read the abstract alone,
+    which speaks of a weighted average of statistics and does not say whether mean and variance share the weight.
+
     channelwise: one pair of mixing weights per channel in place of one per layer
+    shared: mean and variance are mixed with the same weight
     """
 
     channelwise: bool = False
+    shared: bool = False
 
     def apply(self, net: Net) -> None:
         """Replaces the layers in place."""
-        replace(net, batch_norm_paths(net), lambda bn: DSONLayer(bn, self.channelwise))
+        replace(net, batch_norm_paths(net), lambda bn: DSONLayer(bn, self.channelwise, self.shared))
