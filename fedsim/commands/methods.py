@@ -103,8 +103,6 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     data: an experiment, for which the bytes per round are printed too.
     """
     from fedsim.methods.assembly import find_recipe
-    from fedsim.methods.groups import ideas_of, papers_of
-    from fedsim.methods.listing import in_words
     from fedsim.methods.part_settings import method_facts
     from fedsim.methods.recipe import Recipe
     from fedsim.parts.part import part_name
@@ -113,12 +111,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.settings.tuned import Tuned
 
     recipe = find_recipe(name)
-    console.print(Text(f"{name}: {recipe.paper}", "bold"))
-    for idea in ideas_of(name):
-        _say_wrapped(idea)
-    for paper in papers_of(recipe.paper):
-        _say_wrapped(f"{paper.title}, {paper.link}")
-    _say_wrapped(f"{in_words(recipe)}.")
+    _show_idea(name, recipe)
     plain = [(slot, repr(part)) for slot, part in Recipe().pairs]
     standard = []
     for slot, part in recipe.pairs:
@@ -137,6 +130,19 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:
         _show_traffic(name, data, preset, overrides)
+
+
+def _show_idea(name: str, recipe: "Recipe") -> None:
+    """Print a method's idea, its papers and what it changes."""
+    from fedsim.methods.groups import ideas_of, papers_of
+    from fedsim.methods.listing import in_words
+
+    console.print(Text(f"{name}: {recipe.paper}", "bold"))
+    for idea in ideas_of(name):
+        _say_wrapped(idea)
+    for paper in papers_of(recipe.paper):
+        _say_wrapped(f"{paper.title}, {paper.link}")
+    _say_wrapped(f"{in_words(recipe)}.")
 
 
 def _unweighted(recipe: "Recipe") -> list[str]:

@@ -32,7 +32,10 @@ MOST_VALUES = 30  # different texts of a column of categories; a column with mor
 FEW_VALUES = 10  # a column with so few different numbers may have a 0 that means 0
 GAP = 0.1  # a 0 that is so far below all other numbers, as a share of their span, was perhaps not measured
 SHOWN = 10  # pairs of equal rows that are listed
-LEFT_OUT = "the experiment file below leaves it out of the features"
+TELLS = (  # of a column
+    "alone tells the class of every row, perhaps as the label in other words; the experiment file below leaves it out "
+    "of the features"
+)
 
 
 @dataclass
@@ -82,23 +85,13 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     columns, left_out = _with_kinds(columns, rows)
     domains = text_of_names(rows[columns.domain])
     has_targets = data.task in OF_TENSORS
-    if has_targets:
-        labels = pd.Series(STRATUM, index=rows.index)
-        for name in columns.labels:
-            targets_of(rows[name], data.task, f"{path}, column {name!r}")
-    else:
-        labels = names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
+    labels = _labels(path, columns, rows, data.task)
     empty = {name: columns.empty(rows, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
     problems = left_out + [text for _, text in suspects]
-    telling: list[str] = []
-    if not has_targets:
-        telling = _tell_the_class(columns, rows, labels)
-        for name in telling:
-            problems.append(
-                f"{name} alone tells the class of every row, perhaps as the label in other words; {LEFT_OUT}"
-            )
-        problems += _one_class(labels, domains)
+    telling = [] if has_targets else _tell_the_class(columns, rows, labels)
+    problems += [f"{name} {TELLS}" for name in telling]
+    problems += [] if has_targets else _one_class(labels, domains)
     problems += _without_values(domains, empty)
     problems += _equal_rows(columns, rows, domains)
     return TableInspection(
@@ -107,6 +100,15 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
         problems,
         _experiment(path, _without(columns, telling), len(files) > 1, [name for name, _ in suspects], data.task),
     )
+
+
+def _labels(path: Path, columns: Columns, rows: pd.DataFrame, task: str) -> pd.Series:
+    """The class of each row; one and the same where the targets are numbers or several labels, which are checked."""
+    if task not in OF_TENSORS:
+        return names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
+    for name in columns.labels:
+        targets_of(rows[name], task, f"{path}, column {name!r}")
+    return pd.Series(STRATUM, index=rows.index)
 
 
 def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
