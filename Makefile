@@ -2,7 +2,7 @@
 # make test   install and run the tests
 # make oldest-flower   run the tests that touch Flower on the oldest version of the range
 # make trials   run all long trials in order (hours), resumable, into one page
-# make docs   build the documentation site into docs/_build; every warning is an error
+# make docs   build the documentation site into docs/_build in one to two minutes; every warning is an error
 # They do only what is missing: called again, they start at once.
 
 PYTHON ?= python3
@@ -44,4 +44,5 @@ lint: install
 	$(BIN)/mypy
 
 docs: install
+	@echo "the site is built in one to two minutes: docs/_build/index.html"
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build

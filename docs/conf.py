@@ -35,8 +35,9 @@ def as_written(app, what, name, obj, options, lines) -> None:
 
 
 def included(app, relative_path, parent, content) -> None:
-    """Pages that are included from the package link to files beside them, which have other names here."""
-    content[0] = content[0].replace("(DEPLOY.md)", "(deployment.md)").replace("(SECURITY.md)", "(security.md)")
+    """Pages that are included from the package link to files next to them, which have other names here."""
+    for there, here in (("(DEPLOY.md)", "(deployment.md)"), ("(SECURITY.md)", "(security.md)"), ("(../../docs/", "(")):
+        content[0] = content[0].replace(there, here)
 
 
 def setup(app) -> None:

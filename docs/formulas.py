@@ -12,6 +12,15 @@ class StopError(Exception):
     """What follows is no formula."""
 
 
+def inside_sum(product: list[str], below: str) -> int:
+    """The place in a product where a fraction begins: behind the sum whose index its denominator has, else at 0."""
+    for place in range(len(product) - 1, 0, -1):
+        index = re.fullmatch(r"\\sum\s*(_\{\w\})\s*", product[place - 1])
+        if index and index[1] in below:
+            return place
+    return 0
+
+
 class Reader:
     """Reads a formula from tokens, from `place` on; `place` ends behind its last token."""
 
@@ -76,7 +85,8 @@ class Reader:
         assert self.place > kept
         if self.small:
             return [*product, "/", below]
-        above, rest = ("".join(product), []) if token.before else (product[-1], product[:-1])
+        first = inside_sum(product, below) if token.before else len(product) - 1
+        above, rest = "".join(product[first:]), product[:first]
         return [*rest, f"\\frac{{{bare(above)}}}{{{bare(below)}}}"]
 
     def atom(self) -> str:

@@ -9,7 +9,19 @@ from typing import NamedTuple
 from fedsim.methods.table import METHODS
 
 FOLDER = Path(__file__).with_name("tables")
-PAGES = ("digits", "pacs", "segmentation", "rotated-mnist", "combinations", "why", "hospitals", "drawings", "speakers")
+PAGES = (
+    "digits",
+    "pacs",
+    "pacs-64",
+    "segmentation",
+    "rotated-mnist",
+    "csac",
+    "combinations",
+    "why",
+    "hospitals",
+    "drawings",
+    "speakers",
+)
 
 
 class Results(NamedTuple):

@@ -35,7 +35,7 @@ STEP = 0.36  # inches between two names on the axis of ranks
 
 
 def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | None:
-    """Accuracy per target and average, a panel of bars for each, with the seeds as points."""
+    """Accuracy per target and average, a panel for each: means with their deviations, and the seeds as points."""
     cells, runs = comparison.cells, comparison.table
     if cells["mean"].isna().all():
         return None
@@ -43,19 +43,19 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
     texts = [wrapped(shown_label(method)) for method in comparison.methods.to_dict("records")]
     height = max(0.3, 0.16 * lines_of(texts)) * len(labels)
     figure, panels = _bar_panels(comparison, height)
-    seeds = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
+    seeds = "mean ± std over seeds, white points: seeds" if comparison.most_seeds > 1 else "one seed"
     set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {seeds})")
     for panel, target in zip(panels, comparison.columns):
-        bars = cells[cells["target"] == target].set_index("label")
-        bars = bars.reindex(labels)
+        means = cells[cells["target"] == target].set_index("label")
+        means = means.reindex(labels)
         points = runs[runs["target"] == target]
-        _bars(panel, bars, points, looks, comparison.measure.factor)
+        _means(panel, means, points, looks, comparison.measure.factor)
     # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
     panels[0].set_yticks(range(len(labels)), texts)
     panels[0].set_ylim(len(labels) - 0.4, -0.6)
-    start = _start_of_bars(runs["accuracy"]) if comparison.measure.is_fraction else 0
+    start = _start_of_axis(runs["accuracy"]) if comparison.measure.is_fraction else 0
     panels[0].set_xlim(left=start)
-    # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
+    # An axis that does not start at zero makes differences look large, so its label says where it starts.
     title = f"target {comparison.measure.heading}"
     if start:
         title += f", axis from {start}"
@@ -63,7 +63,7 @@ def target_bars(comparison: Comparison, name: str, looks: Looks) -> Figure | Non
     return figure
 
 
-def _start_of_bars(accuracies: pd.Series) -> int:
+def _start_of_axis(accuracies: pd.Series) -> int:
     """The percentage at which the axis begins, a multiple of ten below the least accuracy (a fraction)."""
     least = int(10 * accuracies.min())
     return max(0, 10 * least - 10)
@@ -88,35 +88,28 @@ def _bar_panels(comparison: Comparison, height: float) -> tuple[Figure, list[Axe
     return figure, panels
 
 
-def _bars(axes: Axes, bars: pd.DataFrame, runs: pd.DataFrame, looks: Looks, factor: int) -> None:
-    """Draw the bars of one target, a row per label, and the runs as points; factor: 100 for percent."""
-    places = pd.Series(range(len(bars)), index=bars.index)
-    mean = factor * bars["mean"]
-    std = factor * bars["std"]
-    axes.barh(
-        places,
-        mean,
-        0.75,
-        color=[looks[label].color for label in bars.index],
-        alpha=0.75,
-        hatch=[looks[label].hatch for label in bars.index],
-        edgecolor="white",
-        linewidth=0.5,
-    )
-    spread = std.notna()
-    if spread.any():
+def _means(axes: Axes, means: pd.DataFrame, runs: pd.DataFrame, looks: Looks, factor: int) -> None:
+    """Draw the means of one target with their deviations, a row per label, and the runs as points above each row.
+
+    factor: 100 for percent
+    """
+    places = pd.Series(range(len(means)), index=means.index)
+    for label, place in places.items():
+        style = looks[str(label)]
+        spread = factor * means["std"][label]
         axes.errorbar(
-            mean[spread],
-            places[spread],
-            xerr=std[spread],
-            fmt="none",
-            ecolor="#222222",
-            elinewidth=1,
-            capsize=2,
+            factor * means["mean"][label],
+            place,
+            xerr=None if math.isnan(spread) else spread,
+            fmt=style.marker,
+            color=style.color,
+            markersize=6,
+            elinewidth=1.5,
+            capsize=3,
         )
     axes.scatter(
         factor * runs["accuracy"],
-        runs["label"].map(places),
+        runs["label"].map(places).astype(float) - 0.28,
         s=10,
         color="white",
         edgecolors="#222222",

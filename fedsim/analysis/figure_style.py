@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import matplotlib as mpl
@@ -20,7 +21,8 @@ from fedsim.analysis.fonts import fonts_for
 
 # Okabe and Ito's palette, with grey instead of its yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
-LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)))
+LINES = ("-", "--", "-.", ":", (0, (7, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 2.5)))
+FIXED = {"fedavg": 14, "deepall": 15}  # the styles of the two rows that most tables have, with the last two colours
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")
 SETTINGS: Any = {  # matplotlib names the type of its settings nowhere in public
@@ -117,10 +119,20 @@ class Style:
 Looks = Mapping[str, Style]  # by label: a method looks the same in all figures of an experiment
 
 
+def places(names: Iterable[str]) -> dict[str, int]:
+    """{name: the number of its style}, in figures and in the report.
+
+    FedAvg is black and solid, DeepAll grey and dashed, and no other method has one of these two colours.
+    """
+    reserved = {number % len(COLORS) for number in FIXED.values()}
+    numbers = (number for number in count() if number % len(COLORS) not in reserved)
+    return {name: FIXED[name] if name in FIXED else next(numbers) for name in names}
+
+
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """One style per name. Colours and lines repeat after different numbers, so that the first 56 styles all differ."""
+    """One style per name. Colours and lines repeat after different numbers, so that the first 42 styles all differ."""
     looks = {}
-    for number, name in enumerate(names):
+    for name, number in places(names).items():
         looks[name] = Style(
             color=COLORS[number % len(COLORS)],
             line=LINES[number % len(LINES)],

@@ -2,8 +2,9 @@
 // All numbers come from the embedded data; only the mean over seeds of a curve is computed here.
 
 const MOST = 12; // methods that a reader can tell apart; of more, the best and the baseline are drawn, others by a click
-const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot"];
-const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star", "pentagon"];
+const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot", "2px,5px"];
+const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star", "triangle-left",
+  "triangle-right", "hexagon"];
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "--text", "#808080"];
 const COSTS = [["gigabytes", "bytes", "GB exchanged in one run"],
   ["minutes", "seconds", "minutes of one run"], ["steps", "steps", "local steps of one run, all clients"]];
@@ -205,7 +206,6 @@ function costFront(experiment, shown) {
 
 function experimentCharts(host) {
   const experiment = data.experiments[host.dataset.experiment];
-  experiment.methods.forEach((method, place) => { method.place = place; });
   let order = experiment.methods;
   const shown = () => order, pairs = names => names.map(name => [name, name]);
   const targets = pairs(experiment.targets), words = `${experiment.rule}${experiment.seeds > 1 ? "; mean ± std over seeds" : "; one seed"}`;
@@ -273,7 +273,7 @@ function runPage(run, place) {
     make("button", {className: "close", onclick: () => dialog.close(), ariaLabel: "close"}, "×"),
     make("h2", {}, `${method.shown} → ${run.target}, seed ${run.seed}`), make("nav", {}, ...others),
     plainTable(["rule", experiment.metric, "at round"], Object.entries(run.results).map(([rule, [value, round]]) =>
-      [rule === "oracle" ? "ORACLE (upper bound)" : rule.replaceAll("_", " "), experiment.unit ? value?.toFixed(1) : value, round])),
+      [rule === "oracle" ? "ORACLE (upper bound)" : rule.replaceAll("_", " "), value, round])),
     drawn,
     ...text("Messages of each client, whole run", run.messages && plainTable(["client", ...run.messages[0].map(name =>
       name.startsWith("bytes_") ? `${name.slice(6).replaceAll("_", " ")} (MB)` : name)], run.messages.slice(1).map(([client, ...values]) =>

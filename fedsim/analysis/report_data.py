@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.analysis.comparison import Comparison, shown_label
+from fedsim.analysis.figure_style import places
 from fedsim.analysis.metrics import confusion_matrix
 from fedsim.analysis.notes import missing_cells
 from fedsim.analysis.reproduce import command_line
@@ -48,10 +49,12 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pa
     steps = comparison.methods.set_index("label")["steps"]
     costs = whole_run_costs(rounds).join(steps)
     methods = []
+    style_of = places(comparison.labels.values())
     for method in comparison.methods.to_dict("records"):
         label = method["label"]
         shown = {
             "label": label,
+            "place": style_of[label],
             "shown": shown_label(method),
             "group": groups.get(method["method"], ""),
             "ranked": method["group"],
@@ -187,11 +190,10 @@ def _own_settings(experiment: Experiment, shared: Mapping[str, object]) -> dict[
     return texts
 
 
-def _result(row: Mapping[str, Any], rule: str, metric: str) -> Numbers:
-    """[the primary metric, a fraction in percent, the round] under a selection rule."""
-    factor = 100 if BY_METRIC[metric].is_fraction else 1
-    score = factor * float(row[f"{rule}_target_{metric}"])
-    return numbers([score, row[f"{rule}_round"]])
+def _result(row: Mapping[str, Any], rule: str, metric: str) -> list[Any]:
+    """[the primary metric as the table prints it, the round] under a selection rule."""
+    score = float(row[f"{rule}_target_{metric}"])
+    return [BY_METRIC[metric].number(score), *numbers([row[f"{rule}_round"]])]
 
 
 def _by_run(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:

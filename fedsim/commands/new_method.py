@@ -67,7 +67,7 @@ def start_method(name: str, folder: Path, slot: str = "terms") -> None:
         file.write_text(text.replace("NAME", name).replace("CLASS", kind), encoding="utf-8")
         console.print(str(file), soft_wrap=True)
     console.print(
-        f"edit them in this folder; then: pytest test_{name}.py, fedsim check-method {name}:{name}, "
-        f"fedsim run digits --method {name}:{name}",
+        f"edit them in this folder; then, in ten seconds each: pytest test_{name}.py, "
+        f"fedsim check-method {name}:{name}, fedsim run digits --method {name}:{name} --set train.rounds=2",
         soft_wrap=True,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import markup, table
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.text import Text
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 MISSING = "\N{EN DASH}"
+INDENT = "  "  # of a row of details
 WIDEST = 10_000  # letters of a line, more than any table has
+BETWEEN = 3  # letters of a line and two blanks, which each column has beside its text
 PLACES = {0: "", 1: "bold green", 2: "underline"}  # rich's styles of the first and the second place of a column
 ROWS = {"": "", "published": "dim italic", "detail": "dim"}  # rich's styles of the kinds of rows
 LATEX = str.maketrans(
@@ -155,10 +158,54 @@ class Table:
             if number and row.is_apart:
                 shown.add_section()
             name, *others = row.full_cells
-            indent = "  " if row.kind == "detail" else ""
+            indent = INDENT if row.kind == "detail" else ""
             cells = [Text(cell.plain, PLACES[cell.place]) for cell in others]
             shown.add_row(Text(indent + name.plain), *cells, style=ROWS[row.kind])
         return shown
+
+    def parts(self, width: int) -> list["Table"]:
+        """The table in as few parts as fit into so many letters; each begins with the first column.
+
+        A table with a column that folds stays whole, because its cells go on in the next line.
+        """
+        if any(column.folds for column in self.columns):
+            return [self]
+        fewest = self._places(width)
+        if len(fewest) == 1:
+            return [self]
+        narrowest = width
+        while len(self._places(narrowest - 1)) == len(fewest) and narrowest > 1:
+            narrowest -= 1
+        first, *others = self._places(narrowest)
+        parts = [self.part(first, self.title, self.subtitle)]
+        further = f"{self.title} (continued)" if self.title else ""
+        for places in others:
+            parts.append(self.part(places, further))
+        return parts
+
+    def _places(self, width: int) -> list[list[int]]:
+        """The numbers of the columns of each part, where no part is wider than so many letters or has two columns."""
+        widths = self._widths()
+        parts: list[list[int]] = []
+        free = 0
+        for place in range(1, len(widths)):
+            if not parts or widths[place] > free:
+                parts.append([0])
+                free = width - 1 - widths[0]
+            parts[-1].append(place)
+            free -= widths[place]
+        return parts or [[0]]
+
+    def _widths(self) -> list[int]:
+        """The letters that each column needs on the terminal."""
+        widths = [cell_len(column.heading) for column in self.columns]
+        for row in self.rows:
+            for place, cell in enumerate(row.full_cells):
+                letters = cell_len(cell.plain)
+                if row.kind == "detail" and place == 0:
+                    letters += len(INDENT)
+                widths[place] = max(widths[place], letters)
+        return [letters + BETWEEN for letters in widths]
 
     def show(self, console: Console | None = None) -> None:
         """Print the table and its notes."""
@@ -238,9 +285,12 @@ class Table:
 def show_tables(tables: Sequence[Table], notes: Iterable[str], console: Console | None = None) -> None:
     """Print tables, one under the other, then the notes.
 
-    Output that does not go to a terminal is as wide as needed, so that no cell and no note is broken into lines.
+    A table that is wider than the terminal is printed in parts. Output that does not go to a terminal is as wide as
+    needed, so that no cell and no note is broken into lines.
     """
     console = console or Terminal()
+    if console.is_terminal:
+        tables = [part for each in tables for part in each.parts(console.width)]
     shown = [each.rich() for each in tables]
     options = console.options.update(max_width=WIDEST)
     needed = max(Measurement.get(console, options, each).maximum for each in shown)

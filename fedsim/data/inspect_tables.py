@@ -1,6 +1,6 @@
 """Inspects a table of numbers before training: rows, empty cells, suspicious values, and an experiment file for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,10 @@ MOST_VALUES = 30  # different texts of a column of categories; a column with mor
 FEW_VALUES = 10  # a column with so few different numbers may have a 0 that means 0
 GAP = 0.1  # a 0 that is so far below all other numbers, as a share of their span, was perhaps not measured
 SHOWN = 10  # pairs of equal rows that are listed
+TELLS = (  # of a column
+    "alone tells the class of every row, perhaps as the label in other words; the experiment file below leaves it out "
+    "of the features"
+)
 
 
 @dataclass
@@ -81,26 +85,30 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     columns, left_out = _with_kinds(columns, rows)
     domains = text_of_names(rows[columns.domain])
     has_targets = data.task in OF_TENSORS
-    if has_targets:
-        labels = pd.Series(STRATUM, index=rows.index)
-        for name in columns.labels:
-            targets_of(rows[name], data.task, f"{path}, column {name!r}")
-    else:
-        labels = names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
+    labels = _labels(path, columns, rows, data.task)
     empty = {name: columns.empty(rows, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
     problems = left_out + [text for _, text in suspects]
-    if not has_targets:
-        problems += _tell_the_class(columns, rows, labels)
-        problems += _one_class(labels, domains)
+    telling = [] if has_targets else _tell_the_class(columns, rows, labels)
+    problems += [f"{name} {TELLS}" for name in telling]
+    problems += [] if has_targets else _one_class(labels, domains)
     problems += _without_values(domains, empty)
     problems += _equal_rows(columns, rows, domains)
     return TableInspection(
         _counts(labels, domains),
         _described(columns, rows, domains, empty),
         problems,
-        _experiment(path, columns, len(files) > 1, [name for name, _ in suspects], data.task),
+        _experiment(path, _without(columns, telling), len(files) > 1, [name for name, _ in suspects], data.task),
     )
+
+
+def _labels(path: Path, columns: Columns, rows: pd.DataFrame, task: str) -> pd.Series:
+    """The class of each row; one and the same where the targets are numbers or several labels, which are checked."""
+    if task not in OF_TENSORS:
+        return names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
+    for name in columns.labels:
+        targets_of(rows[name], task, f"{path}, column {name!r}")
+    return pd.Series(STRATUM, index=rows.index)
 
 
 def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
@@ -214,14 +222,22 @@ def _constants(name: str, numbers: np.ndarray, places: np.ndarray) -> list[str]:
 
 
 def _tell_the_class(columns: Columns, rows: pd.DataFrame, labels: pd.Series) -> list[str]:
-    """Sentences on features that say the class of every row, because they are the label in other words."""
-    sentences = []
+    """The features that say the class of every row, because they are the label in other words."""
+    names = []
     for name in columns.features:
         classes = labels.groupby(rows[name]).nunique()
         if len(classes) <= MOST_VALUES and len(classes) < len(rows) / FEW_VALUES and (classes == 1).all():
-            hint = "is it the label in other words? Then leave it out of the features"
-            sentences.append(f"{name} alone tells the class of every row: {hint}")
-    return sentences
+            names.append(name)
+    return names
+
+
+def _without(columns: Columns, names: Collection[str]) -> Columns:
+    """The columns without these features; all of them where no feature would remain."""
+    features = tuple(name for name in columns.features if name not in names)
+    if not features:
+        return columns
+    categories = {name: values for name, values in columns.categories.items() if name in features}
+    return replace(columns, features=features, categories=categories)
 
 
 def _one_class(labels: pd.Series, domains: pd.Series) -> list[str]:
@@ -255,7 +271,9 @@ def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> lis
             sentences.append(f"{pair} have equal features: is it one patient in two domains?")
     more = len(sentences) - SHOWN
     sentences = sentences[:SHOWN] + ([f"and {more} more such pairs"] if more > 0 else [])
-    return sentences + ([f"{within} rows occur more than once in their domain"] if within else [])
+    if within:
+        sentences.append(f"{within} {'row repeats' if within == 1 else 'rows repeat'} another one of their domain")
+    return sentences
 
 
 def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequence[str], task: str) -> str:

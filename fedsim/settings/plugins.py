@@ -26,6 +26,10 @@ from fedsim.common.errors import UserError, nearest
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
 OWN = ("fedsim", "strategies", "clients")  # the packages of fedsim
+WAYS_OUT = {  # what to do with an object of one's own that is not of the kind
+    "Backbone": "name the class of the network, or a function that says it returns one: `def net() -> Net:`",
+    "Benchmark": "name a mapping {domain: Dataset}",
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
         return known[name]
     if name in points:
         return load(points[name][0], where)
+    if name.isidentifier() and any((Path(folder) / f"{name}.py").is_file() for folder in search_folders()):
+        raise UserError(f"{where} {name!r}; for an object of {name}.py write {name}:NAME, where NAME is its name there")
     names = [*known, *points]
     raise UserError(f"{where} {name!r}; {nearest(name, names)}known: {', '.join(names)}, or module:name of your own")
 
@@ -214,4 +220,4 @@ def _in_words(found: object, kind: type) -> str:
     if isinstance(found, FunctionType | BuiltinFunctionType):
         right = f"`def {found.__name__}() -> {kind.__name__}:`"
         return f"a function that does not say what it returns; if it makes one, write {right}"
-    return f"{type(found).__name__}, not a {kind.__name__}"
+    return f"{type(found).__name__}, not a {kind.__name__}; {WAYS_OUT.get(kind.__name__, '')}".rstrip("; ")

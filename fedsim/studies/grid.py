@@ -1,12 +1,20 @@
 """A grid: one cell for each combination of method, target, seed and values of settings, all of them in one step."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
 
+from fedsim.common.console import console, say
+from fedsim.common.tables import LABEL, Column, Row, Table
+from fedsim.common.tasks import Task
+from fedsim.records.selection import DEFAULT_RULE
 from fedsim.studies.axes import Axes
 from fedsim.studies.budget import Budget
 from fedsim.studies.loop import carry_out
 from fedsim.studies.plan import Cell, plan_cells
 from fedsim.studies.study import Study
+from fedsim.studies.view import task_of
 
 
 class Grid(Study):
@@ -14,10 +22,55 @@ class Grid(Study):
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = list(cells)
+        self._all = list(cells)
 
     def ask(self) -> list[Cell]:
         cells, self._cells = self._cells, []
         return cells
+
+    def report(self) -> None:
+        """Print a small table for each folder of results, and the commands that show more of them."""
+        folders: dict[Path, list[Cell]] = {}
+        for cell in self._all:
+            if cell.state == "finished":
+                folders.setdefault(cell.folder.parents[2], []).append(cell)
+        for folder, cells in folders.items():
+            table = small_table(folder.name, task_of(cells[0]), cells)
+            table.show(console)
+            say(f"next: fedsim compare {folder}; fedsim report {folder}")
+
+
+def small_table(name: str, task: Task, cells: Iterable[Cell]) -> Table:
+    """A row for each method: its finished cells, and their mean on the unseen domains in the selected round.
+
+    A run that measured nothing on its unseen domain counts among the cells, and not in the mean.
+    """
+    by_method: dict[str, list[float | None]] = {}
+    for cell in cells:
+        method = cell.folder.parents[1].name
+        value = selected_on_target(cell.folder)
+        by_method.setdefault(method, []).append(value)
+    rows = []
+    for method, values in by_method.items():
+        measured = [value for value in values if value is not None]
+        mean = task.text(fmean(measured)) if measured else ""
+        row = [method, str(len(values)), mean]
+        rows.append(Row(row))
+    columns = [LABEL, Column("cells"), Column("mean of the cells")]
+    return Table(columns, rows, f"{name}: {task.title} on the unseen domains, best source validation")
+
+
+def selected_on_target(folder: Path) -> float | None:
+    """What a run measured on its unseen domain in the round of the best source validation; None where it did not."""
+    file = folder / "summary.csv"
+    if not file.is_file():
+        return None
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for row in csv.DictReader(lines):
+        for column, value in row.items():
+            if column.startswith(f"{DEFAULT_RULE}_target_") and value:
+                return float(value)
+    return None
 
 
 def run_sweep(

@@ -24,7 +24,8 @@ NOTED_SECONDS = 2.0
 STATES = ("finished", "running", "elsewhere", "waiting", "failed", "pruned")  # in the order in which they are counted
 
 
-def _task_of(cell: Cell) -> Task:
+def task_of(cell: Cell) -> Task:
+    """The task of a cell's data."""
     return TASKS[task_of_data(cell.experiment.data)]
 
 
@@ -112,7 +113,7 @@ class SweepView:
             if accuracy is None:
                 accuracy = last_target(cell.folder)
             if accuracy is not None:
-                text += f" {_task_of(cell).text(accuracy)} at the last round"
+                text += f" {task_of(cell).text(accuracy)} at the last round"
         return f"{text}: {cell.reason}" if cell.reason else text
 
     def _note(self, left: float | None, ended: bool = False) -> None:
@@ -142,7 +143,7 @@ class SweepView:
         """(rounds, accuracy on the target, time left) of a running cell as text."""
         accuracy = ""
         if cell.target_accuracy is not None and not self._blind:
-            accuracy = _task_of(cell).text(cell.target_accuracy)
+            accuracy = task_of(cell).text(cell.target_accuracy)
         seconds = time_left([cell], observed_rates([cell]), 1)
         left = "" if seconds is None else duration(seconds)
         return f"{cell.round}/{cell.experiment.train.rounds}", accuracy, left

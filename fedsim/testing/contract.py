@@ -32,6 +32,7 @@ from fedsim.runs.traffic import reply_heads
 from fedsim.runs.workspace import close_workspaces, open_workspace
 from fedsim.runtime.watched import WatchedGrid, lonely_grid, replies, trouble
 from fedsim.settings.experiment import parse_experiment
+from fedsim.settings.plugins import is_outside
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, metrics_of
 from fedsim.testing.other_device import other_device
@@ -208,11 +209,14 @@ def stays_on_one_device(whole: Evidence) -> str:
 
 
 def reads_like_a_row(whole: Evidence) -> str:
-    """Its parts are equal to a copy of themselves and print their settings; source and disclosure are named"""
+    """Its parts are equal to a copy of themselves and print their settings; it says what its clients disclose"""
     recipe = whole.plan.recipe
     if "object at" in repr(recipe) or recipe != resolve(whole.plan.experiment).recipe:
         return "a part is not a frozen dataclass of plain fields"
-    return "" if recipe.paper and recipe.disclosure() else "Recipe(paper=...) or discloses is empty"
+    if not recipe.disclosure():
+        return "Recipe(discloses=...) is empty"
+    is_own = is_outside(whole.plan.experiment.method_name)
+    return "" if recipe.paper or is_own else "a row of fedsim names its paper: Recipe(paper=...)"
 
 
 PROPERTIES = (

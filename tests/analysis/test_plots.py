@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from fedsim.analysis import compare
 from fedsim.analysis.comparison_figures import FRONT, cost_front, readable, target_bars
-from fedsim.analysis.figure_style import styles
+from fedsim.analysis.figure_style import places, styles
 from fedsim.analysis.figures import (
     are_shares,
     curves_over_bytes,
@@ -124,6 +124,13 @@ def test_no_panel_has_more_curves_than_one_can_tell_apart():
     looks = styles([f"method {i}" for i in range(20)]).values()
     assert len({(look.color, str(look.line)) for look in looks}) == 20
     assert len({(str(look.line), look.marker) for look in looks}) == 20  # without colour
+    fixed = styles(["a", "fedavg", "b", "deepall"])
+    assert [(fixed[name].color, fixed[name].line) for name in ("fedavg", "deepall")] == [
+        ("#000000", "-"),
+        ("#808080", "--"),
+    ]
+    assert places(["fedavg", "a", "deepall", *"bcdefg"]) == {
+        "fedavg": 14, "a": 0, "deepall": 15, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 8}  # fmt: skip
     labels = [f"m{index}" for index in range(56)] + ["fedavg"]
     assert few_enough(labels[:12], labels) == (labels[:12], "")
     assert few_enough(labels, labels[::-1]) == (labels[45:], "; 12 of 57 methods: the best")

@@ -101,6 +101,20 @@ def test_a_table_in_two_parts(table):
     assert "87.5" not in second
 
 
+def test_a_table_that_is_wider_than_the_terminal_is_shown_in_parts():
+    """Columns of 4, 3, 3 and 5 letters need 7, 6, 6 and 8 with their lines, and one letter closes a part."""
+    rows = [Row(["avg", "1.0", "2.0", "3.0 %"]), Row(["of b", "", "", "4.0 %"], "detail")]
+    wide = Table([Column("who", "left"), *map(Column, ("a", "b", "c"))], rows, "pacs", "in %")
+    assert wide.parts(30) == [wide]  # 9 + 6 + 6 + 8 + 1, with two letters of indent
+    two = wide.parts(29)
+    assert [[column.heading for column in part.columns] for part in two] == [["who", "a", "b"], ["who", "c"]]
+    assert [(part.title, part.subtitle, len(part.rows)) for part in two] == [
+        ("pacs", "in %", 1), ("pacs (continued)", "", 2)]  # fmt: skip
+    assert [len(part.columns) for part in wide.parts(3)] == [2, 2, 2]  # a part has two columns, also where none fits
+    folding = Table([LABEL, Column("why", folds=True)], [Row(["a", "b" * 99])])
+    assert folding.parts(20) == [folding]
+
+
 def test_output_that_goes_to_no_terminal_is_as_wide_as_needed(capsys):
     wide = Table([LABEL, *[Column(f"column {number:02}") for number in range(30)]], [Row(["a", *["b" * 9] * 30])])
     show_tables([wide], [])

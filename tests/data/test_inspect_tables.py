@@ -28,11 +28,13 @@ def test_the_hospitals_are_described():
         'measured, set missing = {trestbps = ["0"]}',
         "chol is 0 in 123 of 123 rows of switzerland, 49 of 193 rows of va_long_beach, and otherwise at least 85: if 0 "
         'means that it was not measured, set missing = {chol = ["0"]}',
-        "num alone tells the class of every row: is it the label in other words? Then leave it out of the features",
-        "2 rows occur more than once in their domain",
+        "num alone tells the class of every row, perhaps as the label in other words; the experiment file below leaves "
+        "it out of the features",
+        "2 rows repeat another one of their domain",
     ]
     plan = resolve(from_table(tomllib.loads(found.experiment)))
     assert (plan.data.domains, plan.data.classes) == (tuple(found.counts.index), ("no", "yes"))
+    assert "num" not in plan.experiment.data.columns["features"]
     assert '# [data.columns.missing]\n# trestbps = ["0"]\n# chol = ["0"]\n' in found.experiment
 
 

@@ -119,7 +119,7 @@ def test_the_table_of_methods_says_what_leaves_the_clients(pages):
     [
         (
             "theta <- theta + sum_k p_k delta_k / a_k, with",
-            r"$\theta\leftarrow \theta+\frac{\sum _{k}p_{k}\delta _{k}}{a_{k}}$, with",
+            r"$\theta\leftarrow \theta+\sum _{k}\frac{p_{k}\delta _{k}}{a_{k}}$, with",
         ),
         ("(mu/2) ||w - w^t||^2 over all", r"$\frac{\mu }{2 }\left\Vert w-w^{t}\right\Vert ^{2 }$ over all"),
         (

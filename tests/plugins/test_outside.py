@@ -118,9 +118,10 @@ def test_lists_have_what_packages_offer_with_its_origin(installed, capsys):
     ({"method": {"name": "fedavg", "add": ["outside:shrunk"]}}, "a part is a dataclass"),
     ({"method": {"name": "fedavg", "norm": "outside:Shrink"}}, "it is for terms"),
     ({"method": {"name": "broken_plugin:moon"}}, "importing broken_plugin failed: ValueError: math domain error"),
-    ({"data": {"dataset": "outside:number"}}, "not a Benchmark"),
+    ({"method": {"name": "broken_plugin"}}, "for an object of broken_plugin.py write broken_plugin:NAME"),
+    ({"data": {"dataset": "outside:number"}}, "not a Benchmark; name a mapping {domain: Dataset}"),
     ({"data": {"augment": "outside:number"}}, "not a function"),
-    ({"model": {"backbone": "outside:number"}}, "not a Backbone"),
+    ({"model": {"backbone": "outside:number"}}, "not a Backbone; name the class of the network"),
 ])  # fmt: skip
 def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, table, said):
     """A missing module, a missing name in it, an object of another kind, and an error of the user's own code."""

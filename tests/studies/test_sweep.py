@@ -18,10 +18,12 @@ from fedsim.settings.experiment import read_experiment
 from fedsim.studies import Axes, budget
 from fedsim.studies.axes import check_axes, grid_points, split_values
 from fedsim.studies.estimate import Estimate, guessed_rates
+from fedsim.studies.grid import small_table
 from fedsim.studies.loop import run_cells
 from fedsim.studies.plan import Cell, plan_cells
 from fedsim.studies.pool import CellProcess
 from fedsim.studies.tables import caption
+from fedsim.studies.view import task_of
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
 SET = [part for word in SMALL for part in ("--set", word)]
@@ -107,6 +109,7 @@ def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     assert "holds a run with other settings (train.momentum)" in said
     assert "failed: fedavg@train.lr=1e30 → rot15 (seed 0): " in said
     assert "1 of 4 cells finished, 3 failed" in said
+    assert f"next: fedsim compare {tmp_path}/digits; fedsim report {tmp_path}/digits" in said
     results = pd.read_csv(tmp_path / "digits" / "results.csv")
     assert results[["label", "target"]].to_numpy().tolist() == [["fedavg", "rot15"]]
     words += ["--targets", "rot15", "--set", "run.personalised=true"]
@@ -217,3 +220,15 @@ def test_a_dry_run_says_the_hours_of_a_cell_and_of_all():
         "(steps)"
     )
     assert caption([*rows, Estimate(None, "not measured")], 2).endswith("(steps), and 1 row is not measured")
+
+
+def test_a_sweep_ends_with_the_means_of_the_selected_rounds(tmp_path):
+    """A half and a quarter are 37.5 % in the mean; the run without a number counts among the cells alone."""
+    cells = planned("fedavg", "rot0 rot15 rot30")
+    for cell, (method, text) in zip(cells, (("a", "0.5"), ("a", "0.25"), ("b", "")), strict=True):
+        cell.folder = tmp_path / method / f"rot{len(text)}" / "seed0"
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "summary.csv").write_text(f"last_target_accuracy,best_validation_target_accuracy\n0.9,{text}\n")
+    shown = small_table("digits", task_of(cells[0]), cells)
+    assert [[cell.text for cell in row.full_cells] for row in shown.rows] == [["a", "2", "37.5 %"], ["b", "1", ""]]
+    assert shown.title == "digits: accuracy on the unseen domains, best source validation"
