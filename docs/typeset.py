@@ -13,6 +13,9 @@ from latex2mathml.converter import convert
 from sphinx.writers.html5 import HTML5Translator
 from symbols import GREEK, TOKEN, Token
 
+LETTERS = r'(?:<mi mathvariant="normal">\w</mi>){2,}'
+# An upright word that is no base of a script, and a symbol after it.
+WORD = re.compile(rf"(?<!<msub>)(?<!<msup>)(?<!<msubsup>)<mrow>({LETTERS})</mrow>(?=<m(?:i|row|sub|sup|subsup)>)")
 LONG = 60  # characters of LaTeX, from which on a formula may be broken between its terms
 ARROWS = {"<-": "←", "->": "→", ">=": "≥", "<=": "≤"}
 
@@ -67,9 +70,10 @@ def roles(terms: list[str]) -> str:
 
 
 def mathml(latex: str) -> str:
-    """A formula as MathML. A sign at its beginning joins it to the one before."""
+    """A formula as MathML. A sign at its beginning joins it to the one before, and a word has a space after it."""
+    spaced_words = WORD.sub(r'<mrow>\1<mspace width="0.2em"/></mrow>', convert(latex))
     found = re.sub(
-        r"(<mrow>)<mo>(&#x0002B;|&#x02212;|&#x0003D;|&#x02190;)", r'\1<mo form="infix">\2', convert(latex), count=1
+        r"(<mrow>)<mo>(&#x0002B;|&#x02212;|&#x0003D;|&#x02190;)", r'\1<mo form="infix">\2', spaced_words, count=1
     )
     return found.replace('display="inline"', 'displaystyle="true"' if re.search(r"\\(sum|frac)", latex) else "")
 

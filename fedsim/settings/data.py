@@ -18,7 +18,7 @@ SMALLEST_SIZE = 8  # pixels of an image's side
 # Names of columns by what they are, in [data.columns]; of a table of numbers also lists of them.
 Columns = dict[str, str | list[str] | dict[str, list[str]]]
 TENSORS = ("arrays", "hospitals")  # data sets of tensors that are no images
-# Kinds of findings that refuse a run, and what each of them is; docs/own-data.md lists them.
+# Kinds of findings that refuse a run, and what each of them is; docs/data-reference.md lists them.
 Accepted = Literal[
     "few-levels", "alpha", "pages", "mask-values", "split-domains", "hidden-signs", "numbers", "missing-labels",
     "multi-label", "continuous",

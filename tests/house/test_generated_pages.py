@@ -195,3 +195,12 @@ def test_every_method_has_its_idea_in_one_short_sentence():
         assert idea.endswith("."), name
         assert ". " not in idea, name
     assert ideas_of("fedprox+feddg-ga+outside") == [ideas()["fedprox"], ideas()["feddg-ga"]]
+
+
+@pytest.mark.parametrize(
+    ("latex", "spaces"), [(r"\mathrm{momentum} m_{t}", 1), (r"1-\mathrm{ema}", 0), (r"\mathrm{lr} _{t}m", 0)]
+)
+def test_a_word_and_the_symbol_after_it_do_not_run_together(latex, spaces):
+    from typeset import mathml
+
+    assert mathml(latex).count("<mspace") == spaces
