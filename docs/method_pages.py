@@ -7,8 +7,7 @@ from results_read import digits, results_of
 from round_picture import picture
 
 from fedsim.commands.methods import first_try
-from fedsim.methods.elsewhere import elsewhere_table
-from fedsim.methods.groups import ideas, papers_of
+from fedsim.methods.groups import elsewhere_table, ideas, papers_of
 from fedsim.methods.listing import MethodRow, listed, step_costs
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import one_line

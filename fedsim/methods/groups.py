@@ -1,6 +1,9 @@
-"""What files say of methods: the group of each, its idea in plain words, and the titles and links of papers.
+"""What files say of methods: groups, ideas in plain words, papers, and the names that other benchmarks have.
 
-The table imports PyTorch, which takes longer than to print all names. `python -m fedsim.methods.groups` writes the
+The names of `elsewhere.csv` are those of the tables of FedDG_Benchmark (its README) and MarsFL (its README and the
+servers in its code), and of DomainBed's list of algorithms. Files of MarsFL's authors' trials are left out.
+
+The table imports PyTorch, which takes longer than to print all names. `python -m fedsim.methods.listing` writes the
 groups again; a test compares them with the table.
 """
 
@@ -12,6 +15,12 @@ from typing import NamedTuple
 FILE = Path(__file__).with_name("groups.csv")
 IDEAS = Path(__file__).with_name("ideas.csv")
 PAPERS = Path(__file__).with_name("papers.csv")
+ELSEWHERE = Path(__file__).with_name("elsewhere.csv")
+LISTS = {
+    "FedDG_Benchmark": "https://github.com/inouye-lab/FedDG_Benchmark",
+    "MarsFL": "https://github.com/WenkeHuang/MarsFL",
+    "DomainBed": "https://github.com/facebookresearch/DomainBed",
+}
 
 
 def groups() -> dict[str, list[str]]:
@@ -20,15 +29,6 @@ def groups() -> dict[str, list[str]]:
     for row in csv.DictReader(FILE.read_text().splitlines()):
         groups.setdefault(row["group"], []).append(row["method"])
     return groups
-
-
-def table_text() -> str:
-    """The text of the file as it follows from METHODS, without the methods of installed packages."""
-    from fedsim.methods.listing import listed
-    from fedsim.methods.table import METHODS
-
-    rows = [f"{group},{row.name}" for group, members in listed().items() for row in members if row.name in METHODS]
-    return "\n".join(["group,method", *rows, ""])
 
 
 @cache
@@ -63,5 +63,63 @@ def papers_of(text: str) -> list[Paper]:
     return [paper for piece in text.split("; ") for paper in papers() if piece.startswith(paper.citation)]
 
 
-if __name__ == "__main__":
-    FILE.write_text(table_text())
+class Elsewhere(NamedTuple):
+    """A name of other benchmarks.
+
+    lists: the benchmarks that have the name, joined by spaces
+    here: our methods for it, each as the command line takes it, joined by commas; empty where there is none
+    answer: why there is none, or which of several methods is meant
+    """
+
+    name: str
+    lists: str
+    here: str
+    answer: str
+
+    @property
+    def line(self) -> str:
+        """The answer as a part of one line, for example `here it is vrex`."""
+        if not self.here:
+            return self.answer
+        methods = self.here.replace(", ", " or ")
+        note = f" ({self.answer})" if self.answer else ""
+        return f"here it is {methods}{note}"
+
+
+@cache
+def elsewhere() -> tuple[Elsewhere, ...]:
+    """All names of the file, in its order."""
+    with ELSEWHERE.open(encoding="utf-8", newline="") as handle:
+        return tuple(Elsewhere(**row) for row in csv.DictReader(handle))
+
+
+def answer_for(name: str, methods: list[str]) -> str:
+    """What is to be said of a name that is none of `methods`; empty where nothing is known of it.
+
+    Case, hyphens, underscores and blanks do not count: `fedDG-GA` and `FedDG_GA` are written feddg-ga here.
+    """
+    for entry in elsewhere():
+        if _letters(entry.name) == _letters(name):
+            return entry.line
+    for method in methods:
+        if _letters(method) == _letters(name):
+            return f"here it is written {method}"
+    return ""
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+def elsewhere_table() -> str:
+    """The names of all lists as a table in Markdown, a row for each name."""
+    lines = ["| name | in | here |", "|---|---|---|"]
+    for name, lists, here, answer in elsewhere():
+        lines.append(f"| {name} | {', '.join(lists.split())} | {_cell(here, answer)} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(here: str, answer: str) -> str:
+    methods = " or ".join(f"`{method}`" for method in here.split(", ") if method)
+    note = f" ({answer})" if methods and answer else answer
+    return f"{methods}{note}"

@@ -14,6 +14,7 @@ from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.plugins import entry_points, origin
 
+GROUPS = Path(__file__).with_name("groups.csv")
 COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/steps.py --write
 
 # Without banks and reports: parts in these slots send what a part of another slot needs.
@@ -129,3 +130,13 @@ def _slots(word: str) -> tuple[str, ...]:
     if word not in slots:
         raise UserError(f"--changes: no slot is called {word!r}; {nearest(word, slots)}known: {', '.join(slots)}")
     return slots[word]
+
+
+def groups_text() -> str:
+    """The text of `groups.csv` as it follows from METHODS, without the methods of installed packages."""
+    rows = [f"{group},{row.name}" for group, members in listed().items() for row in members if row.name in METHODS]
+    return "\n".join(["group,method", *rows, ""])
+
+
+if __name__ == "__main__":
+    GROUPS.write_text(groups_text())

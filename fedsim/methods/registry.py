@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 
 from fedsim.common.errors import UserError
-from fedsim.methods.elsewhere import answer_for
+from fedsim.methods.groups import answer_for
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
 from fedsim.methods.table import METHODS
 from fedsim.models.backbones import is_family

@@ -31,6 +31,7 @@ from fedsim.data.reader import reader
 from fedsim.data.shared_images import SharedImages, shared_images
 from fedsim.methods.recipe import Recipe
 from fedsim.models.tasks import TaskRules
+from fedsim.parts.part import part_name
 from fedsim.records.record_files import is_finished
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
 from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings
@@ -40,7 +41,6 @@ from fedsim.runs.origin import refuse_seen
 from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import check_processes
-from fedsim.runs.record_checks import refuse_local_tensors, refuse_records
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.model import weights_file
 from fedsim.settings.paths import with_absolute_paths
@@ -215,3 +215,30 @@ def check_sent_data(plan: Plan, checkpoint: Checkpoint | None, data: Fingerprint
         raise UserError(
             f"{error}; where the images are as before again, restart the site (stop.sh, start.sh)"
         ) from None
+
+
+def refuse_records(plan: Plan) -> None:
+    """Raises UserError where a run cannot record what `run.record` asks for."""
+    run, recipe = plan.experiment.run, plan.recipe
+    if "alpha" in run.record and "alpha" not in recipe.infer.quantities:
+        raise UserError(
+            "run.record = 'alpha' needs an inference rule with an alpha for each image (zero_shot_adapter, that of "
+            f"fedig-a); {plan.experiment.method_name} has {part_name(recipe.infer)}"
+        )
+    for name in ("alpha", "local_models"):
+        if name in run.record and run.runtime == "deployment":
+            raise UserError(f"run.record = {name!r} reads the images of domains on the server, which sites keep; it is "
+                            "of simulations alone")  # fmt: skip
+    if "local_models" in run.record and recipe.fuse.masked:
+        raise UserError(f"run.record = 'local_models' looks at single clients' models, which {part_name(recipe.fuse)} "
+                        "hides from the server")  # fmt: skip
+
+
+def refuse_local_tensors(experiment: Experiment, places: Mapping[str, Place]) -> None:
+    """Raises UserError where `run.record` asks for clients' models, of which they keep tensors to themselves."""
+    local = [name for name, place in places.items() if place == "local"]
+    if "local_models" in experiment.run.record and local:
+        raise UserError(
+            f"run.record = 'local_models' needs all tensors of a client's model, and clients of "
+            f"{experiment.method_name} keep {len(local)} to themselves ({local[0]}, ...)"
+        )

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble, find_recipe
-from fedsim.methods.elsewhere import LISTS, answer_for, elsewhere
+from fedsim.methods.groups import LISTS, answer_for, elsewhere
 from fedsim.methods.table import METHODS
 from fedsim.settings.experiment import read_experiment
 

@@ -17,7 +17,7 @@ from fedsim.common.console import console
 from fedsim.common.errors import UserError
 from fedsim.methods import table as methods
 from fedsim.methods.assembly import assemble, build_recipe, find_recipe
-from fedsim.methods.groups import FILE, table_text
+from fedsim.methods.listing import GROUPS, groups_text
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import FOLDERS, parts_by_slot
 from fedsim.methods.table import METHODS
@@ -93,7 +93,7 @@ def test_the_values_without_the_settings_are_those_of_the_row():
 
 
 def test_the_names_of_the_short_list_are_those_of_the_table(capsys):
-    assert FILE.read_text() == table_text(), "run: python -m fedsim.methods.groups"
+    assert GROUPS.read_text() == groups_text(), "run: python -m fedsim.methods.listing"
     show_names()
     assert "server (16): fedbn, silobn" in capsys.readouterr().out
     show_methods(group="model")
