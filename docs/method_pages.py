@@ -89,21 +89,26 @@ def method_page(name: str, recipe: Recipe) -> str:
     cost = step_costs()[0].get(name)
     lines += [f"- **What leaves the clients:** {in_cell(recipe.disclosure())}."]
     lines += [f"- **Cost of a local step:** {cost:.2f} of FedAvg's (ResNet-18)."] if cost else []
-    lines += [f"- **Tasks:** {tasks(recipe)}.", "", "## Recipe", ""]
+    lines += [f"- **Tasks:** {tasks(recipe)}.", "", *recipe_section(name, recipe), "", *results(name), ""]
+    parts = own_parts(recipe) or recipe.pairs
+    for part in dict.fromkeys(part for _, part in parts):
+        lines += part_section(type(part), part)
+    return "\n".join(lines)
+
+
+def recipe_section(name: str, recipe: Recipe) -> list[str]:
+    """The parts of a method, with the picture of a round in which their slots are in colour."""
     own = own_parts(recipe)
+    lines = ["## Recipe", ""]
     said = "One client holds all data; every" if recipe.pooled else "It is the reference: every"
     lines += ["All other slots are FedAvg's." if own else f"{said} part is the standard one.", ""]
     lines += [f"![One round; the slots in which {name} has parts of its own are in colour]({name}.svg)", ""]
     lines += ["| slot | part | what it does |", "|---|---|---|"]
-    parts = own or recipe.pairs
-    for slot, part in parts:
+    for slot, part in own or recipe.pairs:
         kind, key = type(part), part_name(part)
         cells = [f"[{slot}](../parts/{slot}.md)", f"[{key}](#{key})<br>{code_link(kind, 'source')}"]
         lines.append(f"| {' | '.join([*cells, in_cell(one_line(kind))])} |")
-    lines += ["", *results(name), ""]
-    for part in dict.fromkeys(part for _, part in parts):
-        lines += part_section(type(part), part)
-    return "\n".join(lines)
+    return lines
 
 
 def results(name: str) -> list[str]:

@@ -23,13 +23,12 @@ from fedsim.common.tables import Cell as TableCell
 from fedsim.common.tasks import TASKS, Task
 from fedsim.data import benchmark, unseen_domains
 from fedsim.data.benchmarks import AVERAGE
-from fedsim.records.record_files import read_record
 from fedsim.records.selection import DEFAULT_RULE, rule_title
 from fedsim.runs.plan import results_folder
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.studies.axes import Axes
 from fedsim.studies.budget import Budget
-from fedsim.studies.grid import Grid
+from fedsim.studies.grid import Grid, selected_on_target
 from fedsim.studies.loop import carry_out
 from fedsim.studies.plan import Cell, plan_cells, readers
 
@@ -83,9 +82,8 @@ class Contribution(Grid):
 
     def metric_of(self, cell: Cell) -> float:
         """The task's metric on the unseen domain in the selected round; NaN for a cell without a result."""
-        summary = read_record(cell.folder / "summary.csv")
-        column = f"{DEFAULT_RULE}_target_{self.task.metric}"
-        return float(summary[column].iloc[0]) if column in summary else math.nan
+        value = selected_on_target(cell.folder, self.task)
+        return math.nan if value is None else value
 
 
 def run_of(experiment: Experiment) -> Run:

@@ -48,7 +48,7 @@ def small_table(name: str, task: Task, cells: Iterable[Cell]) -> Table:
     by_method: dict[str, list[float | None]] = {}
     for cell in cells:
         method = cell.folder.parents[1].name
-        value = selected_on_target(cell.folder)
+        value = selected_on_target(cell.folder, task)
         by_method.setdefault(method, []).append(value)
     rows = []
     for method, values in by_method.items():
@@ -60,17 +60,17 @@ def small_table(name: str, task: Task, cells: Iterable[Cell]) -> Table:
     return Table(columns, rows, f"{name}: {task.title} on the unseen domains, best source validation")
 
 
-def selected_on_target(folder: Path) -> float | None:
-    """What a run measured on its unseen domain in the round of the best source validation; None where it did not."""
+def selected_on_target(folder: Path, task: Task) -> float | None:
+    """The task's metric on a run's unseen domain in the round of the best source validation.
+
+    None where the run did not measure it there, and where it is undefined.
+    """
     file = folder / "summary.csv"
     if not file.is_file():
         return None
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for row in csv.DictReader(lines):
-        for column, value in row.items():
-            if column.startswith(f"{DEFAULT_RULE}_target_") and value:
-                return float(value)
-    return None
+    (row,) = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    value = row.get(f"{DEFAULT_RULE}_target_{task.metric}")
+    return float(value) if value else None
 
 
 def run_sweep(

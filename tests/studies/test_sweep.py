@@ -228,7 +228,8 @@ def test_a_sweep_ends_with_the_means_of_the_selected_rounds(tmp_path):
     for cell, (method, text) in zip(cells, (("a", "0.5"), ("a", "0.25"), ("b", "")), strict=True):
         cell.folder = tmp_path / method / f"rot{len(text)}" / "seed0"
         cell.folder.mkdir(parents=True)
-        (cell.folder / "summary.csv").write_text(f"last_target_accuracy,best_validation_target_accuracy\n0.9,{text}\n")
+        head = "last_target_accuracy,best_validation_target_loss,best_validation_target_accuracy"
+        (cell.folder / "summary.csv").write_text(f"{head}\n0.9,0.8,{text}\n")  # another measure is no accuracy
     shown = small_table("digits", task_of(cells[0]), cells)
     assert [[cell.text for cell in row.full_cells] for row in shown.rows] == [["a", "2", "37.5 %"], ["b", "1", ""]]
     assert shown.title == "digits: accuracy on the unseen domains, best source validation"
