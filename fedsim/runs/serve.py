@@ -123,7 +123,10 @@ def play_rounds(
     record_sites(space, session, roster, tested)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with closing(server.storage):
-        play_left(strategy, PatientGrid(grid, server.exchange, run.patience), session)
+        try:
+            play_left(strategy, PatientGrid(grid, server.exchange, run.patience), session)
+        finally:
+            session.write_rows()
     if "alpha" in run.record and evaluator:
         keep_alphas(space, evaluator)
     session.finish()
