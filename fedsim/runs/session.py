@@ -30,6 +30,7 @@ from fedsim.records.record_files import read_record
 from fedsim.records.recorder import Recorder
 from fedsim.records.selection import (
     DEFAULT_RULE,
+    is_better,
     last_is_best,
     primary_column,
     rounds_since_best,
@@ -107,6 +108,7 @@ class Session:
         self._round_ended = time.perf_counter()
         self._written_at = -math.inf
         self._best: BestModel | None = None
+        self._best_score = max((score for score in self.scores if not math.isnan(score)), default=math.nan)
         self._predictions: dict[int, Any] = {}  # of rounds whose records wait to be written
 
     @property
@@ -231,10 +233,12 @@ class Session:
 
     def _select(self, result: RoundResult, row: Row) -> None:
         """Notes a round's score, its predictions, and its model if the score is a strict improvement."""
-        self.scores.append(score_of(row, self.validation))
+        score = score_of(row, self.validation)
+        self.scores.append(score)
         if result.target.predictions is not None:
             self._predictions[result.number] = result.target.predictions
-        if last_is_best(self.scores):
+        if is_better(score, self._best_score):
+            self._best_score = score
             values = record_to_arrays(result.model)
             self._best = BestModel(result.number, values, self._entries(self.strategy.server.state))
 
