@@ -10,7 +10,7 @@ from torch import Tensor
 from clients.batch import Batch, Transfer
 from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Scaler, Transforms
-from fedsim.data.scaling import Moments, moments_of
+from fedsim.data.scaling import Moments, Scale, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
 MOST_STANDARDIZED = 2**26  # bytes of a set of which a standardized copy is kept
@@ -25,6 +25,8 @@ class LocalData:
     domains: the domain of every training example, int64 [n]; all are 0 for a client of one domain
     labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
     """
+
+    _standardized: tuple[Scale | None, Tensor] | None = None  # tensors that are no images, and their scale
 
     def __init__(
         self, data: ClientData, transforms: Transforms, device: torch.device, task: TaskRules = CLASSIFIES
@@ -48,7 +50,6 @@ class LocalData:
         self.labels = torch.from_numpy(np.ascontiguousarray(truth[positions])).to(device)
         knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
         self.sizes = torch.from_numpy(data.sizes[positions]) if data.sizes is not None and knows_sizes else None
-        self._standardized: tuple[object, Tensor] = (None, self.images)  # and the scale by which it was made
 
     def _divide_by_domain(self, data: ClientData) -> None:
         """Notes the domain of each training image, and the validation and test images of each domain."""
@@ -73,11 +74,9 @@ class LocalData:
         read = self.transforms.read
         if not isinstance(read, Scaler) or self.images.nbytes > MOST_STANDARDIZED:
             return read(fetched(self.images.index_select(0, index), self.device))
-        scale, values = self._standardized
-        if scale is not read.scale or scale is None:  # number by number, so that a batch of them is a batch of these
-            values = read(self.images)
-            self._standardized = read.scale, values
-        return fetched(values.index_select(0, index), self.device)
+        if self._standardized is None or self._standardized[0] is not read.scale:
+            self._standardized = read.scale, read(self.images)  # number by number, as a batch would be
+        return fetched(self._standardized[1].index_select(0, index), self.device)
 
     def moments(self, features: int, targets: bool) -> Moments:
         """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""

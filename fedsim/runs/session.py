@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,18 @@ class BestModel:
     entries: Entries
 
 
+@dataclass
+class Unwritten:
+    """What the rounds since the last writing have made: the best model, and the predictions by round.
+
+    since: the time of that writing, by `time.monotonic`
+    """
+
+    since: float = -math.inf
+    best: BestModel | None = None
+    predictions: dict[int, Any] = field(default_factory=dict)
+
+
 class Session:
     """Opens or resumes a run's folder. After each round it evaluates and selects; it records and saves checkpoints.
 
@@ -106,10 +118,7 @@ class Session:
         self._strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
-        self._written_at = -math.inf
-        self._best: BestModel | None = None
-        self._best_score = max((score for score in self.scores if not math.isnan(score)), default=math.nan)
-        self._predictions: dict[int, Any] = {}  # of rounds whose records wait to be written
+        self._unwritten = Unwritten()
 
     @property
     def strategy(self) -> FedDG:
@@ -124,6 +133,7 @@ class Session:
         forget_after(self.folder, done)
         take_over_best(self.folder, self.checkpoint_folder, done)
         self.scores = self._scores_so_far()  # of the rounds from 1 on
+        self._best_score = max((score for score in self.scores if not math.isnan(score)), default=math.nan)
         self.repeated = repeated_rounds(self.checkpoint_folder, self.space.recipe, done)
         account = self.experiment, self.space.recipe, len(self.space.plan.clients), self.repeated
         if not self.scores:
@@ -236,16 +246,16 @@ class Session:
         score = score_of(row, self.validation)
         self.scores.append(score)
         if result.target.predictions is not None:
-            self._predictions[result.number] = result.target.predictions
+            self._unwritten.predictions[result.number] = result.target.predictions
         if is_better(score, self._best_score):
             self._best_score = score
             values = record_to_arrays(result.model)
-            self._best = BestModel(result.number, values, self._entries(self.strategy.server.state))
+            self._unwritten.best = BestModel(result.number, values, self._entries(self.strategy.server.state))
 
     def _write_in_time(self, number: int, model: ArrayRecord) -> None:
         """Writes what waits, with a checkpoint or without, if it is time for it or the run is over."""
         every = self.experiment.run.checkpoint_every or (1 if self._must_not_repeat() else 0)
-        is_time = number == 0 or time.monotonic() - self._written_at >= WRITE_SECONDS
+        is_time = number == 0 or time.monotonic() - self._unwritten.since >= WRITE_SECONDS
         saves = number % every == 0 if every else is_time
         if saves or self.is_over():
             self._write(with_all_predictions=False)
@@ -254,7 +264,7 @@ class Session:
             self._write(with_all_predictions=True)
         else:
             return
-        self._written_at = time.monotonic()
+        self._unwritten.since = time.monotonic()
 
     def _must_not_repeat(self) -> bool:
         """Whether a round that is computed again costs more than time of this machine."""
@@ -268,12 +278,13 @@ class Session:
         """
         self._check()
         self.recorder.flush()
-        chosen = set(self._predictions)
+        predictions = self._unwritten.predictions
+        chosen = set(predictions)
         if len(chosen) > 1 and not with_all_predictions:
             chosen &= selected_rounds(read_record(self.folder / "rounds.csv"), self.validation)
         for number in sorted(chosen):
-            self._predictions[number].write(self.folder, number)
-        self._predictions.clear()
+            predictions[number].write(self.folder, number)
+        predictions.clear()
 
     def write_rows(self) -> None:
         """Writes the rows that wait, of a run that ends before its last round, as far as this is possible."""
@@ -370,7 +381,7 @@ class Session:
         The model of an earlier round waits in the checkpoint's folder until the checkpoint stands: a run that is killed
         before repeats that round, and may then select another one.
         """
-        best, self._best = self._best, None
+        best, self._unwritten.best = self._unwritten.best, None
         if best and best.round != number:
             write_arrays(
                 self.checkpoint_folder / "best.safetensors", best.values, metadata_of(best.round, self.origins)

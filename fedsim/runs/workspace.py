@@ -129,6 +129,7 @@ class Workspace:
         self.device = pick_device(plan.experiment.run.device)
         prepare_device(self.device)
         self.scaler = self._made_scaler()
+        self._scale: Scale | None = None  # that is in use
         self.task = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
         self.net = self._made_net()
         self.places: dict[str, Place] = self.recipe.share.place(self.net)
@@ -205,6 +206,8 @@ class Workspace:
 
         Raises UserError for a scale of another number of features.
         """
+        if scale == self._scale:  # as in most messages
+            return
         features, targets = self.summed
         if not scale or not (features or targets):
             return
@@ -215,6 +218,7 @@ class Workspace:
             self.task.use_units(scale.mean[-1], scale.std[-1])
         if self.scaler and self.scaler.waits:
             self.scaler.use(scale.part(0, features))
+        self._scale = scale
 
     def moments(self, name: str, state_folder: str, run: str = "") -> Moments | None:
         """The sums of a client's training rows, and of their targets; None where no scale is made of them."""
