@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,9 +188,9 @@ class Workspace:
         """What environment.json says about the frozen tensors of the initial network; empty without any."""
         return frozen_record(self.net)
 
-    @property
+    @cached_property
     def transforms(self) -> Transforms:
-        """What is done to the images of this run before the network sees them."""
+        """What is done to the images of this run before the network sees them; the same for all clients."""
         statistics = weight_statistics(self.experiment.model)
         read = self.scaler or to_float
         return make_transforms(self.experiment.data, self.plan.data.channels, statistics, read)
