@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedsim.analysis.agreement import order_notes
-from fedsim.analysis.comparison import COSTS, GROUPS, WORST, Comparison
+from fedsim.analysis.comparison import COSTS, GROUPS, POOLED, WORST, Comparison
 from fedsim.analysis.metrics import METRICS, find_metric, metric_values
 from fedsim.analysis.notes import (
     comparison_notes,
@@ -245,10 +245,9 @@ def numbers(
         scores, ranked_seeds = _average_scores(methods, grids, averaged, sign)
     methods = methods.drop(columns="covers", errors="ignore")
     # Methods are ranked inside their groups.
-    by_group = scores.groupby(methods["group"].to_numpy())
-    rank = by_group.transform(ranks).astype("Int64")
+    by_group = scores.mask(methods[POOLED]).groupby(methods["group"].to_numpy())
     place = methods.columns.get_loc("seeds_begun") + 1
-    methods.insert(place, "rank", rank.to_numpy())
+    methods.insert(place, "rank", by_group.transform(ranks).astype("Int64").to_numpy())
     return Numbers(pd.DataFrame(cells), methods, base, ranked_seeds)
 
 
@@ -369,13 +368,18 @@ def _table_of_runs(runs: Runs, experiments: Experiments, by: Sequence[str], colu
         table[name] = summary.get(name, math.nan)
     split_seeds = [experiments[run].data.seed_of_splits for run in names]
     table["split_seed"] = summary.get("split_seed", pd.Series(split_seeds))
-    absent = pd.Series("", index=summary.index)
     for name in filter(None, GROUPS):
-        flags = summary.get(name, absent)
-        table[name] = flags.astype(str) == "True"
+        table[name] = _flags(summary, name)
     refuse_twice(table, experiments)
     numeric = ("accuracy", *BUDGETS, *COSTS)
     return table.astype(dict.fromkeys(numeric, float))
+
+
+def _flags(summary: pd.DataFrame, group: str) -> pd.Series:
+    """Which runs belong to a group of methods; records that do not say which are pooled have one such method."""
+    if group in summary:
+        return summary[group].astype(str) == "True"
+    return (summary["method"] == "deepall") & (group == POOLED)
 
 
 def run_labels(runs: Runs, by: Sequence[str] = ()) -> dict[str, str]:
@@ -453,8 +457,10 @@ def _method(
             row |= {"difference": math.nan, "p_value": math.nan}
     amounts = runs[[*BUDGETS, *COSTS]]
     row |= amounts.mean().to_dict()
+    if runs[POOLED].any():  # its messages stay in one process
+        row |= {"bytes_down_per_round": math.nan, "bytes_up_per_round": math.nan}
     row["group"] = ""
-    for name in filter(None, GROUPS):  # the strongest use of the target's images comes last, and counts
+    for name in filter(None, GROUPS):  # the last one counts
         row[name] = bool(runs[name].any())
         if row[name]:
             row["group"] = name

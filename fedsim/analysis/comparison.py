@@ -20,9 +20,10 @@ from fedsim.records.selection import BUDGETS
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 WORST = "worst"  # column of the methods
 FORMATS = ("table", "csv", "markdown", "latex")
-# Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first, and
-# methods that never see the target have none.
-MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
+# Marks of the groups of methods, each of which is ranked separately: federated methods that never see the target have
+# none; then come pooled training, which has no rank, and the uses of target images, the weakest first.
+POOLED = "pooled"
+MARKS = {"": "", POOLED: "§", "transductive": "†", "uses_target_unlabelled": "‡"}
 GROUPS = tuple(MARKS)
 
 
@@ -40,8 +41,8 @@ class Comparison:
     method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
     rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a
     baseline the rank is that of the average over the seeds that all ranked methods have (`ranked_seeds`).
-    `group` says how a method uses images of the target; it is empty for a method that uses none. Each group is ranked
-    separately.
+    `group` says how a method uses images of the target, or that it is not federated; it is empty for any other. Each
+    group is ranked separately; pooled training has neither a rank nor bytes.
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
     metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
     predictions), "accuracy" in this text means that metric. rule: `select` in words.
@@ -299,7 +300,7 @@ def _further_text(key: str, method: Mapping[str, Any]) -> str:
         begun = method["seeds_begun"]
         return f"{value} of {begun}" if value < begun else str(value)
     if key == "rank":
-        return f"{value} {MARKS[method['group']]}".rstrip()
+        return f"{value:.0f} {MARKS[method['group']]}".rstrip()
     return TEXTS[key](value)
 
 
@@ -320,7 +321,7 @@ def shown_label(method: Mapping[str, Any]) -> str:
 
 
 def by_group(comparison: Comparison) -> list[pd.DataFrame]:
-    """The methods in groups that are ranked separately; those that never see the target come first."""
+    """The methods in groups that are ranked separately; federated ones that never see the target come first."""
     return [rows for _, rows in comparison.methods.groupby("group", sort=False)]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from fedsim.analysis.comparison import MARKS, WORST, Comparison
+from fedsim.analysis.comparison import MARKS, POOLED, WORST, Comparison
 from fedsim.common.lists import times
 from fedsim.common.tasks import BINARY, WITH_CLASSES
 from fedsim.records.reading import Runs, run_environment
@@ -27,6 +27,7 @@ ROUND_TEXTS = {
     "thin": "The selected round was validated by fewer clients than other rounds in {runs}.",
 }
 GROUP_TEXTS = {
+    POOLED: "not federated: one client holds all data, and sends nothing",
     "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
     "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
 }
@@ -111,11 +112,12 @@ def _capitalized(text: str) -> str:
 
 
 def group_notes(methods: pd.DataFrame) -> list[str]:
-    """Notes on the methods that use images of the target."""
+    """Notes on the methods that are not federated, or use images of the target."""
     notes = []
     for group, text in GROUP_TEXTS.items():
         if (methods["group"] == group).any():
-            notes.append(f"{MARKS[group]} {text}; ranked apart, not with the others.")
+            place = "without a rank" if group == POOLED else "ranked apart, not with the others"
+            notes.append(f"{MARKS[group]} {text}; {place}.")
     return notes
 
 
@@ -385,7 +387,7 @@ def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
         if seeds and of_group["seeds"].max() > len(seeds):
             listed = ", ".join(map(str, seeds))
             notes.append(f"Ranks rest on the seeds that all ranked methods have: {listed}.")
-    unranked = methods[methods["rank"].isna()]["label"]
+    unranked = methods[methods["rank"].isna() & (methods["group"] != POOLED)]["label"]
     if len(unranked):
         needed = f"a seed with every {column} that the other ranked methods have, too"
         if comparison.baseline:

@@ -168,6 +168,7 @@ def summary_row(
     label: str = "",
     transductive: bool = False,
     uses_target_unlabelled: bool = False,
+    pooled: bool = False,
     target_images: int | None = None,
 ) -> dict[str, Any]:
     """The row of summary.csv: the run's results under every selection rule, and what a round cost."""
@@ -184,6 +185,7 @@ def summary_row(
         "settings": experiment.settings_hash(),
         "transductive": transductive,
         "uses_target_unlabelled": uses_target_unlabelled,
+        "pooled": pooled,
         "target_images": target_images,
     }
     metric = task_of(rounds).metric

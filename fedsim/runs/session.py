@@ -327,16 +327,14 @@ class Session:
             entries = personal_entries(self.space.recipe, self.space.places)
             model, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, model, stored, self._metadata_of_client)
-        label = self.space.recipe.label(self.experiment.method_name)
-        if changes := self.space.plan.changes:
-            label += f"@{changes}"
         recipe = self.space.recipe
         summary = summary_row(
             self.experiment,
             rounds,
-            label,
+            self._label(),
             recipe.infer.transductive or scale_rule(self.experiment.data, self.space.plan.data) == "site",
             uses_target_unlabelled=recipe.uses_target_unlabelled,
+            pooled=recipe.pooled,
             target_images=self.target_images,
         )
         keep_selected(self.folder, rounds, self.validation)
@@ -345,6 +343,12 @@ class Session:
         tidy_finished(results_folder(self.experiment), [self.folder])
         for callback in self.callbacks:
             callback.on_end(summary)
+
+    def _label(self) -> str:
+        """The name of the method in results, with what the run changes in its row."""
+        label = self.space.recipe.label(self.experiment.method_name)
+        changes = self.space.plan.changes
+        return f"{label}@{changes}" if changes else label
 
     def _say_stopped(self) -> None:
         """Says and records that the run has ended before `train.rounds`, and after which round."""

@@ -23,7 +23,7 @@ def part(scores, metric="accuracy"):
     """A comparison with {(method, target, seed): accuracy}."""
     rows = [dict(zip(("label", "method", "target", "seed"), (key[0], *key)), accuracy=a) for key, a in scores.items()]
     costs = ("images", "steps", "bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
-    flags = ("transductive", "uses_target_unlabelled")
+    flags = ("pooled", "transductive", "uses_target_unlabelled")
     table = pd.DataFrame(rows).assign(**dict.fromkeys(costs, 1.0), **dict.fromkeys(flags, False))
     targets = list(dict.fromkeys(table["target"]))
     cells, methods, _, seeds = numbers(table, targets, (), "", "holm", metric)

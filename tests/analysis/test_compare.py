@@ -127,6 +127,28 @@ def test_an_incomplete_method_leaves_the_others_their_average():
     assert ("\N{EN DASH}" in texts[0], "| 1 of 2 |" in texts[0], all(texts)) == (True, True, True)
 
 
+def test_pooled_training_is_apart_without_rank_and_bytes():
+    """DeepAll is a reference that nothing federates: it has no place among the others, also where it is the best."""
+    accuracies = {"deepall": 0.9, "fedavg": 0.5, "fedprox": 0.6}
+    cells = {method: dict.fromkeys(("photo", "sketch"), (each, each)) for method, each in accuracies.items()}
+    runs = table_of_runs(cells)
+    runs.summary["pooled"] = runs.summary["method"] == "deepall"
+    comparison = compare(runs, baseline="fedavg")
+    methods = comparison.methods.set_index("label")
+    assert list(methods.index) == ["fedprox", "fedavg", "deepall"]
+    assert methods["rank"].tolist()[:2] == [1, 2]
+    assert methods.loc["deepall", ["rank", "bytes_down_per_round", "bytes_up_per_round"]].isna().all()
+    assert methods["bytes_down_per_round"].notna().tolist() == [True, True, False]
+    text = comparison.render("markdown")
+    row = next(line for line in text.splitlines() if line.startswith("| deepall §"))
+    assert "**" not in row
+    assert "§ not federated: one client holds all data, and sends nothing; without a rank." in text
+    assert "Without a rank: deepall" not in text
+    del runs.summary["pooled"]  # as records before version 0.2 have it
+    without = compare(runs)  # ranked by the averages
+    assert without.methods.set_index("label")["rank"].tolist()[:2] == [1, 2]
+
+
 @pytest.mark.parametrize(("column", "sign"), [("transductive", "†"), ("uses_target_unlabelled", "‡")])
 def test_methods_that_see_target_images_are_ranked_apart(column, sign):
     accuracies = {"fedig-a": 0.99, "fedavg": 0.5, "tent": 0.98, "csac": 0.6}

@@ -133,7 +133,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="u
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SUMMARY_COLUMNS = (
     "label", "dataset", "backbone", "split_seed", "rounds", "settings", "transductive", "uses_target_unlabelled",
-    "target_images", "R_round", "R_target_accuracy", "R_mean_validation_accuracy", "bytes_down_per_round",
+    "pooled", "target_images", "R_round", "R_target_accuracy", "R_mean_validation_accuracy", "bytes_down_per_round",
     "bytes_up_per_round", "seconds_per_round", "train_seconds", "images", "steps",
 )  # fmt: skip
 
