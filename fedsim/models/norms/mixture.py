@@ -1,0 +1,131 @@
+"""Normalization by mixtures of instance and global statistics, as a formula and in few operations."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.models.norms.adapter import Adapter
+from fedsim.models.norms.moments import batch_moments, differentiable_backward, instance_affine, per_map, prefers_few
+
+SMALLEST_STD = 1e-3  # extrapolation (u outside [0, 1]) can make sigma_D tiny or negative
+
+
+class Mixture:
+    """y = gamma (x - mu) / sigma + beta with mu = w mu_i + (1 - w) mu_G and sigma = w sigma_i + (1 - w) sigma_G.
+
+    mu_i and sigma_i = sqrt(v_i + eps) are the mean and standard deviation of each sample and channel. As a function of
+    mean and variance [B, C] it is a rule of `instance_affine`.
+
+    reference: mu_G and sigma_G [2, C]; None: those of the batch
+    u: w [C]. None: w is the adapter's alpha [B, 1], drawn by z [B]. With u, sigma is at least 1e-3
+    alpha: [B], the adapter's last output
+    """
+
+    alpha: Tensor | None = None
+
+    def __init__(self, eps: float, reference: Tensor | None, u: Tensor | None = None, z: Tensor | None = None) -> None:
+        self.eps, self.reference, self.u, self.z = eps, reference, u, z
+
+    def __call__(
+        self, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """a and b [B, C] of `y = a (x - mean) + b`; weights: those of the adapter, where there is no u."""
+        std = torch.sqrt(variance + self.eps)
+        mean_g, std_g = self.reference_of(mean, variance)
+        if self.u is None:
+            share = Adapter.alpha(torch.cat([mean - mean_g, std - std_g], dim=1), self.z, *weights)
+            self.alpha = share.detach().squeeze(1)
+        else:
+            share = self.u
+        mu = share * mean + (1 - share) * mean_g
+        sigma = share * std + (1 - share) * std_g
+        slope = gamma / (sigma if self.u is None else sigma.clamp_min(SMALLEST_STD))
+        return slope, slope * (mean - mu) + beta
+
+    def reference_of(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """mu_G and sigma_G [C], or those of the batch while there are none."""
+        if self.reference is not None:
+            return self.reference[0], self.reference[1]
+        mean, variance = batch_moments(mean, variance)
+        return mean, torch.sqrt(variance + self.eps)
+
+    def normalized(self, x: Tensor, gamma: Tensor, beta: Tensor, *weights: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape, in the form that suits the device and what is asked of the gradients."""
+        if self.reference is None or not prefers_few(x):
+            return instance_affine(x, self, gamma, beta, *weights)[0]
+        with torch.autocast(x.device.type, enabled=False):
+            full = x if x.dtype == torch.float64 else x.float()
+            return _FewOperations.apply(full, self, gamma, beta, *weights).to(x.dtype)
+
+
+class _FewOperations(torch.autograd.Function):
+    """`Mixture` with global statistics in as few operations as there are kernels for.
+
+    The forward pass of x [B, C, H, W], whose maps have N positions; pairs of statistics are [B, 2, C]:
+
+        t = (m, s), s = sqrt(v + eps)                      instance statistics
+        q = r + w (t - r) = (mu, sigma)                    r [2, C]: the global ones; w: u [C] or alpha [B, 1]
+        a = gamma / sigma,   y = a x + (beta - a mu)        with u: sigma is at least 1e-3
+
+    The backward pass from g = dL/dy, with means over the N positions:
+
+        G = mean_p g,   S = mean_p g (x - mu),   D = (G, S / sigma),   dL/d(beta, gamma) = N sum_i D
+        n = a D = -(dL/dq) / N,                             with u: 0 for a sigma at 1e-3
+        dL/dalpha = -N sum (t - r) n                        over both statistics and all channels
+        e = (dL/dt) / N = h - w n                           h: the adapter's gradient of t - r, by N; without it 0
+        k = e_s / s,   dL/dx = a g + k x + (e_m - k m)       [B, C], because dm/dx = 1/N and ds/dx = (x - m) / (s N)
+
+    Second derivatives take the way of the formula.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rule: Mixture, gamma: Tensor, beta: Tensor, *weights: Tensor) -> Tensor:
+        assert rule.reference is not None
+        deviation, mean = torch.std_mean(x, dim=(2, 3), correction=0)
+        std = torch.hypot(deviation, torch.tensor(rule.eps**0.5, dtype=x.dtype))
+        statistics = torch.stack((mean, std), dim=1)
+        kept: tuple[Tensor, ...] = ()
+        if rule.u is None:
+            shift = (statistics - rule.reference).flatten(1)
+            hidden, before = Adapter.passed(shift, rule.z, *weights)
+            share = before.clamp(0, 1)
+            rule.alpha = share.detach().squeeze(1)
+            kept, share = (shift, hidden, before), share[:, :, None]
+        else:
+            share = rule.u
+        mixed = torch.lerp(rule.reference, statistics, share)
+        sigma = mixed[:, 1] if rule.u is None else mixed[:, 1].clamp_min(SMALLEST_STD)
+        slope = gamma / sigma
+        offset = torch.addcmul(beta, slope, mixed[:, 0], value=-1)
+        ctx.rule = rule
+        ctx.save_for_backward(x, gamma, beta, *weights, statistics, share, mixed, sigma, slope, *kept)
+        return torch.addcmul(per_map(offset), x, per_map(slope))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, rule = ctx.saved_tensors, ctx.rule
+        count = 3 if rule.u is not None else 7  # x, gamma, beta, and the adapter's weights
+        (x, *inputs), (statistics, share, mixed, sigma, slope, *kept) = tensors[:count], tensors[count:]
+        if torch.is_grad_enabled():  # create_graph=True
+            return differentiable_backward(x, rule, inputs, grad)
+        mean, std, positions = statistics[:, 0], statistics[:, 1], x.shape[2] * x.shape[3]
+        product = (x - per_map(mixed[:, 0])).mul_(grad)
+        pair = torch.stack((grad.mean(dim=(2, 3)), product.mean(dim=(2, 3)) / sigma), dim=1)
+        of_gamma = of_beta = None
+        if any(ctx.needs_input_grad[2:4]):
+            of_beta, of_gamma = pair.sum(dim=0).mul_(positions)
+        pull = pair * slope[:, None]
+        of_weights: tuple[Tensor, ...] = ()
+        if rule.u is None:
+            shift, *passed = kept
+            of_alpha = torch.bmm(pull.flatten(1)[:, None], shift[:, :, None])[:, 0].mul_(-positions)
+            of_shift, of_weights = Adapter.gradients(of_alpha, shift, rule.z, passed, *inputs[2:])
+            pull = torch.addcmul(of_shift.view_as(pull).div_(positions), share, pull, value=-1)
+        else:
+            pull[:, 1].mul_(mixed[:, 1] == sigma)
+            pull = (share * pull).neg_()
+        of_square = pull[:, 1] / std
+        offset = torch.addcmul(pull[:, 0], of_square, mean, value=-1)
+        grad_x = torch.addcmul(torch.addcmul(per_map(offset), x, per_map(of_square)), grad, per_map(slope))
+        return grad_x, None, of_gamma, of_beta, *of_weights
