@@ -55,7 +55,7 @@ class Launches(TorchDispatchMode):
     def row(self) -> Row:
         """The counts as the columns of a table."""
         parts = {part: self.parts[part] for part in ("forward", "backward", "optimizer")}
-        return {**parts, "launches": sum(parts.values())}
+        return {**parts, "launches": self.parts.total()}
 
 
 def part_of(name: str) -> str:
@@ -125,9 +125,10 @@ def launches(scale: Scale, device: torch.device) -> Iterator[Row]:
             for method in scale.methods:
                 take = timed_step(experiment_of(method, options(backbone)), where)
                 take()
-                counts = counted(take, where).row()
-                first = first or int(str(counts["launches"]))
-                yield {"of": f"{method}, {backbone}", **counts, "ratio": int(str(counts["launches"])) / first}
+                counts = counted(take, where)
+                total = counts.parts.total()
+                first = first or total
+                yield {"of": f"{method}, {backbone}", **counts.row(), "ratio": total / first}
         for name in norm_layers():
             yield {"of": f"a layer: {name}", **layer_launches(name, where).row()}
 

@@ -64,7 +64,10 @@ class LocalData:
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""
-        return self.transforms.read(fetched(self.images[on_device(positions, self.images.device)], self.device))
+        return self._read(on_device(positions, self.images.device))
+
+    def _read(self, index: Tensor) -> Tensor:
+        return self.transforms.read(fetched(self.images[index], self.device))
 
     def moments(self, features: int, targets: bool) -> Moments:
         """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""
@@ -78,7 +81,8 @@ class LocalData:
         for a transfer that makes several versions of each.
         """
         positions = items % self.examples
-        raw = self.raw(positions)
+        index = on_device(positions, self.images.device)
+        raw = self._read(index)
         if transfer is not None and not late:
             raw = transfer(raw, items)
         draws = torch.get_rng_state()
@@ -96,7 +100,8 @@ class LocalData:
                 torch.set_rng_state(draws)
                 return self.normalize(augment(images))
 
-        labels = self.labels[on_device(positions, self.labels.device)]
+        is_near = self.images.device == self.labels.device
+        labels = self.labels[index if is_near else on_device(positions, self.labels.device)]
         if self.shifted:
             labels = shifted_labels(labels, self.shifted, self.classes)
         if self.has_masks:  # masks get the geometric changes of their images

@@ -1,5 +1,7 @@
 """FedIG-A's adapter: from an image's distance to the global statistics to the share of its own ones."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,9 +40,11 @@ class Adapter(nn.Module):
 
     @staticmethod
     def gradients(
-        grad: Tensor, shift: Tensor, z: Tensor, passed: tuple[Tensor, Tensor], *weights: Tensor
+        grad: Tensor, shift: Tensor, z: Tensor, passed: Sequence[Tensor], *weights: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The gradients of the distance [B, 2C] and of the four weights, from that of alpha [B, 1].
+
+        passed: the hidden units [B, h], delta z + eps [B, 1], and alpha [B, 1], which is that clamped to [0, 1]
 
         For hidden units h = max(W1 s + b1, 0) and outputs (delta, eps) = W2 h + b2 of an image:
 
@@ -48,8 +52,8 @@ class Adapter(nn.Module):
             o = p (z, 1),       dL/dW2 = sum_i o h^T,   dL/db2 = sum_i o
             k = W2^T o where h > 0, else 0,   dL/dW1 = sum_i k s^T,   dL/db1 = sum_i k,   dL/ds = W1^T k
         """
-        hidden, before = passed
-        inside = grad * (before == before.clamp(0, 1))
+        hidden, before, alpha = passed
+        inside = grad * (before == alpha)
         of_outputs = torch.cat((inside * z[:, None], inside), dim=1)
         of_hidden = torch.ops.aten.threshold_backward(of_outputs @ weights[2], hidden, 0)
         first = of_hidden.T @ shift, of_hidden.sum(dim=0)

@@ -16,7 +16,7 @@ from fedsim.models.norms.adapter import Adapter
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
-from fedsim.models.norms.mixture import Mixture
+from fedsim.models.norms.mixture import SMALLEST_STD, Mixture
 from fedsim.models.norms.moments import BatchNormLayer, running
 from fedsim.models.norms.placement import batch_norm_paths, replace
 from fedsim.parts.facts import Fact, Facts
@@ -107,20 +107,22 @@ class MixIGLayer(nn.Module):
         return torch.addcmul((bias - self.global_mean * slope).view(shape), x, slope.view(shape)).to(x.dtype)
 
     def _mixed(self, x: Tensor) -> Tensor:
-        norm = self.norm
+        norm, (low, high) = self.norm, self.u_range
         assert self.u is not None  # drawn by `draw_u`
-        return self._mixture(self.u).normalized(x, norm.weight, norm.bias)
+        has_floor = low < 0 or high > 1 or norm.eps < SMALLEST_STD**2
+        mixture = Mixture(norm.eps, self._reference(), self.u, has_floor=has_floor)
+        return mixture.normalized(x, norm.weight, norm.bias)
 
     def _adapted(self, x: Tensor) -> Tensor:
         assert self.adapter is not None
-        mixture = self._mixture()
+        mixture = Mixture(self.norm.eps, self._reference(), z=self.z)
         y = mixture.normalized(x, *self._frozen_affine(), *self.adapter.weights())
         self.alpha = mixture.alpha
         return y
 
-    def _mixture(self, u: Tensor | None = None) -> Mixture:
-        """The formula of passes 2 and 3, without u by the adapter."""
-        return Mixture(self.norm.eps, None if self.fresh else self.global_statistics, u, self.z)
+    def _reference(self) -> Tensor | None:
+        """mu_G and sigma_G [2, C], where there are any."""
+        return None if self.fresh else self.global_statistics
 
     @torch.no_grad()
     def _infer(self, x: Tensor) -> Tensor:

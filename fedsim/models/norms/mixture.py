@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsim.models.norms.adapter import Adapter
 from fedsim.models.norms.moments import batch_moments, differentiable_backward, instance_affine, per_map, prefers_few
 
-SMALLEST_STD = 1e-3  # extrapolation (u outside [0, 1]) can make sigma_D tiny or negative
+SMALLEST_STD = 1e-3
 
 
 class Mixture:
@@ -18,14 +18,22 @@ class Mixture:
     mean and variance [B, C] it is a rule of `instance_affine`.
 
     reference: mu_G and sigma_G [2, C]; None: those of the batch
-    u: w [C]. None: w is the adapter's alpha [B, 1], drawn by z [B]. With u, sigma is at least 1e-3
+    u: w [C]. None: w is the adapter's alpha [B, 1], drawn by z [B]
+    has_floor: sigma is at least 1e-3, because extrapolation (u outside [0, 1]) can make it tiny or negative
     alpha: [B], the adapter's last output
     """
 
     alpha: Tensor | None = None
 
-    def __init__(self, eps: float, reference: Tensor | None, u: Tensor | None = None, z: Tensor | None = None) -> None:
-        self.eps, self.reference, self.u, self.z = eps, reference, u, z
+    def __init__(
+        self,
+        eps: float,
+        reference: Tensor | None,
+        u: Tensor | None = None,
+        z: Tensor | None = None,
+        has_floor: bool = False,
+    ) -> None:
+        self.eps, self.reference, self.u, self.z, self.has_floor = eps, reference, u, z, has_floor
 
     def __call__(
         self, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, *weights: Tensor
@@ -40,7 +48,7 @@ class Mixture:
             share = self.u
         mu = share * mean + (1 - share) * mean_g
         sigma = share * std + (1 - share) * std_g
-        slope = gamma / (sigma if self.u is None else sigma.clamp_min(SMALLEST_STD))
+        slope = gamma / (sigma.clamp_min(SMALLEST_STD) if self.has_floor else sigma)
         return slope, slope * (mean - mu) + beta
 
     def reference_of(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,14 +74,14 @@ class _FewOperations(torch.autograd.Function):
 
         t = (m, s), s = sqrt(v + eps)                      instance statistics
         q = r + w (t - r) = (mu, sigma)                    r [2, C]: the global ones; w: u [C] or alpha [B, 1]
-        a = gamma / sigma,   y = a x + (beta - a mu)        with u: sigma is at least 1e-3
+        a = gamma / sigma,   y = a x + (beta - a mu)        sigma is at least 1e-3, where it has a floor
 
-    The backward pass from g = dL/dy, with means over the N positions:
+    The backward pass from g = dL/dy, with sums over the N positions:
 
-        G = mean_p g,   S = mean_p g (x - mu),   D = (G, S / sigma),   dL/d(beta, gamma) = N sum_i D
-        n = a D = -(dL/dq) / N,                             with u: 0 for a sigma at 1e-3
-        dL/dalpha = -N sum (t - r) n                        over both statistics and all channels
-        e = (dL/dt) / N = h - w n                           h: the adapter's gradient of t - r, by N; without it 0
+        G = sum_p g,   S = sum_p g (x - mu),   D = (G, S / sigma),   dL/d(beta, gamma) = sum_i D
+        n = a D = -dL/dq                                    0 for a sigma at its floor
+        dL/dalpha = -sum (t - r) n                          over both statistics and all channels
+        e = (dL/dt) / N = (h - w n) / N                     h: the adapter's gradient of t - r; without one 0
         k = e_s / s,   dL/dx = a g + k x + (e_m - k m)       [B, C], because dm/dx = 1/N and ds/dx = (x - m) / (s N)
 
     Second derivatives take the way of the formula.
@@ -91,11 +99,11 @@ class _FewOperations(torch.autograd.Function):
             hidden, before = Adapter.passed(shift, rule.z, *weights)
             share = before.clamp(0, 1)
             rule.alpha = share.detach().squeeze(1)
-            kept, share = (shift, hidden, before), share[:, :, None]
+            kept, share = (shift, hidden, before, share), share[:, :, None]
         else:
             share = rule.u
         mixed = torch.lerp(rule.reference, statistics, share)
-        sigma = mixed[:, 1] if rule.u is None else mixed[:, 1].clamp_min(SMALLEST_STD)
+        sigma = mixed[:, 1].clamp_min(SMALLEST_STD) if rule.has_floor else mixed[:, 1]
         slope = gamma / sigma
         offset = torch.addcmul(beta, slope, mixed[:, 0], value=-1)
         ctx.rule = rule
@@ -111,20 +119,21 @@ class _FewOperations(torch.autograd.Function):
             return differentiable_backward(x, rule, inputs, grad)
         mean, std, positions = statistics[:, 0], statistics[:, 1], x.shape[2] * x.shape[3]
         product = (x - per_map(mixed[:, 0])).mul_(grad)
-        pair = torch.stack((grad.mean(dim=(2, 3)), product.mean(dim=(2, 3)) / sigma), dim=1)
+        pair = torch.stack((grad.sum(dim=(2, 3)), product.sum(dim=(2, 3)) / sigma), dim=1)
         of_gamma = of_beta = None
         if any(ctx.needs_input_grad[2:4]):
-            of_beta, of_gamma = pair.sum(dim=0).mul_(positions)
+            of_beta, of_gamma = pair.sum(dim=0)
         pull = pair * slope[:, None]
+        if rule.has_floor:
+            pull[:, 1].mul_(mixed[:, 1] == sigma)
         of_weights: tuple[Tensor, ...] = ()
         if rule.u is None:
             shift, *passed = kept
-            of_alpha = torch.bmm(pull.flatten(1)[:, None], shift[:, :, None])[:, 0].mul_(-positions)
+            of_alpha = torch.bmm(pull.flatten(1)[:, None], shift[:, :, None])[:, 0].neg_()
             of_shift, of_weights = Adapter.gradients(of_alpha, shift, rule.z, passed, *inputs[2:])
-            pull = torch.addcmul(of_shift.view_as(pull).div_(positions), share, pull, value=-1)
+            pull = torch.addcmul(of_shift.view_as(pull), share, pull, value=-1).div_(positions)
         else:
-            pull[:, 1].mul_(mixed[:, 1] == sigma)
-            pull = (share * pull).neg_()
+            pull = (share * pull).mul_(-1 / positions)
         of_square = pull[:, 1] / std
         offset = torch.addcmul(pull[:, 0], of_square, mean, value=-1)
         grad_x = torch.addcmul(torch.addcmul(per_map(offset), x, per_map(of_square)), grad, per_map(slope))
