@@ -138,7 +138,10 @@ def test_where_the_few_operations_are_used():
 
 @pytest.mark.parametrize("make", [XANLayer, lambda bn: XANLayer(bn, "free"), BINLayer])
 @pytest.mark.parametrize("training", [True, False])
-def test_branches_give_the_same_as_the_formula(trained_bn, images, training, make, monkeypatch):
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("tracks", [True, False])
+def test_branches_give_the_same_as_the_formula(trained_bn, images, tracks, momentum, training, make, monkeypatch):
+    trained_bn.momentum, trained_bn.track_running_stats = momentum, tracks
     layer, weight, results = make(trained_bn).double().train(training), torch.randn(images.shape).double(), []
     for name, value in layer.named_parameters():
         if name in ("s_in", "rho"):

@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from fedsim.models.norms.instance import has_positions
 from fedsim.models.norms.moments import BatchNormLayer, starts_slowly
@@ -18,9 +17,22 @@ def suits_branches(x: Tensor) -> bool:
 
 def by_branches(x: Tensor, bn: BatchNormLayer, of_batch: Affine, of_instance: Affine, eps: float) -> Tensor:
     """BN(x) + IN(x) [B, C, H, W], each with the given affine map; the running statistics of `bn` follow in training."""
-    weight, bias = of_batch
-    batch = functional_call(bn, {"weight": weight, "bias": bias}, (x,))
-    return batch + instance_norm(x, *of_instance, eps)
+    return batch_norm(x, bn, *of_batch) + instance_norm(x, *of_instance, eps)
+
+
+def batch_norm(x: Tensor, bn: BatchNormLayer, weight: Tensor, bias: Tensor) -> Tensor:
+    """BN(x) [B, C, H, W] as `bn` computes it, by another affine map.
+
+    It stands for `torch.func.functional_call`, which costs the host as much time as several operations.
+    """
+    follows = bn.training and bn.track_running_stats
+    momentum = bn.momentum
+    if follows and bn.num_batches_tracked is not None:
+        bn.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(bn.num_batches_tracked) if momentum is None else momentum
+    of_batch = bn.training or bn.running_mean is None
+    mean, variance = (bn.running_mean, bn.running_var) if follows or not bn.training else (None, None)
+    return F.batch_norm(x, mean, variance, weight, bias, of_batch, momentum or 0.0, bn.eps)
 
 
 def instance_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
