@@ -54,7 +54,8 @@ class Mixture:
     def reference_of(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """mu_G and sigma_G [C], or those of the batch while there are none."""
         if self.reference is not None:
-            return self.reference[0], self.reference[1]
+            mean_g, std_g = self.reference.unbind()
+            return mean_g, std_g
         mean, variance = batch_moments(mean, variance)
         return mean, torch.sqrt(variance + self.eps)
 
