@@ -1,6 +1,7 @@
 """Normalization by mixtures of instance and global statistics, as a formula and in few operations."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,52 +91,85 @@ class _FewOperations(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rule: Mixture, gamma: Tensor, beta: Tensor, *weights: Tensor) -> Tensor:
-        assert rule.reference is not None
-        deviation, mean = torch.std_mean(x, dim=(2, 3), correction=0)
-        std = torch.hypot(deviation, torch.tensor(rule.eps**0.5, dtype=x.dtype))
-        statistics = torch.stack((mean, std), dim=1)
-        kept: tuple[Tensor, ...] = ()
-        if rule.u is None:
-            shift = (statistics - rule.reference).flatten(1)
-            hidden, before = Adapter.passed(shift, rule.z, *weights)
-            share = before.clamp(0, 1)
-            rule.alpha = share.detach().squeeze(1)
-            kept, share = (shift, hidden, before, share), share[:, :, None]
-        else:
-            share = rule.u
-        mixed = torch.lerp(rule.reference, statistics, share)
-        sigma = mixed[:, 1].clamp_min(SMALLEST_STD) if rule.has_floor else mixed[:, 1]
-        slope = gamma / sigma
-        offset = torch.addcmul(beta, slope, mixed[:, 0], value=-1)
-        ctx.rule = rule
-        ctx.save_for_backward(x, gamma, beta, *weights, statistics, share, mixed, sigma, slope, *kept)
+        ctx.rule, ctx.mixed = rule, _mixed(rule, x, gamma, weights)
+        ctx.save_for_backward(x, gamma, beta, *weights)
+        slope = ctx.mixed.slope
+        offset = torch.addcmul(beta, slope, ctx.mixed.mu, value=-1)
         return torch.addcmul(per_map(offset), x, per_map(slope))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, rule = ctx.saved_tensors, ctx.rule
-        count = 3 if rule.u is not None else 7  # x, gamma, beta, and the adapter's weights
-        (x, *inputs), (statistics, share, mixed, sigma, slope, *kept) = tensors[:count], tensors[count:]
+        x, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            return differentiable_backward(x, rule, inputs, grad)
-        mean, std, positions = statistics[:, 0], statistics[:, 1], x.shape[2] * x.shape[3]
-        product = (x - per_map(mixed[:, 0])).mul_(grad)
-        pair = torch.stack((grad.sum(dim=(2, 3)), product.sum(dim=(2, 3)) / sigma), dim=1)
-        of_gamma = of_beta = None
-        if any(ctx.needs_input_grad[2:4]):
-            of_beta, of_gamma = pair.sum(dim=0)
-        pull = pair * slope[:, None]
-        if rule.has_floor:
-            pull[:, 1].mul_(mixed[:, 1] == sigma)
-        of_weights: tuple[Tensor, ...] = ()
-        if rule.u is None:
-            shift, *passed = kept
-            of_alpha = torch.bmm(pull.flatten(1)[:, None], shift[:, :, None])[:, 0].neg_()
-            of_shift, of_weights = Adapter.gradients(of_alpha, shift, rule.z, passed, *inputs[2:])
-            pull = torch.addcmul(of_shift.view_as(pull), share, pull, value=-1).div_(positions)
-        else:
-            pull = (share * pull).mul_(-1 / positions)
-        of_square = pull[:, 1] / std
-        offset = torch.addcmul(pull[:, 0], of_square, mean, value=-1)
-        grad_x = torch.addcmul(torch.addcmul(per_map(offset), x, per_map(of_square)), grad, per_map(slope))
-        return grad_x, None, of_gamma, of_beta, *of_weights
+            return differentiable_backward(x, ctx.rule, inputs, grad)
+        mixed = ctx.mixed
+        product = (x - per_map(mixed.mu)).mul_(grad)
+        pair = torch.stack((grad.sum(dim=(2, 3)), product.sum(dim=(2, 3)) / mixed.sigma), dim=1)
+        of_beta, of_gamma = pair.sum(dim=0) if any(ctx.needs_input_grad[2:4]) else (None, None)
+        pull = pair * mixed.slope[:, None]
+        if ctx.rule.has_floor:
+            pull[:, 1].mul_(mixed.statistics[:, 1] == mixed.sigma)
+        of_instances, of_weights = _pulled(ctx.rule, mixed, pull, x.shape[2] * x.shape[3], inputs[2:])
+        return _of_maps(x, grad, of_instances, mixed), None, of_gamma, of_beta, *of_weights
+
+
+class _Mixed(NamedTuple):
+    """Values of the forward pass: t, q [B, 2, C]; w; sigma and a [B, C]; what the adapter's gradients need."""
+
+    instances: Tensor
+    statistics: Tensor
+    share: Tensor
+    sigma: Tensor
+    slope: Tensor
+    passed: tuple[Tensor, ...]
+
+    @property
+    def mu(self) -> Tensor:
+        """mu [B, C], a view."""
+        return self.statistics[:, 0]
+
+
+def _mixed(rule: Mixture, x: Tensor, gamma: Tensor, weights: Sequence[Tensor]) -> _Mixed:
+    """The mixed statistics of the maps [B, C, H, W]; the rule takes over alpha."""
+    assert rule.reference is not None
+    deviation, mean = torch.std_mean(x, dim=(2, 3), correction=0)
+    std = torch.hypot(deviation, torch.tensor(rule.eps**0.5, dtype=x.dtype))
+    instances = torch.stack((mean, std), dim=1)
+    share = rule.u
+    passed: tuple[Tensor, ...] = ()
+    if share is None:
+        shift = (instances - rule.reference).flatten(1)
+        hidden, before = Adapter.passed(shift, rule.z, *weights)
+        alpha = before.clamp(0, 1)
+        rule.alpha = alpha.squeeze(1)
+        share = alpha[:, :, None]
+        passed = (shift, hidden, before, alpha)
+    statistics = torch.lerp(rule.reference, instances, share)
+    sigma = statistics[:, 1]
+    if rule.has_floor:
+        sigma = sigma.clamp_min(SMALLEST_STD)
+    return _Mixed(instances, statistics, share, sigma, gamma / sigma, passed)
+
+
+def _pulled(
+    rule: Mixture, mixed: _Mixed, pull: Tensor, positions: int, weights: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """e = (dL/dt) / N [B, 2, C] from n = -dL/dq, and the gradients of the adapter's weights, where there is one."""
+    if rule.u is not None:
+        return (mixed.share * pull).mul_(-1 / positions), ()
+    assert rule.z is not None
+    shift, *passed = mixed.passed
+    of_alpha = torch.bmm(pull.flatten(1)[:, None], shift[:, :, None])[:, 0].neg_()
+    of_shift, of_weights = Adapter.gradients(of_alpha, shift, rule.z, passed, *weights)
+    of_instances = torch.addcmul(of_shift.view_as(pull), mixed.share, pull, value=-1)
+    return of_instances.div_(positions), of_weights
+
+
+def _of_maps(x: Tensor, grad: Tensor, of_instances: Tensor, mixed: _Mixed) -> Tensor:
+    """dL/dx [B, C, H, W] from e = (dL/dt) / N."""
+    mean, std = mixed.instances.unbind(dim=1)
+    of_mean, of_std = of_instances.unbind(dim=1)
+    of_square = of_std / std
+    offset = torch.addcmul(of_mean, of_square, mean, value=-1)
+    by_statistics = torch.addcmul(per_map(offset), x, per_map(of_square))
+    return torch.addcmul(by_statistics, grad, per_map(mixed.slope))
