@@ -1,6 +1,6 @@
 """A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clients.batch import Batch, Transfer
 from fedsim.data import ClientData
-from fedsim.data.augment import Augmentation, Transforms
+from fedsim.data.augment import NOTHING, Augmentation, Transforms
 from fedsim.data.scaling import Moments, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
@@ -113,6 +113,11 @@ class LocalData:
         normalize = self.normalize
         return Batch(normalize(augmented), labels, raw, prepare, augmented, normalize, positions=positions)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a batch without transfer draws nothing and is selected from images that lie beside their labels."""
+        return self.transforms.augment == NOTHING and not self.shifted and self.images.device == self.labels.device
+
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""
         images = self.transforms.normalize(images)
@@ -128,6 +133,20 @@ class LocalData:
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
         return np.arange(self.examples)
+
+
+def plain_batches(data: Sequence[LocalData], items: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Images [R, B, ...] and labels [R, B, ...] of equally long batches of R clients, as `LocalData.batch` has them.
+
+    The data of all clients are plain, and have the same transforms. What is done to images is done to all at once.
+    """
+    positions = [rows % each.examples for each, rows in zip(data, items)]
+    index = on_device(np.concatenate(positions), data[0].images.device).split(len(items[0]))
+    raw = torch.stack([each.images[rows] for each, rows in zip(data, index)])
+    labels = torch.stack([each.labels[rows] for each, rows in zip(data, index)])
+    transforms = data[0].transforms
+    images = transforms.normalize(transforms.read(raw.flatten(0, 1)))
+    return images.unflatten(0, raw.shape[:2]), labels
 
 
 def shifted_labels(labels: Tensor, share: float, classes: int) -> Tensor:

@@ -5,9 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from clients.local_data import plain_batches
+from clients.stacked import side_by_side
 from clients.stacked.net import Rows
 from clients.stacked.optimizer import StackedOptimizer
+from fedsim.apps.client import app
+from fedsim.runs.serve import serve
+from fedsim.runtime.together import TogetherGrid
 from fedsim.settings import TrainSettings
+from fedsim.testing.contract import small_plan
 from fedsim.testing.other_device import OTHER, other_device
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -43,3 +49,26 @@ def test_the_count_of_steps_is_taken_over_without_a_wait(monkeypatch):
         monkeypatch.setattr(torch.Tensor, "__float__", lambda value: pytest.fail("the host waited"))
         optimizer.load(1, state, parameters)
         assert optimizer.steps.cpu().tolist() == [0.0, 7.0]
+
+
+@pytest.mark.parametrize(("words", "together"), [
+    ([], [3] * 4), (["data.augment=flip"], []), (["method.name=fedprox"], []),
+    (["data.fraction=0.05", "train.batch_size=1000"], [3] * 4),
+])  # fmt: skip
+def test_batches_in_which_nothing_is_drawn_are_made_at_once(words, together, tmp_path, monkeypatch):
+    """Four steps in two rounds. An augmentation draws for each client, and a term sees the batch of its own client."""
+    made = []
+
+    def compared(data, items):
+        images, labels = plain_batches(data, items)
+        batches = [each.batch(rows) for each, rows in zip(data, items)]
+        assert torch.equal(images, torch.stack([batch.images for batch in batches]))
+        assert torch.equal(labels, torch.stack([batch.labels for batch in batches]))
+        made.append(len(items))
+        return images, labels
+
+    monkeypatch.setattr(side_by_side, "plain_batches", compared)
+    shared = ["train.side_by_side=3", "train.rounds=2", "train.iterations=2"]
+    plan = small_plan("fedavg", tmp_path, [*shared, *words])
+    serve(TogetherGrid(app, plan), plan)
+    assert made == together
