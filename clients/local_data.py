@@ -9,10 +9,11 @@ from torch import Tensor
 
 from clients.batch import Batch, Transfer
 from fedsim.data import ClientData
-from fedsim.data.augment import NOTHING, Augmentation, Transforms
-from fedsim.data.scaling import Moments, moments_of
+from fedsim.data.augment import NOTHING, Augmentation, Scaler, Transforms
+from fedsim.data.scaling import Moments, Scale, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
+MOST_STANDARDIZED = 2**26  # bytes of a set of which a standardized copy is kept
 GPU_SHARE = 4  # a set of images is kept on a GPU that has this many times its size free; otherwise it stays on the host
 
 
@@ -24,6 +25,8 @@ class LocalData:
     domains: the domain of every training example, int64 [n]; all are 0 for a client of one domain
     labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
     """
+
+    _standardized: tuple[Scale | None, Tensor] | None = None  # tensors that are no images, and their scale
 
     def __init__(
         self, data: ClientData, transforms: Transforms, device: torch.device, task: TaskRules = CLASSIFIES
@@ -64,10 +67,16 @@ class LocalData:
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""
-        return self._read(on_device(positions, self.images.device))
+        return self._raw(on_device(positions, self.images.device))
 
-    def _read(self, index: Tensor) -> Tensor:
-        return self.transforms.read(fetched(self.images[index], self.device))
+    def _raw(self, index: Tensor) -> Tensor:
+        """The same for positions that are a tensor on the device of the set."""
+        read = self.transforms.read
+        if not isinstance(read, Scaler) or self.images.nbytes > MOST_STANDARDIZED:
+            return read(fetched(self.images.index_select(0, index), self.device))
+        if self._standardized is None or self._standardized[0] is not read.scale:
+            self._standardized = read.scale, read(self.images)  # number by number, as a batch would be
+        return fetched(self._standardized[1].index_select(0, index), self.device)
 
     def moments(self, features: int, targets: bool) -> Moments:
         """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""
@@ -82,7 +91,7 @@ class LocalData:
         """
         positions = items % self.examples
         index = on_device(positions, self.images.device)
-        raw = self._read(index)
+        raw = self._raw(index)
         if transfer is not None and not late:
             raw = transfer(raw, items)
         draws = torch.get_rng_state()
@@ -100,8 +109,7 @@ class LocalData:
                 torch.set_rng_state(draws)
                 return self.normalize(augment(images))
 
-        is_near = self.images.device == self.labels.device
-        labels = self.labels[index if is_near else on_device(positions, self.labels.device)]
+        labels = self._labels(index)
         if self.shifted:
             labels = shifted_labels(labels, self.shifted, self.classes)
         if self.has_masks:  # masks get the geometric changes of their images
@@ -112,6 +120,10 @@ class LocalData:
             augmented = augment(raw)
         normalize = self.normalize
         return Batch(normalize(augmented), labels, raw, prepare, augmented, normalize, positions=positions)
+
+    def _labels(self, index: Tensor) -> Tensor:
+        """The labels of positions on the device of the images, which may be the host where that of labels is a GPU."""
+        return self.labels.index_select(0, index.to(self.labels.device, non_blocking=True))
 
     @property
     def is_plain(self) -> bool:
@@ -127,8 +139,8 @@ class LocalData:
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs (images, labels) without augmentation, in large batches."""
         for start in range(0, len(positions), size):
-            part = positions[start : start + size]
-            yield self.transforms.normalize(self.raw(part)), self.labels[on_device(part, self.labels.device)]
+            index = on_device(positions[start : start + size], self.images.device)
+            yield self.transforms.normalize(self._raw(index)), self._labels(index)
 
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
@@ -142,11 +154,14 @@ def plain_batches(data: Sequence[LocalData], items: Sequence[np.ndarray]) -> tup
     """
     positions = [rows % each.examples for each, rows in zip(data, items)]
     index = on_device(np.concatenate(positions), data[0].images.device).split(len(items[0]))
-    raw = torch.stack([each.images[rows] for each, rows in zip(data, index)])
-    labels = torch.stack([each.labels[rows] for each, rows in zip(data, index)])
     transforms = data[0].transforms
-    images = transforms.normalize(transforms.read(raw.flatten(0, 1)))
-    return images.unflatten(0, raw.shape[:2]), labels
+    if isinstance(transforms.read, Scaler):  # each client may have a standardized copy
+        images = torch.stack([each._raw(rows) for each, rows in zip(data, index)]).flatten(0, 1)
+    else:
+        images = torch.stack([each.images.index_select(0, rows) for each, rows in zip(data, index)])
+        images = transforms.read(images.flatten(0, 1))
+    labels = torch.stack([each.labels.index_select(0, rows) for each, rows in zip(data, index)])
+    return transforms.normalize(images).unflatten(0, labels.shape[:2]), labels
 
 
 def shifted_labels(labels: Tensor, share: float, classes: int) -> Tensor:
