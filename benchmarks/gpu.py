@@ -27,6 +27,7 @@ from gpu_runs import runs, synchronisation
 from gpu_scale import FULL, SMALL, Scale
 from gpu_tables import Row, machine, markdown
 from gpu_verbs import verbs
+from launches import launches
 from overhead import bare_loop, experiment_for
 from steps import RandomData, build, compare, experiment_of, measurable
 
@@ -200,7 +201,7 @@ def training(scale: Scale, device: torch.device) -> Iterator[Row]:
 
 CHECKS: dict[str, Callable[[Scale, torch.device], Iterator[Row]]] = {
     "verbs": verbs, "runs": runs, "steps": steps, "rate": rate, "synchronisation": synchronisation,
-    "small-nets": small_nets, "training": training,
+    "small-nets": small_nets, "training": training, "launches": launches,
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clients.batch import Batch, Transfer
 from fedsim.data import ClientData
-from fedsim.data.augment import Augmentation, Scaler, Transforms
+from fedsim.data.augment import NOTHING, Augmentation, Scaler, Transforms
 from fedsim.data.scaling import Moments, Scale, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
@@ -125,6 +125,11 @@ class LocalData:
         """The labels of positions on the device of the images, which may be the host where that of labels is a GPU."""
         return self.labels.index_select(0, index.to(self.labels.device, non_blocking=True))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a batch without transfer draws nothing and is selected from images that lie beside their labels."""
+        return self.transforms.augment == NOTHING and not self.shifted and self.images.device == self.labels.device
+
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""
         images = self.transforms.normalize(images)
@@ -140,6 +145,23 @@ class LocalData:
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
         return np.arange(self.examples)
+
+
+def plain_batches(data: Sequence[LocalData], items: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Images [R, B, ...] and labels [R, B, ...] of equally long batches of R clients, as `LocalData.batch` has them.
+
+    The data of all clients are plain, and have the same transforms. What is done to images is done to all at once.
+    """
+    positions = [rows % each.examples for each, rows in zip(data, items)]
+    index = on_device(np.concatenate(positions), data[0].images.device).split(len(items[0]))
+    transforms = data[0].transforms
+    if isinstance(transforms.read, Scaler):  # each client may have a standardized copy
+        images = torch.stack([each._raw(rows) for each, rows in zip(data, index)]).flatten(0, 1)
+    else:
+        images = torch.stack([each.images.index_select(0, rows) for each, rows in zip(data, index)])
+        images = transforms.read(images.flatten(0, 1))
+    labels = torch.stack([each.labels.index_select(0, rows) for each, rows in zip(data, index)])
+    return transforms.normalize(images).unflatten(0, labels.shape[:2]), labels
 
 
 def shifted_labels(labels: Tensor, share: float, classes: int) -> Tensor:

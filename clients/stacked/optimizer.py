@@ -41,13 +41,15 @@ class StackedOptimizer:
 
     def load(self, row: int, state: Mapping[Tensor, Mapping[str, Any]], parameters: Mapping[str, Tensor]) -> None:
         """Start a client's row from its own optimizer's state."""
+        count = None
         for name in self.names:
             entry = state.get(parameters[name], {})
             for key, stacks in self.buffers.items():
                 if entry.get(key) is not None:
                     stacks[name][row].copy_(entry[key])
-            if "step" in entry:
-                self.steps[row] = float(entry["step"])
+            count = entry.get("step", count)
+        if count is not None:
+            self.steps[row].copy_(count)  # a tensor of the device, for which the host does not wait
 
     def save(self, row: int, state: dict[Tensor, Any], parameters: Mapping[str, Tensor]) -> None:
         """Put a row's buffers into the client's own optimizer's state."""
@@ -107,9 +109,13 @@ class StackedOptimizer:
         torch._foreach_addcmul_(exp_avg_sq, gradients, gradients, 1 - beta2)
         corrections = rate / (1 - beta1**count), (1 - beta2**count).sqrt()
         first, second = (correction.to(values[0].dtype) for correction in corrections)
-        for value, mean, square in zip(values, exp_avg, exp_avg_sq):
-            denominator = square.sqrt().div_(per_row(second, value)).add_(eps)
-            value.sub_(per_row(first, value) * mean / denominator)
+        roots = torch._foreach_sqrt(exp_avg_sq)
+        for root in roots:
+            root.div_(per_row(second, root))
+        torch._foreach_add_(roots, eps)
+        moves = [per_row(first, mean) * mean for mean in exp_avg]
+        torch._foreach_div_(moves, roots)
+        torch._foreach_sub_(values, moves)
 
 
 def per_row(numbers: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clients.base import DomainClient
 from clients.job import Job
-from clients.local_data import LocalData
+from clients.local_data import LocalData, plain_batches
 from clients.local_steps import LocalSteps, Trained, Training
 from clients.parts import Batch
 from clients.recipe import ClientRecipe
@@ -181,6 +181,14 @@ class GroupTraining:
         for member in members:
             self.optimizer.load(member.row, member.training.round.optimizer.state, member.parameters)
         self.losses = torch.zeros(len(stack.nets), device=draws.device)
+        self.is_plain = all(self._is_plain(member, members[0]) for member in members)
+
+    @staticmethod
+    def _is_plain(member: Member, first: Member) -> bool:
+        """Whether the member's batches can be made together with those of the first, and no part sees them."""
+        data, transforms = member.client.data, first.client.data.transforms
+        seen = member.steps.transfer or member.training.round.terms
+        return not seen and data.is_plain and data.transforms == transforms
 
     def run(self) -> list[float]:
         """All steps of all members; the sum of each one's losses."""
@@ -196,12 +204,17 @@ class GroupTraining:
 
     def _step(self, members: Sequence[Member]) -> None:
         """One step of members whose next batches have the same size."""
-        batches = [batch for member in members if (batch := self._batch(member)) is not None]
-        members = [member for member in members if member.error is None]
-        if not members:
-            return
+        batches: list[Batch] = []
+        if self.is_plain:
+            positions = [member.next for member in members if member.next is not None]
+            images, labels = plain_batches([member.client.data for member in members], positions)
+        else:
+            batches = [batch for member in members if (batch := self._batch(member)) is not None]
+            members = [member for member in members if member.error is None]
+            if not members:
+                return
+            images, labels = (torch.stack([getattr(batch, key) for batch in batches]) for key in ("images", "labels"))
         rows = self.stack.rows([member.row for member in members])
-        images, labels = (torch.stack([getattr(batch, key) for batch in batches]) for key in ("images", "labels"))
         with self.draws.going_on():
             passed = self.stack.forward(rows, images, labels, members[0].training.round.autocast)
         losses = self._with_terms(members, batches, passed)

@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         ("synchronisation", "| fedavg | not a GPU |"),
         ("training", "fedsim sweep pacs"),
         ("small-nets", "| 3 | side by side |"),
+        ("launches", "| a layer: XAN |"),
         pytest.param("verbs", "| `fedsim evaluate {run}` | 0 |", marks=pytest.mark.slow),
         pytest.param("runs", "| fedavg | True |", marks=pytest.mark.slow),
         pytest.param("rate", "| digits-cnn-bn | fp32 |", marks=pytest.mark.slow),

@@ -9,9 +9,10 @@ from networks import build, outline
 from torch import nn
 
 from fedsim.models.infer.alpha import ZeroShotAdapter
-from fedsim.models.norms import MixIG
+from fedsim.models.norms import MixIG, mixture
+from fedsim.models.norms.adapter import Adapter
 from fedsim.models.norms.instance import affine_map, instance_moments
-from fedsim.models.norms.mixig import Adapter, MixIGLayer, install_global, mixig_layers, switched
+from fedsim.models.norms.mixig import MixIGLayer, install_global, mixig_layers, switched
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 ADAPTER = MixIG(adapter=True)
@@ -50,9 +51,11 @@ def layer(trained_bn):
 POINTS = torch.tensor([1.0, 3.0]).view(1, 1, 1, 2)  # mean 2, biased standard deviation 1
 
 
-def test_mixed_and_adapted_statistics_by_hand():
+@pytest.mark.parametrize("few", [False, True])
+def test_mixed_and_adapted_statistics_by_hand(few, monkeypatch):
     """mu_D = 0.25 * 2 = 0.5 and sigma_D = 0.25 * 1 + 0.75 * 3 = 2.5. mu_t = 0.8 and sigma_t = 2.2; in training
-    by the installed statistics, in eval mode by the running ones."""
+    by the installed statistics, in eval mode by the running ones. In the form for a CPU and in that for a GPU."""
+    monkeypatch.setattr(mixture, "prefers_few", lambda x: few)
     found = passed(one_channel(0.0, 3.0), "mixed", POINTS, u=torch.tensor([0.25]))
     close(found.flatten(), torch.tensor([0.2, 1.0]))
     layer = one_channel(0.0, 3.0)

@@ -1,6 +1,6 @@
 """MixIG: batch norm that can also normalize by mixtures of instance and global statistics, drawn or learned."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,47 +12,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.models.net import Net
+from fedsim.models.norms.adapter import Adapter
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
-from fedsim.models.norms.moments import BatchNormLayer, batch_moments, instance_affine, running
+from fedsim.models.norms.mixture import SMALLEST_STD, Mixture
+from fedsim.models.norms.moments import BatchNormLayer, running
 from fedsim.models.norms.placement import batch_norm_paths, replace
 from fedsim.parts.facts import Fact, Facts
 from fedsim.settings.effect import Only
 
 Mode = Literal["local", "mixed", "adapted"]
 NARROWEST = 4  # smallest number of an adapter's hidden units: that of ResNet-18's stem, the paper's narrowest layer
-SMALLEST_STD = 1e-3  # extrapolation (u outside [0, 1]) can make sigma_D tiny or negative
-
-
-class Adapter(nn.Module):
-    """Linear(2C, h) - ReLU - Linear(h, 2): from the distance of instance statistics to the global ones to (delta, eps).
-
-    The paper does not give the initial values, and the clamp of alpha has no gradient outside [0, 1]. Therefore the
-    last layer starts as N(0, 0.01^2) with delta 0.1 and eps 0.25, so that training starts inside this range. The
-    distances of a client's own images are small and centred, so that the bias of a hidden unit decides whether its ReLU
-    is ever active. The biases of the first layer start at 1, because with PyTorch's usual draw half of the units would
-    be inactive for every image.
-    """
-
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(2 * channels, hidden)
-        self.fc2 = nn.Linear(hidden, 2)
-        nn.init.normal_(self.fc2.weight, std=0.01)
-        with torch.no_grad():
-            self.fc1.bias.fill_(1.0)
-            self.fc2.bias.copy_(torch.tensor([0.1, 0.25]))
-
-    @staticmethod
-    def alpha(shift: Tensor, z: Tensor | None, *weights: Tensor) -> Tensor:
-        """clamp(delta z + eps, 0, 1) [B, 1] of the distance [B, 2C]; without z (at inference) clamp(eps, 0, 1)."""
-        delta, eps = F.linear(F.relu(F.linear(shift, *weights[:2])), *weights[2:]).chunk(2, dim=1)
-        return (eps if z is None else delta * z[:, None] + eps).clamp(0, 1)
-
-    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four tensors that `alpha` takes."""
-        return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
 
 class MixIGLayer(nn.Module):
@@ -71,8 +42,7 @@ class MixIGLayer(nn.Module):
     (mean 0, variance 1: a new layer in round 1) are replaced by those of the batch.
     """
 
-    global_mean: Tensor
-    global_std: Tensor
+    global_statistics: Tensor  # mu_G and sigma_G [2, C]
     global_weight: Tensor
     global_bias: Tensor
     u: Tensor | None = None  # mixing weights of this iteration, drawn by `draw_u`
@@ -94,8 +64,20 @@ class MixIGLayer(nn.Module):
         if part.adapter and isinstance(bn, nn.BatchNorm2d):
             self.adapter = Adapter(channels, max(channels // part.reduction, NARROWEST)).to(bn.weight.device)
             self.adapter.requires_grad_(False)  # no optimizer and no term of the main step may change it
-        for name, value in (("mean", 0.0), ("std", 1.0), ("weight", 1.0), ("bias", 0.0)):
-            self.register_buffer(f"global_{name}", torch.full_like(bn.weight.detach(), value), persistent=False)
+        weight = bn.weight.detach()
+        zeros, ones = torch.zeros_like(weight), torch.ones_like(weight)
+        for name, value in (("statistics", torch.stack((zeros, ones))), ("weight", ones), ("bias", zeros)):
+            self.register_buffer(f"global_{name}", value, persistent=False)
+
+    @property
+    def global_mean(self) -> Tensor:
+        """mu_G [C], a view."""
+        return self.global_statistics[0]
+
+    @property
+    def global_std(self) -> Tensor:
+        """sigma_G [C], a view."""
+        return self.global_statistics[1]
 
     @property
     def norm(self) -> BatchNormLayer:
@@ -112,13 +94,6 @@ class MixIGLayer(nn.Module):
             return self._mixed(x)
         return self._adapted(x) if self.training else self._infer(x)
 
-    def _reference(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """mu_G and sigma_G in training, or those of the batch while there are none."""
-        if not self.fresh:
-            return self.global_mean, self.global_std
-        mean, variance = batch_moments(mean, variance)
-        return mean, torch.sqrt(variance + self.norm.eps)
-
     def _globally(self, x: Tensor) -> Tensor:
         """u = 0: normalization only by the global statistics."""
         norm = self.norm
@@ -132,32 +107,22 @@ class MixIGLayer(nn.Module):
         return torch.addcmul((bias - self.global_mean * slope).view(shape), x, slope.view(shape)).to(x.dtype)
 
     def _mixed(self, x: Tensor) -> Tensor:
-        norm, u = self.norm, self.u
-        assert u is not None  # drawn by `draw_u`
-
-        def rule(mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-            mean_g, std_g = self._reference(mean, variance)
-            mu = u * mean + (1 - u) * mean_g
-            sigma = (u * torch.sqrt(variance + norm.eps) + (1 - u) * std_g).clamp_min(SMALLEST_STD)
-            slope = gamma / sigma
-            return slope, slope * (mean - mu) + beta
-
-        return instance_affine(x, rule, norm.weight, norm.bias)[0]
+        norm, (low, high) = self.norm, self.u_range
+        assert self.u is not None  # drawn by `draw_u`
+        has_floor = low < 0 or high > 1 or norm.eps < SMALLEST_STD**2
+        mixture = Mixture(norm.eps, self._reference(), self.u, has_floor=has_floor)
+        return mixture.normalized(x, norm.weight, norm.bias)
 
     def _adapted(self, x: Tensor) -> Tensor:
-        eps = self.norm.eps
         assert self.adapter is not None
+        mixture = Mixture(self.norm.eps, self._reference(), z=self.z)
+        y = mixture.normalized(x, *self._frozen_affine(), *self.adapter.weights())
+        self.alpha = mixture.alpha
+        return y
 
-        def rule(mean: Tensor, variance: Tensor, *own: Tensor) -> tuple[Tensor, Tensor]:
-            gamma, beta, *weights = own
-            std = torch.sqrt(variance + eps)
-            mean_g, std_g = self._reference(mean, variance)
-            alpha = self._alpha(mean - mean_g, std - std_g, weights)
-            mu = alpha * mean + (1 - alpha) * mean_g
-            slope = gamma / (alpha * std + (1 - alpha) * std_g)
-            return slope, slope * (mean - mu) + beta
-
-        return instance_affine(x, rule, *self._frozen_affine(), *self.adapter.weights())[0]
+    def _reference(self) -> Tensor | None:
+        """mu_G and sigma_G [2, C], where there are any."""
+        return None if self.fresh else self.global_statistics
 
     @torch.no_grad()
     def _infer(self, x: Tensor) -> Tensor:
@@ -166,13 +131,9 @@ class MixIGLayer(nn.Module):
         mean, variance = instance_moments(x)
         std, std_g = torch.sqrt(variance + norm.eps), torch.sqrt(variance_g + norm.eps)
         away_mean, away_std = mean - mean_g, std - std_g
-        alpha = self._alpha(away_mean, away_std, self.adapter.weights())
+        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), None, *self.adapter.weights())
+        self.alpha = alpha.squeeze(1)
         return normalize_by(x, mean_g + alpha * away_mean, std_g + alpha * away_std, norm)
-
-    def _alpha(self, away_mean: Tensor, away_std: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), self.z if self.training else None, *weights)
-        self.alpha = alpha.detach().squeeze(1)
-        return alpha
 
     def _frozen_affine(self) -> tuple[Tensor, Tensor]:
         if self.affine == "global":

@@ -10,7 +10,7 @@ output. The backward pass costs as much as that of plain batch norm, and autogra
 tensors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -34,14 +34,15 @@ def plain_moments() -> Iterator[None]:
         _PLAIN.reset(before)
 
 
-def _per_map(values: Tensor) -> Tensor:
+def per_map(values: Tensor) -> Tensor:
+    """[B, C] -> [B, C, 1, 1], one value for each map."""
     return values[:, :, None, None]
 
 
 def _center(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(x - mu, mu [B, C], biased variance [B, C]); there are two passes, so that no digits cancel."""
     mean = x.mean(dim=(2, 3))
-    centered = x - _per_map(mean)
+    centered = x - per_map(mean)
     return centered, mean, (centered * centered).mean(dim=(2, 3))
 
 
@@ -49,7 +50,7 @@ def _plain(x: Tensor, rule: Rule, tensors: tuple[Tensor, ...]) -> tuple[Tensor, 
     """The same in autograd's own operations, which is slower, but differentiable any number of times."""
     centered, mean, variance = _center(x)
     a, b = rule(mean, variance, *tensors)
-    return centered * _per_map(a) + _per_map(b), mean, variance
+    return centered * per_map(a) + per_map(b), mean, variance
 
 
 class _InstanceAffine(torch.autograd.Function):
@@ -64,15 +65,15 @@ class _InstanceAffine(torch.autograd.Function):
         ctx.rule, ctx.small = rule, (inputs, (a, b))
         ctx.save_for_backward(x, mean, *tensors)  # batch norm keeps x too; a second map would double the memory
         ctx.mark_non_differentiable(mean, variance)
-        return centered.mul_(_per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
+        return centered.mul_(per_map(a.detach())).add_(per_map(b.detach())), mean, variance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: second derivatives go through the plain form
-            return _differentiable_backward(x, ctx.rule, tensors, grad)
+            return differentiable_backward(x, ctx.rule, tensors, grad)
         inputs, outputs = ctx.small
-        a, centered = outputs[0].detach(), x - _per_map(mean)
+        a, centered = outputs[0].detach(), x - per_map(mean)
         grad_b = grad.sum(dim=(2, 3))
         product = grad * centered
         grad_a = product.sum(dim=(2, 3))
@@ -82,11 +83,15 @@ class _InstanceAffine(torch.autograd.Function):
         size = centered.shape[2] * centered.shape[3]
         # d mu/dx = 1/N, d var/dx = 2 (x - mu)/N, and x - mu subtracts the mean of a*grad
         slope, offset = grad_variance * (2 / size), (grad_mean - a * grad_b) / size
-        grad_x = torch.mul(grad, _per_map(a), out=product).add_(centered.mul_(_per_map(slope))).add_(_per_map(offset))
+        grad_x = torch.mul(grad, per_map(a), out=product).add_(centered.mul_(per_map(slope))).add_(per_map(offset))
         return grad_x, None, *grad_tensors
 
 
-def _differentiable_backward(x: Tensor, rule: Rule, tensors: list[Tensor], grad: Tensor) -> tuple:
+def differentiable_backward(x: Tensor, rule: Rule, tensors: Sequence[Tensor], grad: Tensor) -> tuple:
+    """The gradients of x, of nothing (for the rule) and of the tensors, which can be differentiated again.
+
+    x [B, C, H, W] and grad, the gradient of y, are of `instance_affine`. A tensor without gradient gets None.
+    """
     y, _, _ = _plain(x, rule, tuple(tensors))
     inputs = [tensor for tensor in (x, *tensors) if tensor.requires_grad]
     gradients = iter(torch.autograd.grad(y, inputs, grad, create_graph=True, materialize_grads=True))
@@ -94,18 +99,38 @@ def _differentiable_backward(x: Tensor, rule: Rule, tensors: list[Tensor], grad:
     return grad_x, None, *grad_tensors
 
 
+def fuses() -> bool:
+    """Whether a function with a backward pass of its own may stand for a formula.
+
+    That needs gradients. vmap cannot look into such a function, and the compiler would cut its program there.
+    """
+    return torch.is_grad_enabled() and not _PLAIN.get() and not torch.compiler.is_compiling()
+
+
+def starts_slowly(x: Tensor) -> bool:
+    """Whether x is on a device on which the number of operations counts more than their size: any but a CPU.
+
+    On a CPU formulas are faster, and their rounding is that of the records.
+    """
+    return x.device.type != "cpu"
+
+
+def prefers_few(x: Tensor) -> bool:
+    """Whether a fused function of as few operations as possible is used for x."""
+    return starts_slowly(x) and fuses()
+
+
 def instance_affine(x: Tensor, rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
     """(y, mu, variance) of `y = a (x - mu) + b` with `(a, b) = rule(mu, variance, *tensors)`.
 
     x and y are [B, C, H, W]; mu, variance, a and b are [B, C]. Moments are per sample and channel, and the variance is
     biased; the returned moments carry no gradient. `rule` consists of differentiable operations, and every tensor that
-    needs a gradient must be among its arguments. Half-precision maps are computed in float32. The compiler gets
-    autograd's own operations, which it fuses itself; it would cut its program at every fused one.
+    needs a gradient must be among its arguments. Half-precision maps are computed in float32. `fuses` says where
+    autograd's own operations are used.
     """
     with torch.autocast(x.device.type, enabled=False):
         full = x if x.dtype == torch.float64 else x.float()
-        fused = torch.is_grad_enabled() and not _PLAIN.get() and not torch.compiler.is_compiling()
-        form = _InstanceAffine.apply if fused else lambda x, rule, *rest: _plain(x, rule, rest)
+        form = _InstanceAffine.apply if fuses() else lambda x, rule, *rest: _plain(x, rule, rest)
         y, mean, variance = form(full, rule, *tensors)
     return y.to(x.dtype), mean, variance
 
