@@ -16,7 +16,7 @@ Uploads = Sequence[Mapping[str, Tensor]]
 
 
 class Infer(Part):
-    """An inference rule. A `transductive` rule needs batches of the unseen domain; results show this.
+    """An inference rule.
 
     shuffled: the rule depends on the order of the test images, so that they come in a random order that the seed fixes
     on_sources: source clients validate the aggregated model by this rule too, because it is part of the model. Other
@@ -33,7 +33,6 @@ class Infer(Part):
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
 
-    transductive: ClassVar[bool] = False
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
     batch: int = 0
@@ -41,6 +40,11 @@ class Infer(Part):
     quantities: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False
+
+    @property
+    def transductive(self) -> bool:
+        """Whether the rule needs batches of the unseen domain before it predicts; results show this."""
+        return False
 
     @property
     def divisible(self) -> bool:
