@@ -101,7 +101,7 @@ def test_the_unseen_domain_gets_the_mean_of_the_clients_or_its_own():
     images = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     uploads = [{"mean": torch.full((1, 3), m), "std": torch.full((1, 3), s)} for m, s in ((0.5, 0.25), (0.2, 0.1))]
     by_mean, by_own = TargetNormalization(), TargetNormalization(statistics="own")
-    assert (by_mean.transductive, by_own.transductive) == (False, True)
+    assert [(rule.transductive, rule.bank) for rule in (by_mean, by_own)] == [(False, "image_moments"), (True, "")]
     with torch.inference_mode():
         torch.testing.assert_close(by_mean.begin(net, tuple, uploads)(images), net((images - 0.35) / 0.175))
         pixels = images.flatten(2)

@@ -54,7 +54,6 @@ class TargetNormalization(Infer):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
-    bank: ClassVar[str] = "image_moments"
     requires: ClassVar[dict[str, str]] = {"augment": "client_normalization"}
     assumes = (Fact.IMAGES,)
 
@@ -64,6 +63,11 @@ class TargetNormalization(Infer):
     def transductive(self) -> bool:
         """Whether the images of the unseen domain are measured before they are predicted."""
         return self.statistics == "own"
+
+    @property
+    def bank(self) -> str:
+        """The clients' statistics, where the rule needs them."""
+        return "" if self.transductive else "image_moments"
 
     @property
     def discloses(self) -> str:
