@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clients.batch import Batch, Moment, Transfer
 from fedsim.data import ClientData
-from fedsim.data.augment import Augmentation, Transforms
-from fedsim.data.scaling import Moments, moments_of
+from fedsim.data.augment import Augmentation, Scaler, Transforms
+from fedsim.data.scaling import Moments, Scale, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
+MOST_STANDARDIZED = 2**26  # bytes of a set of which a standardized copy is kept
 GPU_SHARE = 4  # a set of images is kept on a GPU that has this many times its size free; otherwise it stays on the host
 
 
@@ -28,6 +29,7 @@ class LocalData:
     """
 
     at_test: Callable[[Tensor], Tensor] | None = None
+    _standardized: tuple[Scale | None, Tensor] | None = None  # tensors that are no images, and their scale
 
     def __init__(
         self, data: ClientData, transforms: Transforms, device: torch.device, task: TaskRules = CLASSIFIES
@@ -68,7 +70,16 @@ class LocalData:
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""
-        return self.transforms.read(fetched(self.images[on_device(positions, self.images.device)], self.device))
+        return self._raw(on_device(positions, self.images.device))
+
+    def _raw(self, index: Tensor) -> Tensor:
+        """The same for positions that are a tensor on the device of the set."""
+        read = self.transforms.read
+        if not isinstance(read, Scaler) or self.images.nbytes > MOST_STANDARDIZED:
+            return read(fetched(self.images.index_select(0, index), self.device))
+        if self._standardized is None or self._standardized[0] is not read.scale:
+            self._standardized = read.scale, read(self.images)  # number by number, as a batch would be
+        return fetched(self._standardized[1].index_select(0, index), self.device)
 
     def moments(self, features: int, targets: bool) -> Moments:
         """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""
@@ -82,7 +93,8 @@ class LocalData:
         of each. Other versions of the images that the batch prepares or normalizes get the draws of the first ones.
         """
         positions = items % self.examples
-        raw = self.raw(positions)
+        index = on_device(positions, self.images.device)
+        raw = self._raw(index)
 
         def moved(images: Tensor, now: Moment) -> Tensor:
             return images if transfer is None or moment != now else transfer(images, items)
@@ -95,14 +107,14 @@ class LocalData:
         def augment(images: Tensor) -> Tensor:
             return moved(self.transforms.augment(images, *own_sizes), "augmented")
 
-        labels = self._labels(positions)
+        labels = self._labels_of_batch(index)
         if self.has_masks:  # masks get the geometric changes of their images
             whole: Any = self.transforms.augment
             augmented, labels = whole.with_masks(raw, labels, *own_sizes)
             augmented = moved(augmented, "augmented")
         else:
             augmented = augment(raw)
-        last_draws = torch.get_rng_state()
+        last_draws = torch.get_rng_state() if moment == "normalized" else draws
 
         def normalize(images: Tensor) -> Tensor:
             if moment != "normalized":
@@ -118,10 +130,14 @@ class LocalData:
         images = moved(self.normalize(augmented), "normalized")
         return Batch(images, labels, raw, prepare, augmented, normalize, positions=positions)
 
-    def _labels(self, positions: np.ndarray) -> Tensor:
+    def _labels_of_batch(self, index: Tensor) -> Tensor:
         """The labels of training examples, as an attacker gives them if this client is one."""
-        labels = self.labels[on_device(positions, self.labels.device)]
+        labels = self._labels(index)
         return shifted_labels(labels, self.shifted, self.classes) if self.shifted else labels
+
+    def _labels(self, index: Tensor) -> Tensor:
+        """The labels of positions on the device of the images, which may be the host where that of labels is a GPU."""
+        return self.labels.index_select(0, index.to(self.labels.device, non_blocking=True))
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""
@@ -132,10 +148,10 @@ class LocalData:
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs (images, labels) without augmentation, in large batches."""
         for start in range(0, len(positions), size):
-            part = positions[start : start + size]
-            images = self.transforms.normalize(self.raw(part))
+            index = on_device(positions[start : start + size], self.images.device)
+            images = self.transforms.normalize(self._raw(index))
             shown = images if self.at_test is None else self.at_test(images)
-            yield shown, self.labels[on_device(part, self.labels.device)]
+            yield shown, self._labels(index)
 
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
