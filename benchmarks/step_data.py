@@ -18,10 +18,14 @@ from strategies.parts import ServerRound
 
 OTHERS = ("other0", "other1")  # clients whose records a client receives
 TARGET_FEATURES = 512  # number of features in FADA's bank
+DOMAINS = 4  # of a client's images
 
 
 class RandomData:
-    """The part of a client's data that steps use: one batch of random images."""
+    """The part of a client's data that steps use: one batch of random images, which belong to several domains in turn.
+
+    Only rows that compare the domains of a client look at these.
+    """
 
     def __init__(self, experiment: Experiment, device: torch.device) -> None:
         generator, batch, side = (
@@ -39,6 +43,7 @@ class RandomData:
             self.labels = torch.randint(outputs, (batch,), generator=generator).to(device)
             self.class_counts = self.labels.bincount(minlength=outputs).cpu().numpy()
         self.examples = batch
+        self.domains = np.arange(batch) % DOMAINS
         self.augment: Callable | None = None
 
     def batch(self, positions: np.ndarray | None = None) -> Batch:
@@ -50,7 +55,7 @@ class RandomData:
                      positions=rows)  # fmt: skip
 
     def transfer(self, images: torch.Tensor) -> torch.Tensor:
-        """The images after the recipe's augmentation."""
+        """The images after the recipe's augmentation, which acts here before the normalization, whatever its moment."""
         return self.augment(images, self.training_positions()) if self.augment else images
 
     def raw(self, positions: np.ndarray) -> torch.Tensor:
@@ -79,12 +84,11 @@ def discs(batch: int, structures: int, side: int) -> torch.Tensor:
     return masks.to(torch.uint8).expand(batch, -1, -1, -1).clone()
 
 
-def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
+def made_up_records(net: Net, classes: int) -> dict[str, dict[str, np.ndarray]]:
     """Records that a server computes from models; here the network itself, or numbers as small as an update's."""
     state = {name: value.detach().cpu().numpy().copy() for name, value in net.state_dict().items()}
     small = {name: 1e-3 * state[name] for name, _ in net.named_parameters()}
     head = {name: array for name, array in small.items() if name.startswith("head.")}
-    width = net.head.weight.shape[1]
     rng = np.random.default_rng(0)
     return {
         GlobalBatchNorm.name: state,
@@ -95,8 +99,8 @@ def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
         "generator": {},
         "heads": {f"{owner}:{name}": state[name] for owner in OTHERS for name in head},
         Prototypes.name: {  # one per class, as FPL's server sends them when it finds no clusters
-            "cluster_protos": rng.random((len(net.head.weight), width), np.float32),
-            "classes": np.arange(len(net.head.weight)),
+            "cluster_protos": rng.random((classes, net.feature_dim), np.float32),
+            "classes": np.arange(classes),
         },
         FeatureStyles.name: {STYLE: rng.random((ROWS, feature_channels(net)), np.float32)},
         "target_features": {"target_features": rng.random((TARGET_FEATURES, pooled_width(net)), np.float32)},

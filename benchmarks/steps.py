@@ -4,14 +4,18 @@
     python benchmarks/steps.py --methods fedig,fedig-a --inference --rules eval_mode,zero_shot_adapter
     python benchmarks/steps.py --methods all --write fedsim/methods/step_costs.csv        (what `fedsim methods` shows)
     python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
+    python benchmarks/steps.py --methods fedclip,promptfl,fedapt,plan --backbone tiny-clip --head text --bottleneck 0 \
+        --train head                                          (rows that learn texts, beside FedCLIP on the same CLIP)
     python benchmarks/steps.py --table csac-table-3 --record      (the times that `fedsim sweep TABLE --dry-run` uses)
 
 Ratios are to the first row. Each repetition measures every row once, so that other programs slow all rows equally; the
 printed ratio is the median over the repetitions of the ratio within one repetition. The last column is the ratio of
-processor time, on which other processes have the least influence (with one thread). Images are random. What other
-clients would send (styles, amplitudes, heads, prototypes) is computed from random images of two other clients, or from
-the network itself. A prelude (CSAC's acquisition) and a first round are done before the measurement. Work outside the
-steps (reports, FedIIR's pass for its gradients) is not measured.
+processor time, on which other processes have the least influence (with one thread). Images are random, and belong to
+four domains in turn, which rows compare that need several domains of a client. What other clients would send (styles,
+amplitudes, heads, prototypes) is computed from random images of two other clients, or from the network itself. A
+prelude (CSAC's acquisition) and a first round are done before the measurement. Work outside the steps (reports,
+FedIIR's pass for its gradients) is not measured. Rows that learn texts run on no ResNet, so that --write leaves them
+out. They are compared with FedCLIP, because FedAvg trains nothing where CLIP's encoders stay.
 
 Many rows are measured in groups of --group, each together with the first row. With --write the ratios (of processor
 time on a CPU, of wall time on a GPU) are written after every group. Rows that the file already has for this setting are
@@ -52,7 +56,7 @@ def experiment_of(method: str, args: argparse.Namespace) -> Experiment:
     """The settings of one row of METHODS with the options of the command line."""
     return Experiment(
         data={"dataset": args.data, "image_size": args.size},
-        model={"backbone": args.backbone, "bottleneck": args.bottleneck},
+        model={"backbone": args.backbone, "bottleneck": args.bottleneck, "head": args.head, "train": args.train},
         train={"lr": 0.01, "momentum": 0.5, "rounds": 40, "batch_size": args.batch},
         method={"name": method},
     )
@@ -69,11 +73,12 @@ def local_round(
     recipe: Recipe, experiment: Experiment, net: Net, data: RandomData, phase: str, number: int, store: ClientStore
 ) -> LocalRound:
     """A round of a client, with invented records for all parts that read some."""
+    classes = len(benchmark(experiment.data).classes)
     found = LocalRound(
         client="bench",
         net=net,
         train=experiment.train,
-        classes=len(benchmark(experiment.data).classes),
+        classes=classes,
         round=number,
         rounds=40,
         phase=phase,
@@ -82,7 +87,7 @@ def local_round(
         store=store,
         data=data,
         clients=("bench",),
-        records=made_up_records(net),
+        records=made_up_records(net, classes),
         task=data.task,
         steps=1,
         build_net=lambda: build(experiment, torch.device("cpu"))[1],
@@ -246,6 +251,8 @@ def main() -> None:
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--bottleneck", type=int, default=256)
+    parser.add_argument("--head", default="linear", choices=["linear", "text"])
+    parser.add_argument("--train", default="all", help="model.train: what is trained (head: the encoders stay)")
     parser.add_argument("--size", type=int, default=64, help="side of the images in pixels")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Drawn = TypeVar("Drawn")
-Transfer = Callable[[Tensor, np.ndarray], Tensor]  # (images in [0, 1], their items) -> images in [0, 1]
+Transfer = Callable[[Tensor, np.ndarray], Tensor]  # (images of a batch, their items) -> images
+# What a transfer gets: images as they are, after the data set's augmentation, or after its normalization too.
+Moment = Literal["raw", "augmented", "normalized"]
 LATE: Any = None  # the value of what is there before any part sees it
 
 

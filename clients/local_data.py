@@ -1,13 +1,14 @@
 """A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.batch import Batch, Transfer
+from clients.batch import Batch, Moment, Transfer
 from fedsim.data import ClientData
 from fedsim.data.augment import NOTHING, Augmentation, Scaler, Transforms
 from fedsim.data.scaling import Moments, Scale, moments_of
@@ -24,8 +25,10 @@ class LocalData:
     held: the training images of this client, or of each client whose data are pooled
     domains: the domain of every training example, int64 [n]; all are 0 for a client of one domain
     labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
+    at_test: what normalized images go through in evaluation (`Augment.at_test`); None: nothing
     """
 
+    at_test: Callable[[Tensor], Tensor] | None = None
     _standardized: tuple[Scale | None, Tensor] | None = None  # tensors that are no images, and their scale
 
     def __init__(
@@ -83,43 +86,54 @@ class LocalData:
         moments = moments_of(self.images[: self.examples].cpu().numpy(), features)
         return moments.joined(moments_of(self.labels[: self.examples].cpu().numpy(), 1)) if targets else moments
 
-    def batch(self, items: np.ndarray, transfer: Transfer | None = None, late: bool = False) -> Batch:
-        """A training batch after transfer (style, frequency), augmentation and normalization, in this order.
+    def batch(self, items: np.ndarray, transfer: Transfer | None = None, moment: Moment = "raw") -> Batch:
+        """A training batch after augmentation and normalization, with the transfer (a style, ...) at its moment.
 
-        `late` transfers act between the last two. Item `copy * n + position` is version `copy` of a training example,
-        for a transfer that makes several versions of each.
+        Item `copy * n + position` is version `copy` of a training example, for a transfer that makes several versions
+        of each. Other versions of the images that the batch prepares or normalizes get the draws of the first ones.
         """
         positions = items % self.examples
         index = on_device(positions, self.images.device)
         raw = self._raw(index)
-        if transfer is not None and not late:
-            raw = transfer(raw, items)
+
+        def moved(images: Tensor, now: Moment) -> Tensor:
+            return images if transfer is None or moment != now else transfer(images, items)
+
+        raw = moved(raw, "raw")
         draws = torch.get_rng_state()
 
         own_sizes = () if self.sizes is None else (self.sizes[torch.from_numpy(positions)],)
 
-        def after(images: Tensor) -> Tensor:
-            return transfer(images, items) if transfer is not None and late else images
-
         def augment(images: Tensor) -> Tensor:
-            return after(self.transforms.augment(images, *own_sizes))
+            return moved(self.transforms.augment(images, *own_sizes), "augmented")
 
-        def prepare(images: Tensor) -> Tensor:
-            with torch.random.fork_rng(devices=()):
-                torch.set_rng_state(draws)
-                return self.normalize(augment(images))
-
-        labels = self._labels(index)
-        if self.shifted:
-            labels = shifted_labels(labels, self.shifted, self.classes)
+        labels = self._labels_of_batch(index)
         if self.has_masks:  # masks get the geometric changes of their images
             whole: Any = self.transforms.augment
             augmented, labels = whole.with_masks(raw, labels, *own_sizes)
-            augmented = after(augmented)
+            augmented = moved(augmented, "augmented")
         else:
             augmented = augment(raw)
-        normalize = self.normalize
-        return Batch(normalize(augmented), labels, raw, prepare, augmented, normalize, positions=positions)
+        last_draws = torch.get_rng_state() if moment == "normalized" else draws
+
+        def normalize(images: Tensor) -> Tensor:
+            if moment != "normalized":
+                return self.normalize(images)
+            with drawn_again(last_draws):
+                return moved(self.normalize(images), "normalized")
+
+        def prepare(images: Tensor) -> Tensor:
+            with drawn_again(draws):
+                augmented = augment(images)
+            return normalize(augmented)
+
+        images = moved(self.normalize(augmented), "normalized")
+        return Batch(images, labels, raw, prepare, augmented, normalize, positions=positions)
+
+    def _labels_of_batch(self, index: Tensor) -> Tensor:
+        """The labels of training examples, as an attacker gives them if this client is one."""
+        labels = self._labels(index)
+        return shifted_labels(labels, self.shifted, self.classes) if self.shifted else labels
 
     def _labels(self, index: Tensor) -> Tensor:
         """The labels of positions on the device of the images, which may be the host where that of labels is a GPU."""
@@ -140,7 +154,9 @@ class LocalData:
         """Pairs (images, labels) without augmentation, in large batches."""
         for start in range(0, len(positions), size):
             index = on_device(positions[start : start + size], self.images.device)
-            yield self.transforms.normalize(self._raw(index)), self._labels(index)
+            images = self.transforms.normalize(self._raw(index))
+            shown = images if self.at_test is None else self.at_test(images)
+            yield shown, self._labels(index)
 
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
@@ -162,6 +178,14 @@ def plain_batches(data: Sequence[LocalData], items: Sequence[np.ndarray]) -> tup
         images = transforms.read(images.flatten(0, 1))
     labels = torch.stack([each.labels.index_select(0, rows) for each, rows in zip(data, index)])
     return transforms.normalize(images).unflatten(0, labels.shape[:2]), labels
+
+
+@contextmanager
+def drawn_again(draws: Tensor) -> Iterator[None]:
+    """Lets torch's generator repeat what it drew from a state on; afterwards it is as it was before."""
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(draws)
+        yield
 
 
 def shifted_labels(labels: Tensor, share: float, classes: int) -> Tensor:

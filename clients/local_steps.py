@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.batch import Transfer
+from clients.batch import Moment, Transfer
 from clients.parts import Batch, ClientPart, LocalRound, StepFunction
 from fedsim.common.values import Json
 from fedsim.models.net import Net
@@ -37,7 +37,7 @@ class LocalSteps:
 
     plan: positions of the training items of each step
     step: takes one step on a batch and returns its loss
-    transfer, late: what the recipe's augmentation does to images, and when
+    transfer, moment: what the recipe's augmentation does to images, and when
     after: functions to be called after every step
     total: sum of the losses, which stays on the device until the end
     """
@@ -47,7 +47,7 @@ class LocalSteps:
     plan: Sequence[np.ndarray]
     step: StepFunction
     transfer: Transfer | None
-    late: bool
+    moment: Moment
     best: "BestIterate"
     after: Sequence[Callable[[], None]]
     taken: int = 0

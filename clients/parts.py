@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 
-from clients.batch import Transfer
+from clients.batch import Moment, Transfer
+from clients.local_data import LocalData
 from clients.local_round import Batch, LocalRound, LossFunction, StepFunction, UpdateFunction
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
@@ -256,13 +258,14 @@ class Batches(ClientPart):
 
 
 class Augment(ClientPart):
-    """Changes a batch of raw images in [0, 1] before the data set's own augmentation, or after it.
+    """Changes the images of a batch in training, and may say what they go through in evaluation.
 
-    late: it acts after crop, flip and jitter of the data set, and before the normalization. Its draws come from torch's
-    generator, so that `Batch.prepare` can repeat them
+    moment: "raw" acts on images in [0, 1] before the data set's own augmentation; "augmented" after crop, flip and
+    jitter; "normalized" after the normalization too. Draws of the last two come from torch's generator, so that
+    other versions of the batch repeat them
     """
 
-    late: ClassVar[bool] = False
+    moment: ClassVar[Moment] = "raw"
     assumes: ClassVar[Facts] = (Fact.IMAGES,)
     breaks: ClassVar[Facts] = (Fact.OWN_IMAGES,)
 
@@ -274,8 +277,16 @@ class Augment(ClientPart):
         return 1
 
     def begin(self, round: LocalRound) -> Transfer:
-        """A function that changes a batch of raw images."""
+        """A function that changes the images of a batch at the part's moment."""
         raise NotImplementedError
+
+    def at_test(self, data: LocalData) -> Callable[[Tensor], Tensor] | None:
+        """What the normalized images of a client go through when a model is measured on them; None: nothing.
+
+        It holds for the images of this client alone, which never leave it. What the images of the unseen domain go
+        through says the recipe's part in the slot `infer`.
+        """
+        return None
 
 
 class Report(ClientPart):
@@ -305,7 +316,7 @@ class Unlabelled(ClientPart):
     method with such a part adapts to the target: its results are marked `uses_target_unlabelled` and ranked separately.
     """
 
-    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS,)
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS, Fact.ONE_INPUT)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError in a deployment without a site that holds images of the unseen domain."""

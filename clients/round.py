@@ -233,7 +233,7 @@ class LocalClient:
         """Takes the steps of a round; returns the mean loss over them."""
         steps = self.begin_steps(round)
         for positions in steps.plan:
-            steps.take(self.data.batch(positions, steps.transfer, steps.late))
+            steps.take(self.data.batch(positions, steps.transfer, steps.moment))
         return self.end_steps(steps)
 
     def begin_steps(self, round: LocalRound) -> LocalSteps:
@@ -252,8 +252,8 @@ class LocalClient:
         self.view.train()
         step, transfer = self._begin_parts(round)
         best = BestIterate(self.net, self._score, round.steps, work.local_checks)
-        late = recipe.augment is not None and recipe.augment.late
-        return LocalSteps(round, work, plan, step, transfer, late, best, self.view.after_step)
+        moment = recipe.augment.moment if recipe.augment else "raw"
+        return LocalSteps(round, work, plan, step, transfer, moment, best, self.view.after_step)
 
     def _begin_parts(self, round: LocalRound) -> tuple[StepFunction, Transfer | None]:
         """Lets the parts begin a round; returns what makes a step, and what changes the images of a batch, if any."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.augment.operations import COLOUR, SIGNED, apply_operations
-from clients.batch import Transfer
+from clients.batch import Moment, Transfer
 from clients.parts import Augment, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
@@ -116,7 +116,7 @@ class AugMix(Augment):
     depth: Annotated[int, Field(ge=-1)] = -1
     alpha: Annotated[float, Field(gt=0)] = 1.0
     all_operations: bool = True
-    late: ClassVar[bool] = True
+    moment: ClassVar[Moment] = "augmented"
 
     def check(self, experiment: Experiment) -> None:
         """Refuses chains without an operation."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.augment.operations import SIGNED, apply_operations
-from clients.batch import Transfer
+from clients.batch import Moment, Transfer
 from clients.parts import Augment, LocalRound
 from fedsim.common.errors import UserError
 from fedsim.settings.effect import Above, Only
@@ -54,7 +54,7 @@ class RandAugment(Augment):
     N: Annotated[int, Field(ge=0), Tuned("1,2,3", "the paper's grid")] = 2
     M: Annotated[int, Field(ge=0), Only(N=Above(0)), Tuned("int:3:30", "the paper's range")] = 9
     bins: Annotated[int, Field(ge=2), Only(N=Above(0))] = 31
-    late: ClassVar[bool] = True
+    moment: ClassVar[Moment] = "augmented"
 
     def check(self, experiment: Experiment) -> None:
         """Refuses an M that is not one of the strengths."""

@@ -234,7 +234,7 @@ class GroupTraining:
         steps = member.steps
         assert member.next is not None
         with member.alone():
-            return member.client.data.batch(member.next, steps.transfer, steps.late)
+            return member.client.data.batch(member.next, steps.transfer, steps.moment)
         return None
 
     @staticmethod

@@ -28,10 +28,11 @@ class InterDomain(Step):
     To first order this maximizes the inner products of the domains' gradients. Source: Fish (Shi et al., ICLR 2022).
     R_e is the loss on domain e in the batch, with the recipe's terms. The interpolation acts on the whole state, with
     running statistics, as in DomainBed. The optimizer keeps its moments over the steps of a round. The domains come in
-    a new order in each step (the paper's Algorithm 1); `order = "fixed"` is DomainBed's. A domain with one example in a
-    batch is left out of it, because batch norm needs two. A batch of one domain gives FedAvg's step.
+    a new order in each step, as the released code draws them (YugeTen/fish 333efa2); `order = "fixed"` is DomainBed's.
+    A domain with one example in a batch is left out of it, because batch norm needs two. A batch of one domain gives
+    FedAvg's step.
 
-    meta_lr: the share of the way that the model moves
+    meta_lr: the share of the way that the model moves; the released code divides its own by the number of domains
     order: whether the domains of each step come in a new order
     """
 

@@ -14,12 +14,16 @@ from fedsim.settings.tuned import Tuned
 class CyclicRate(Term):
     """lr <- (1 - t) lr + t low lr with t = (r mod c + 1) / c, in the rounds r = 0, 1, ... after the share `after`.
 
-    Source: FedASAM with SWA (Caldarola et al., ECCV 2022), from the released code (debcaldarola/fedsam 64bbf93). The
-    lowest rate is that of the round that the part `server_average` adds to its mean, whose `after` and `cycle` follow
-    from this part. lr is the rate of the schedule. It adds nothing to the loss. `low = 1` changes nothing.
+    Source: FedASAM with SWA (Caldarola et al., ECCV 2022). The formula is that of the released code
+    (debcaldarola/fedsam 904b031). The lowest rate is that of the round that the part `server_average` adds to its mean,
+    whose `after` and `cycle` follow from this part, as in stochastic weight averaging. In the code r counts from the
+    first round of the run, and a model is added where r - start is a multiple of c. With the script's start, a multiple
+    of c too, that is the round after the lowest rate, with nearly the highest one. lr is the rate of the schedule. The
+    part adds nothing to the loss. `low = 1` changes nothing.
 
     after: the share of the rounds before the first cycle
-    cycle: c, the number of rounds of a cycle
+    cycle: c, the number of rounds of a cycle. The code's script for CIFAR-10 has 10 in 10,000 rounds, and its default
+    is 1; 5 is ours, for runs of tens of rounds
     low: the rate of the last round of a cycle, divided by that of the schedule
     """
 

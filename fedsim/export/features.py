@@ -12,6 +12,7 @@ from sklearn.manifold import TSNE
 from torch import Tensor
 
 from fedsim.analysis.figure_style import COLORS, MARKERS, SETTINGS
+from fedsim.common.errors import UserError
 from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import Benchmark, benchmark
@@ -25,8 +26,11 @@ from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import EvalMode, Infer
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
+from fedsim.parts.part import part_name
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
+from fedsim.runs.plan import Plan
 from fedsim.settings.experiment import Experiment
 
 # Ten classes are common, so there are four colours more. Black stays free for the unseen domain.
@@ -44,6 +48,7 @@ def domain_features(
     features of a segmentation are maps, of which the mean over the image is taken.
     """
     plan, net = trained_net(weights, trust)
+    refuse_unequal_inputs(plan)
     extract = extractor(net, plan.recipe.infer)
     data = benchmark(experiment.data)
     transforms = _transforms(experiment, data, recorded_scale(read_environment(weights.parent)))
@@ -61,6 +66,14 @@ def domain_features(
             classes.append(labels[part])
             domains.append(np.full(len(part), index))
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
+
+
+def refuse_unequal_inputs(plan: Plan) -> None:
+    """Raises UserError where clients normalize their images differently, because a run's folder does not say how."""
+    names = [part_name(part) for _, part in plan.recipe.pairs if Fact.ONE_INPUT in part.breaks]
+    if names:
+        raise UserError(f"there is no picture of features with {names[0]}: each client normalizes images by its own "
+                        "statistics, which a run's folder does not have")  # fmt: skip
 
 
 def has_own_features(rule: Infer) -> bool:

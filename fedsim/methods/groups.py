@@ -66,7 +66,7 @@ def papers_of(text: str) -> list[Paper]:
 class Elsewhere(NamedTuple):
     """A name of other benchmarks.
 
-    lists: the benchmarks that have the name, joined by spaces
+    lists: the benchmarks that have the name, joined by spaces; empty: a method that is missing here, and is in none
     here: our methods for it, each as the command line takes it, joined by commas; empty where there is none
     answer: why there is none, or which of several methods is meant
     """

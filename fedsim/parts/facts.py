@@ -35,6 +35,7 @@ class Fact(Enum):
     GLOBAL_HEAD = "all clients have the head of the global model"
     IMAGES = "the examples are images", "use a part or a method that takes any tensors"
     OWN_IMAGES = "a step gets the images as the data set's augmentation leaves them"
+    ONE_INPUT = "the network gets all images as data.normalize leaves them"
     BATCH_NORM = "layers of batch norm normalize by their own statistics"
     PLAIN_LAYERS = "the norm layers are those of the backbone"
     BACKBONE_FEATURES = "the head gets the features of the backbone"

@@ -265,6 +265,7 @@ class Workspace:
             return LocalData(data, self.transforms, self.device, self.task)
         local = LocalData(self._client_data(name), self.transforms, self.device, self.task)
         local.shifted = shifted_share(self.experiment, name)
+        local.at_test = self.recipe.augment.at_test(local) if self.recipe.augment else None
         return local
 
     def _client_data(self, name: str) -> ClientData:

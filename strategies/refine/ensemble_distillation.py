@@ -64,7 +64,7 @@ class EnsembleDistillation(Refine):
     """
 
     order: ClassVar[int] = 3
-    assumes = (Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT)
+    assumes = (Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT, Fact.ONE_INPUT)
 
     data: str = ""
     rounds: Annotated[int, Field(ge=0), Only(data=GIVEN)] = 30

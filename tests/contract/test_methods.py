@@ -89,7 +89,7 @@ ALSO_MASKED = [
     "gfedavg-ibn", "gfedavg-dson", "fedavgm", "fedyogi",
     "fedadagrad", "qfedavg", "fednova", "fedomg", "feddyn", "fedcm", "fedsam", "mofedsam", "fedlesam", "fedlesam-s",
     "fedlesam-d", "fedgala", "fedgma", "afl", "mixup",
-    "rfa", "centered-clipping", "term", "fedasam", "fedasam-swa", "fedheal", "dsu", "fedfa",
+    "rfa", "centered-clipping", "term", "fedasam", "fedasam-swa", "fedheal", "dsu", "fedfa", "fedrdn",
 ]  # fmt: skip
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded", "textured"]', "run.target=textured",

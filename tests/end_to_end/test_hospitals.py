@@ -31,9 +31,9 @@ COMPLETE = (304, 260, 46, 130)
 MLP = ("model.backbone=mlp", 'model.options={widths=[8], norm="batch", dropout=0.1}')
 # What is made for pixels, for maps of features or for a text encoder, so that it does not run on rows of numbers.
 OF_IMAGES = {
-    "augmix", "ccst", "copa", "csac", "cutmix", "dsu", "elcfs", "fedccrl", "fedfa", "fedig", "fedig-a", "fisc",
-    "gfedavg-dson", "gfedavg-ibn", "gperxan", "jigen", "l2d", "mcsad", "mixstyle", "perada", "randaugment", "randconv",
-    "stablefdg",
+    "augmix", "ccst", "copa", "csac", "cutmix", "dsu", "elcfs", "fedccrl", "fedfa", "fedig", "fedig-a", "fedrdn",
+    "fisc", "gfedavg-dson", "gfedavg-ibn", "gperxan", "jigen", "l2d", "mcsad", "mixstyle", "perada", "randaugment",
+    "randconv", "stablefdg",
 }  # fmt: skip
 OF_TEXTS = {"fedapt", "plan", "promptfl"}
 

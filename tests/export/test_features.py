@@ -170,3 +170,16 @@ def test_a_rule_on_a_copy_of_the_network_has_its_own_features(infer, own, tmp_pa
     with torch.inference_mode():
         differs = not torch.allclose(extractor(net, plan.recipe.infer)(images), net.features(images))
     assert differs == own
+
+
+def test_a_model_behind_the_clients_statistics(tmp_path):
+    """A loaded model normalizes by the mean of what the clients sent; no picture is drawn of wrong features."""
+    run, _ = run_small(small_experiment(tmp_path, "fedrdn", data=SMALL, train={"rounds": 1}))
+    model = fedsim.load(run, "last")
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.stack([entry[name] for entry in model.own]).mean(0) for name in ("mean", "std"))
+    with torch.inference_mode():
+        expected = model.net((model.normalize(images) - mean[..., None, None]) / std[..., None, None])
+        torch.testing.assert_close(model(images), expected)
+    with pytest.raises(UserError, match="no picture of features with client_normalization"):
+        plot_features(run, run / "plots", 10)

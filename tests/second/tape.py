@@ -23,6 +23,7 @@ class Segment:
     client: str
     examples: int
     batches: list = field(default_factory=list)  # (images, labels)
+    augmented: list = field(default_factory=list)  # images of the same batches, before they are normalized
     draws: list = field(default_factory=list)  # tensors, in order
 
     def drawn(self, *shape):
@@ -54,6 +55,7 @@ class Tape:
         found, self.open = own(*words), segment
         if segment:
             segment.batches.append((found.images.clone(), found.labels.clone()))
+            segment.augmented.append(found.augmented.clone())
         return found
 
     def draw(self, own, *words, **named):

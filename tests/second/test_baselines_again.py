@@ -10,6 +10,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
+from sites import images_of_target, training_images, validation_images
 from tape import LR, MOMENTUM, average, batch_norm, channel_norm, classified, copied, features, learned, recorded, sgd
 
 DOMAINS = 3  # of a mixed client
@@ -29,15 +30,20 @@ def training_features(weights, images):
     return features(weights, images, lambda layer, x: batch_norm(weights, f"backbone.norm{layer}", x))
 
 
-def evaluated(weights, images):
-    """The logits in eval mode, with the running statistics."""
+def evaluation_features(weights, images):
+    """The features in eval mode, with the running statistics."""
 
     def norm(layer, x):
         prefix = f"backbone.norm{layer}"
         moments = lambda c: (weights[f"{prefix}.running_mean"][c], weights[f"{prefix}.running_var"][c])  # noqa: E731
         return channel_norm(x, moments, weights[f"{prefix}.weight"], weights[f"{prefix}.bias"])
 
-    return classified(weights, features(weights, images, norm))
+    return features(weights, images, norm)
+
+
+def evaluated(weights, images):
+    """The logits in eval mode."""
+    return classified(weights, evaluation_features(weights, images))
 
 
 def descend(loss_of, segment, model):
@@ -102,6 +108,46 @@ def test_fedntd(tmp_path):
     equal(evidence, model)
 
 
+def unit_rows(values):
+    return torch.stack([row / (row.norm() + 1e-8) for row in values])
+
+
+def moved_predictions(weights, z, reference, draw):
+    """The predictions after the head's weight W went .01 along the rows of the gradient of KL(reference || head) at
+    W + .1 D, which is (q - p)^T z / B times a number."""
+    weight, bias = weights["head.weight"].detach(), weights["head.bias"].detach()
+    at = lambda change: (z.detach() @ (weight + change).T + bias).softmax(1)  # noqa: E731
+    gradient = (at(0.1 * unit_rows(draw)) - reference.detach().softmax(1)).T @ z.detach()
+    return at(0.01 * unit_rows(gradient))
+
+
+def away_from(q, logits):
+    """The mean over images of KL(q || softmax(logits))."""
+    return (q * (q.log() - logits.log_softmax(1))).sum() / len(q)
+
+
+def test_fedlgf(tmp_path):
+    """.1 KL(q || p) + .1 KL(q_g || p): q by the client's own head and features, q_g by those of the received model."""
+    evidence, tape, model = recorded("fedlgf", tmp_path)
+    for segments in tape:
+        received, states = model, []
+        for segment in segments:
+            head = model["head.weight"].shape
+
+            def loss(weights, images, labels, segment=segment, received=received, head=head):
+                z = training_features(weights, images)
+                logits = classified(weights, z)
+                own = moved_predictions(weights, z, logits, segment.drawn(*head))
+                theirs = evaluation_features(received, images)
+                fixed = moved_predictions(received, theirs, logits, segment.drawn(*head))
+                flatness = away_from(own, logits) + away_from(fixed, logits)
+                return F.cross_entropy(logits, labels) + 0.1 * flatness
+
+            states.append(descend(loss, segment, model))
+        model = average(states, [1] * len(states))
+    equal(evidence, model)
+
+
 def test_fedproto(tmp_path):
     """In round 2 features are drawn to the plain mean over clients of the means of the features seen in round 1."""
     evidence, tape, model = recorded("fedproto", tmp_path)
@@ -153,6 +199,51 @@ def test_fedasam(tmp_path):
     for segments in tape:
         model = average([train(segment, model) for segment in segments], sizes(segments))
     equal(evidence, model)
+
+
+# --- statistics of clients ------------------------------------------------------------------------------------------
+
+
+def brightness(images):
+    """(the mean over the images of the mean of their pixels, that of their deviation): grey images in [0, 1]."""
+    pixels = images.double().reshape(len(images), -1)
+    means = [row.sum() / len(row) for row in pixels]
+    deviations = [((row - mean) ** 2).sum() / (len(row) - 1) for row, mean in zip(pixels, means, strict=True)]
+    return sum(means).item() / len(means), sum(value.sqrt() for value in deviations).item() / len(means)
+
+
+def measured(weights, images, labels, mean, deviation):
+    """(accuracy, loss) on images that are normalized so."""
+    logits = evaluated(weights, (images - mean) / deviation)
+    return (logits.argmax(1) == labels).float().mean().item(), F.cross_entropy(logits, labels).item()
+
+
+def test_fedrdn(tmp_path):
+    """Images in [0, 1] are normalized by the mean of a client and the deviation of a client; a client validates by its
+    own two, and the unseen domain is measured by the means over clients."""
+    evidence, tape, model = recorded("fedrdn", tmp_path)
+    sites = {segment.client: brightness(training_images(evidence.plan, segment.client)) for segment in tape[0]}
+    pairs = [(mean, deviation) for mean, _ in sites.values() for _, deviation in sites.values()]
+    drawn = set()
+    for segments in tape:
+        for segment in segments:
+            for number, (images, labels) in enumerate(segment.batches):
+                versions = [(segment.augmented[number] - mean) / deviation for mean, deviation in pairs]
+                (found,) = [k for k, version in enumerate(versions) if torch.allclose(version, images, atol=1e-4)]
+                segment.batches[number] = versions[found], labels
+                drawn.add(found)
+        model = average([descend(plain_loss, segment, model) for segment in segments], sizes(segments))
+    assert len(drawn) == len(pairs) == 9
+    equal(evidence, model)
+    rows = evidence.clients[evidence.clients["round"] == 2].set_index("client")
+    for client, moments in sites.items():
+        accuracy, loss = measured(model, *validation_images(evidence.plan, client), *moments)
+        assert rows.loc[client, "validation_accuracy"] == pytest.approx(accuracy)
+        assert rows.loc[client, "validation_loss"] == pytest.approx(loss, rel=1e-3)
+    accuracy, loss = measured(model, *images_of_target(evidence.plan), *torch.tensor(list(sites.values())).mean(0))
+    last = evidence.rounds.iloc[-1]
+    assert last["target_loss"] == pytest.approx(loss, rel=1e-3)
+    assert last["target_accuracy"] == pytest.approx(accuracy)
 
 
 # --- the server's rules ---------------------------------------------------------------------------------------------

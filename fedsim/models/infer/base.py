@@ -16,13 +16,12 @@ Uploads = Sequence[Mapping[str, Tensor]]
 
 
 class Infer(Part):
-    """An inference rule. A `transductive` rule needs batches of the unseen domain; results show this.
+    """An inference rule.
 
     shuffled: the rule depends on the order of the test images, so that they come in a random order that the seed fixes
     on_sources: source clients validate the aggregated model by this rule too, because it is part of the model. Other
     rules are compared on one and the same selected model
     batch: the number of images that the rule looks at together, for every `run.evaluate_batch_size`; 0: each by itself
-    bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     quantities: the names of the quantities in its details, which are of layers of the network; a site's reply to a
     deployed run may have no others
     random: every prediction draws other numbers, which no file can hold
@@ -33,14 +32,22 @@ class Infer(Part):
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
 
-    transductive: ClassVar[bool] = False
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
     batch: int = 0
-    bank: ClassVar[str] = ""
     quantities: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False
+
+    @property
+    def transductive(self) -> bool:
+        """Whether the rule needs batches of the unseen domain before it predicts; results show this."""
+        return False
+
+    @property
+    def bank(self) -> str:
+        """The name of the bank with one entry per client that the rule needs beside the model; empty: none."""
+        return ""
 
     @property
     def divisible(self) -> bool:
