@@ -13,15 +13,13 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.files import alone, atomic_write
-from fedsim.common.lists import keys_of, with_commas
-from fedsim.common.tables import csv_text
+from fedsim.common.lists import with_commas
 from fedsim.parts.part import named_part
 from fedsim.records.archive import folder_of
 from fedsim.records.differences import Recipe, by_part, with_recorded_values
 from fedsim.records.environment import read_environment
 from fedsim.records.readers import AGAIN, named, read_text
-from fedsim.records.record_files import is_finished, read_record, summary_rows, trained_rounds
+from fedsim.records.record_files import is_finished, read_record, trained_rounds
 from fedsim.records.selection import RULES, notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
 
@@ -389,22 +387,6 @@ def finished_runs(folder: Path) -> list[Path]:
     for run in runs:
         read_settings(run)
     return runs
-
-
-def write_results(folder: Path) -> None:
-    """Write results.csv with one row per finished run of an experiment's folder, sorted by method, target and seed.
-
-    The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
-    """
-    find_runs(folder)  # a folder that does not exist is said
-    with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
-        rows = []
-        for path in find_runs(folder):
-            rows += summary_rows(path)
-        if not rows:
-            raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
-        rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-        atomic_write(folder / "results.csv", csv_text(keys_of(rows), rows))
 
 
 def _key(path: Path, folder: Path) -> str:

@@ -36,7 +36,7 @@ from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, s
 from fedsim.runs.doubt import doubt_columns
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
-from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.leftovers import end_run
 from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
@@ -259,7 +259,7 @@ class Session:
         keep_selected(self.folder, rounds, self.validation)
         summary |= doubt_columns(self.folder, summary[f"{DEFAULT_RULE}_round"])
         self.recorder.write_summary(summary)
-        tidy_finished(results_folder(self.experiment), [self.folder])
+        end_run(results_folder(self.experiment), self.folder, self.experiment.run.keep_state)
         for callback in self.callbacks:
             callback.on_end(summary)
 

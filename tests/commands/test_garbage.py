@@ -52,16 +52,16 @@ def test_threads_and_exit_functions_end_as_usual(given, code):
 def test_a_second_interruption_does_not_keep_the_process(monkeypatch):
     """Ctrl-C while a thread is waited for: the process ends at once, with the exit code that it has."""
 
-    class Ended(Exception):
+    class EndedError(Exception):
         pass
 
     def interrupted():
         raise KeyboardInterrupt
 
     def end(code):
-        raise Ended(code)
+        raise EndedError(code)
 
     monkeypatch.setattr("threading._shutdown", interrupted)
     monkeypatch.setattr("os._exit", end)
-    with pytest.raises(Ended, match="130"):
+    with pytest.raises(EndedError, match="130"):
         leave(130)
