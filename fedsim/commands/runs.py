@@ -60,20 +60,20 @@ def headline(folder: Path) -> str:
     from fedsim.records.environment import read_environment
     from fedsim.records.readers import AGAIN
     from fedsim.records.reading import read_settings
-    from fedsim.records.record_files import read_record
+    from fedsim.records.record_files import read_columns
     from fedsim.records.selection import DEFAULT_RULE, rule_title
 
     file = folder / "summary.csv"
-    summary = read_record(file)
-    if summary.empty:
+    summary = read_columns(file)
+    if not len(summary):
         raise UserError(f"{file} is empty or cut off; {AGAIN}")
-    row = summary.iloc[0]
-    task = task_in(row.index, "last_target_")
+    row = summary.row(0)
+    task = task_in(summary.columns, "last_target_")
     basis = rule_title(DEFAULT_RULE, [read_settings(folder)])
     recorded = read_environment(folder)
     undefined = recorded.get("undefined", {}).get(str(row["target"]), "")
     lines = [
-        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
+        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']:.0f}): "
         f"{_result(task, row, 'best_validation')} {task.title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
         f"{_result(task, row, 'last')} at the last round",

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.lists import with_commas
@@ -22,6 +21,9 @@ from fedsim.records.readers import AGAIN, named, read_text
 from fedsim.records.record_files import is_finished, read_record, trained_rounds
 from fedsim.records.selection import RULES, notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TABLES = ("summary", "rounds", "clients", "details")
 RUN_SECTION = "\n[run]\n"  # the last one of the resolved settings, which a file that was cut off lacks
@@ -38,10 +40,10 @@ class Runs:
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
 
-    summary: pd.DataFrame
-    rounds: pd.DataFrame
-    clients: pd.DataFrame
-    details: pd.DataFrame
+    summary: "pd.DataFrame"
+    rounds: "pd.DataFrame"
+    clients: "pd.DataFrame"
+    details: "pd.DataFrame"
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
@@ -131,7 +133,7 @@ class Record(NamedTuple):
     """What is read of one run: its settings, its tables by name, and what is to be said of its rounds."""
 
     experiment: Experiment
-    tables: dict[str, pd.DataFrame]
+    tables: "dict[str, pd.DataFrame]"
     notes: dict[str, str]
 
 
@@ -164,7 +166,7 @@ def _read_run(path: Path, only: Sequence[str]) -> Record:
     return Record(experiment, tables, notes)
 
 
-def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> None:
+def _require_keys(file: Path, experiment: Experiment, summary: "pd.DataFrame") -> None:
     """UserError for a summary whose method, target or seed the settings beside it lack: these are cut off."""
     run = experiment.run
     keys = {"method": (experiment.method_name, "fedavg"), "target": (run.target, ""), "seed": (run.seed, 0)}
@@ -174,7 +176,7 @@ def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> 
             raise UserError(f"{file}: its {key} is {recorded!r}, and that of experiment.toml {value!r}; {AGAIN}")
 
 
-def _require_rules(file: Path, summary: pd.DataFrame) -> None:
+def _require_rules(file: Path, summary: "pd.DataFrame") -> None:
     """UserError for a summary that has a metric on the target under one selection rule and not under all of them."""
     metrics: set[str] = set()
     for rule in RULES:
@@ -187,7 +189,7 @@ def _require_rules(file: Path, summary: pd.DataFrame) -> None:
             raise UserError(f"{file}: no column {column}; {AGAIN}")
 
 
-def _require_rounds(file: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+def _require_rounds(file: Path, tables: "Mapping[str, pd.DataFrame]") -> None:
     """UserError for a finished run whose rounds were read and end before the last one that its summary names."""
     if "rounds" not in tables or not file.is_file():
         return
@@ -394,8 +396,10 @@ def _key(path: Path, folder: Path) -> str:
     return path.name if relative == "." else relative
 
 
-def _joined(records: Mapping[str, Record], paths: Mapping[str, Path], name: str) -> pd.DataFrame:
+def _joined(records: Mapping[str, Record], paths: Mapping[str, Path], name: str) -> "pd.DataFrame":
     """The rows of one record file of all runs, with the run's keys as first columns."""
+    import pandas as pd
+
     frames, keys = [], []
     for key, record in records.items():
         frame = record.tables.get(name, pd.DataFrame())

@@ -21,7 +21,7 @@ from fedsim.records.callbacks import RunCallback
 from fedsim.records.client_rows import client_rows, detail_rows
 from fedsim.records.environment import earlier_environments, environment, read_environment, versions_so_far
 from fedsim.records.predictions import forget_after, keep_selected, too_many
-from fedsim.records.record_files import read_record
+from fedsim.records.record_files import read_columns, read_record
 from fedsim.records.recorder import Recorder
 from fedsim.records.selection import (
     DEFAULT_RULE,
@@ -234,7 +234,7 @@ class Session:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
         self._check()
-        rounds = read_record(self.folder / "rounds.csv")
+        rounds = read_columns(self.folder / "rounds.csv")
         refuse_unmade(self.folder, rounds)
         self._say_stopped()
         last = self.strategy.finished_rounds
@@ -310,7 +310,7 @@ class Session:
             self.strategy.server.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
             if too_many(self.folder):
-                keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
+                keep_selected(self.folder, read_columns(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
         if last_is_best(self.scores):

@@ -41,6 +41,7 @@ import sys
 from pathlib import Path
 for bench in sys.argv[2:]:
     sys.modules[bench] = None
+sys.modules["pandas"] = None
 import fedsim
 folder = fedsim.launch(fedsim.read_experiment("digits", [
     "train.rounds=1", "data.fraction=0.05", "run.output=" + sys.argv[1],
@@ -157,8 +158,8 @@ def test_sentences_are_short():
     assert found == [2, 31, 2, 32]
 
 
-def test_a_run_needs_no_bench(tmp_path):
-    """Each of them could be deleted: the engine runs where none can be imported."""
+def test_a_run_needs_no_bench_and_no_pandas(tmp_path):
+    """Each of them could be deleted: the engine runs where none can be imported, and a run of images without pandas."""
     words = [sys.executable, "-c", RUN_ALONE, str(tmp_path), *BENCHES]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
