@@ -15,6 +15,7 @@ With data.task = "regression" a label is a number, and with "multi-label" it is 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,13 @@ class Examples:
     def has_targets(self) -> bool:
         """Whether the labels are targets, and no names of classes."""
         return self.labels.ndim == 2
+
+    @cached_property
+    def digests(self) -> np.ndarray:
+        """Digests uint8 [N,10] of the values of each example, computed once for all runs of a process."""
+        hashes = [content_hash(values.tobytes()) for values in self.values]
+        digests = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8)
+        return digests.reshape(len(hashes), -1)
 
     def chosen(self, indices: np.ndarray) -> "Examples":
         """Some of the examples."""
@@ -209,10 +217,7 @@ class ArrayReader(Reader):
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests uint8 [N,10] of the values of each example, which find one that is in two domains."""
-        examples = self._examples(domain)
-        hashes = [content_hash(values.tobytes()) for values in examples.values]
-        digests = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8)
-        return digests.reshape(len(hashes), -1)
+        return self._examples(domain).digests
 
     def nameless(self, domain: str) -> str:
         """Hash of the examples with their labels, in any order."""
