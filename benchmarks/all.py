@@ -20,6 +20,7 @@ SCRIPTS = {
     "overhead of 20 rounds of digits": "overhead.py --rounds 20 --repeats 5",
     "overhead of ResNet-18": "overhead.py --model resnet18 --repeats 3",
     "30 clients": "thirty_clients.py --ways one-process,default --repeats 3",
+    "networks that hardly compute": "tiny_rounds.py --repeats 5",
     "5 clients of ResNet-18": "thirty_clients.py --model resnet18 --rounds 3 --repeats 3 "
     "--ways one-process,default,two-threads",
     "1000 clients of small pictures": "thirty_clients.py --model cifar --rounds 3 --repeats 1",

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from clients.batch import Batch, Transfer
 from fedsim.data import ClientData
-from fedsim.data.augment import Augmentation, Transforms
-from fedsim.data.scaling import Moments, moments_of
+from fedsim.data.augment import Augmentation, Scaler, Transforms
+from fedsim.data.scaling import Moments, Scale, moments_of
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
+MOST_STANDARDIZED = 2**26  # bytes of a set of which a standardized copy is kept
 GPU_SHARE = 4  # a set of images is kept on a GPU that has this many times its size free; otherwise it stays on the host
 
 
@@ -24,6 +25,8 @@ class LocalData:
     domains: the domain of every training example, int64 [n]; all are 0 for a client of one domain
     labels: the labels of a batch: classes int64 [N], masks uint8 [N,Q,H,W], or other targets float32 [N,Q]
     """
+
+    _standardized: tuple[Scale | None, Tensor] | None = None  # tensors that are no images, and their scale
 
     def __init__(
         self, data: ClientData, transforms: Transforms, device: torch.device, task: TaskRules = CLASSIFIES
@@ -64,7 +67,16 @@ class LocalData:
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change; tensors that are no images are standardized."""
-        return self.transforms.read(fetched(self.images[on_device(positions, self.images.device)], self.device))
+        return self._raw(on_device(positions, self.images.device))
+
+    def _raw(self, index: Tensor) -> Tensor:
+        """The same for positions that are a tensor on the device of the set."""
+        read = self.transforms.read
+        if not isinstance(read, Scaler) or self.images.nbytes > MOST_STANDARDIZED:
+            return read(fetched(self.images.index_select(0, index), self.device))
+        if self._standardized is None or self._standardized[0] is not read.scale:
+            self._standardized = read.scale, read(self.images)  # number by number, as a batch would be
+        return fetched(self._standardized[1].index_select(0, index), self.device)
 
     def moments(self, features: int, targets: bool) -> Moments:
         """The sums of the first features of the training examples, and of their `targets`, before any is scaled."""
@@ -78,7 +90,8 @@ class LocalData:
         for a transfer that makes several versions of each.
         """
         positions = items % self.examples
-        raw = self.raw(positions)
+        index = on_device(positions, self.images.device)
+        raw = self._raw(index)
         if transfer is not None and not late:
             raw = transfer(raw, items)
         draws = torch.get_rng_state()
@@ -96,7 +109,7 @@ class LocalData:
                 torch.set_rng_state(draws)
                 return self.normalize(augment(images))
 
-        labels = self.labels[on_device(positions, self.labels.device)]
+        labels = self._labels(index)
         if self.shifted:
             labels = shifted_labels(labels, self.shifted, self.classes)
         if self.has_masks:  # masks get the geometric changes of their images
@@ -108,6 +121,10 @@ class LocalData:
         normalize = self.normalize
         return Batch(normalize(augmented), labels, raw, prepare, augmented, normalize, positions=positions)
 
+    def _labels(self, index: Tensor) -> Tensor:
+        """The labels of positions on the device of the images, which may be the host where that of labels is a GPU."""
+        return self.labels.index_select(0, index.to(self.labels.device, non_blocking=True))
+
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""
         images = self.transforms.normalize(images)
@@ -117,8 +134,8 @@ class LocalData:
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs (images, labels) without augmentation, in large batches."""
         for start in range(0, len(positions), size):
-            part = positions[start : start + size]
-            yield self.transforms.normalize(self.raw(part)), self.labels[on_device(part, self.labels.device)]
+            index = on_device(positions[start : start + size], self.images.device)
+            yield self.transforms.normalize(self._raw(index)), self._labels(index)
 
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""

@@ -58,9 +58,10 @@ class LocalSteps:
 
     def take(self, batch: Batch) -> None:
         """One step on a batch, and all that follows it; the companions get the batch as it was before the step."""
-        before = replace(batch)
+        functions = self.round.after_step
+        before = replace(batch) if functions else batch
         loss = self.step(batch)
-        for function in self.round.after_step:
+        for function in functions:
             function(before)
         self.took(loss)
 

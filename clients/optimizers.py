@@ -3,7 +3,7 @@
 import inspect
 import math
 from functools import cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -105,14 +105,24 @@ def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 @cache
 def eager(kind: type[K]) -> type[K]:
-    """The same optimizer without the decorators that exclude it from PyTorch's compiler.
+    """The same optimizer without what PyTorch's compiler, profiler and hooks put around its methods.
 
-    Those decorators import the compiler, which takes 1.2 s in every client process of a deployed round. Nothing here is
-    compiled.
+    The decorators for the compiler import it, which takes 1.2 s in every client process of a deployed round. Those for
+    profiler and hooks take as long as the step of a small network. Nothing here is compiled or hooked.
     """
-    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    names = ("add_param_group", "state_dict", "load_state_dict")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return cast(type[K], type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))}))
+    step: Any = torch.no_grad()(inspect.unwrap(kind.step))
+    step.hooked = True  # PyTorch then puts nothing around it
+    return cast(type[K], type(kind.__name__, (kind,), {**plain, "step": step, "zero_grad": drop_gradients}))
+
+
+def drop_gradients(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    """Sets the gradients of all parameters of an optimizer to None."""
+    assert set_to_none
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from fedsim.common.seeding import seed_library
 from fedsim.common.tasks import BY_METRIC
 from fedsim.models.infer.base import Predict
 from fedsim.models.net import Net
-from fedsim.models.tasks import mean_of_defined
+from fedsim.models.tasks import mean_of, mean_of_defined
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import fill, load_arrays, to_arrays
 from strategies.model import shared_parameters
@@ -290,4 +290,4 @@ class LocalClient:
         names = data.task.further
         further = {name: mean_of_defined([result.further[name] for result in results]) for name in names}
         score = mean_of_defined([result.value for result in results])
-        return score, float(np.mean([result.loss for result in results])), further
+        return score, mean_of([result.loss for result in results]), further

@@ -12,7 +12,7 @@ An update's size is the L2 norm of its difference to the model from which it sta
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
@@ -63,6 +63,7 @@ class UpdateChecks:
 
     shapes: shape and type of every tensor of a reply
     views: the round as each bank sees it
+    needs: the metrics with which a part computes
     sizes, layouts, norms: of the updates, and by bank of the contributions, each by client
     """
 
@@ -71,6 +72,7 @@ class UpdateChecks:
     banks: tuple[Bank, ...]
     shapes: Mapping[str, Head]
     views: Mapping[str, ServerRound]
+    needs: Collection[str]
     sizes: dict[str, float] = field(default_factory=dict)
     layouts: dict[str, dict[str, str]] = field(default_factory=dict)
     norms: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class UpdateChecks:
             nonnegative=nonnegative,
             banks=self.banks,
             views=self.views,
-            metrics={*expected.metrics, *parts.needs()},
+            metrics={*expected.metrics, *self.needs},
             columns=self.server.exchange.columns,
         )
 
@@ -157,7 +159,7 @@ def expect_updates(server: Server, model: Arrays) -> UpdateChecks:
     server.storage.expect(server.exchange.asked * size)
     banks = parts.contributed()
     shapes = parts.form(heads_of(sent_up))
-    return UpdateChecks(server, sent_up, banks, shapes, parts.views(banks))
+    return UpdateChecks(server, sent_up, banks, shapes, parts.views(banks), parts.needs())
 
 
 def compare_contributions(server: Server, bank: Bank, updates: dict[str, Update], checks: UpdateChecks) -> None:

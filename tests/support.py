@@ -32,6 +32,7 @@ def small_experiment(output: Path | str, method: dict | str = "fedavg", **sectio
         "parts": {"balanced_budget": {"budget": 100}, "semantic_calibration": {"acquire_iterations": 4}},
         "run": {"target": "rot45", "threads": 1, "output": str(output), "device": "cpu"},
     }
+    table["run"]["checkpoint_every"] = 1  # by time, a test would see none of so short a run
     for section, values in sections.items():
         table[section] = {**table.get(section, {}), **values}
     return complete(from_table(table))

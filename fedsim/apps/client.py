@@ -30,7 +30,7 @@ from fedsim.runs.target import TargetEvaluator
 from fedsim.runs.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from fedsim.tensors.records import Config, arrays_of, config_of
+from fedsim.tensors.records import Config, arrays_of, config_of, config_record, content_of
 from strategies.parts import ArrayDict
 from strategies.wire.doubt import SUMS
 from strategies.wire.packing import answer, unpack
@@ -80,7 +80,7 @@ def echo_of(message: Message, context: Context) -> ConfigRecord:
     if is_site(context) and config["client"]:
         space = workspace(str(config["experiment"]), str(context.node_config.get("data-dir", "")))  # which is open
         echo["data"] = space.fingerprint(str(config["client"]), str(config["token"]))["content"]
-    return ConfigRecord(echo)
+    return config_record(echo)
 
 
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
@@ -278,8 +278,8 @@ def trained(client: DomainClient, result: Trained, message: Message, context: Co
     sent = state_to_record(tensors)
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
     counted = MetricRecord({"num-examples": examples, **metrics})
-    state = ConfigRecord({"entries": client.stored})
-    content = RecordDict({"arrays": sent, **extra, "metrics": counted, "state": state})
+    state = config_record({"entries": client.stored})
+    content = content_of({"arrays": sent, **extra, "metrics": counted, "state": state})
     forget_message(client)
     return perturbed(content, message, context, client.experiment.train)
 
@@ -298,7 +298,7 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     client, config = client_of(message, context)
     arrays = record_to_arrays(arrays_of(message.content)["arrays"])
     loss, examples, metrics = client.validate_model(fitting(arrays, client.names("evaluate")), config)
-    return RecordDict({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
+    return content_of({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
 
 
 @app.query("doubt")

@@ -85,11 +85,18 @@ class Recipe(ClientRecipe):
 
     def of(self, kind: type[P]) -> list[P]:
         """The parts of that class or contract, in the order of the slots; a part in two slots is listed once."""
-        parts: list[P] = []
-        for _, part in self.pairs:
-            if isinstance(part, kind) and part not in parts:
-                parts.append(part)
-        return parts
+        if kind not in self._by_kind:
+            parts: list[P] = []
+            for _, part in self.pairs:
+                if isinstance(part, kind) and part not in parts:
+                    parts.append(part)
+            self._by_kind[kind] = parts
+        return list(self._by_kind[kind])
+
+    @cached_property
+    def _by_kind(self) -> dict[type, list[Any]]:
+        """The results of `of`, which is asked in every round."""
+        return {}
 
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""

@@ -237,7 +237,12 @@ class Segmentation(TaskRules):
 def mean_of_defined(values: Sequence[float]) -> float:
     """The mean of the values that are defined; NaN without any."""
     numbers = [value for value in values if not math.isnan(value)]
-    return float(np.mean(numbers)) if numbers else NAN
+    return mean_of(numbers) if numbers else NAN
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean; that of one value is itself, for which NumPy takes as long as a small network."""
+    return float(np.mean(values)) if len(values) > 1 else values[0]
 
 
 def defined(metrics: Mapping[str, float]) -> dict[str, float]:

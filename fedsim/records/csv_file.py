@@ -21,11 +21,23 @@ class CsvFile:
         self.columns = list(columns)
         first_lines = self._complete_lines(repair=True)[:1]
         self.header = next(csv.reader(first_lines), [])
+        self._waiting: list[Mapping[str, Any]] = []
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows in one write; the file is created with the first row."""
+        """Adds rows and writes them."""
+        self.add(rows)
+        self.flush()
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds rows, which wait in memory until `flush` writes them."""
+        self._waiting.extend(rows)
+
+    def flush(self) -> None:
+        """Writes all rows that wait, in one write; the file is created with the first row."""
+        rows = self._waiting
         if not rows:
             return
+        self._waiting = []
         columns = self.header or self.columns
         new = [key for key in keys_of(rows) if key not in columns]
         is_first = not self.header

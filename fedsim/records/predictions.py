@@ -107,11 +107,17 @@ def too_many(run: Path) -> bool:
 
 def keep_selected(run: Path, rounds: Frame, column: str) -> None:
     """Remove the predictions of rounds that no selection rule would choose now; rounds: the rows of rounds.csv."""
+    chosen = selected_rounds(rounds, column)
+    _remove(run, lambda round: round not in chosen)
+
+
+def selected_rounds(rounds: Frame, column: str) -> set[int]:
+    """The rounds that the selection rules would choose now; rounds: the rows of rounds.csv."""
     chosen: set[int] = set()
     for rule in RULES:
         with contextlib.suppress(UserError):  # there is no round to select yet, or all values are NaN
             chosen.add(int(select(rounds, rule, column)["round"]))
-    _remove(run, lambda round: round not in chosen)
+    return chosen
 
 
 def forget_after(run: Path, round: int) -> None:

@@ -6,7 +6,7 @@ Equal numbers therefore give equal bytes, and a line that was not written comple
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedsim.common.about import FORMAT
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.common.tables import csv_text
+from fedsim.common.values import Row
 from fedsim.records.csv_file import CHANGED, CsvFile
 
 ROUND_COLUMNS = (
@@ -42,8 +43,8 @@ class Recorder:
     details: rows (round, client, quantity, name, value) of layer-wise quantities.
 
     A run that resumes from the checkpoint of round r first calls `require(r)` and `truncate(r)`. The rows of a round
-    must be appended before its checkpoint is written; otherwise a resumed run would lack rows that an uninterrupted run
-    has.
+    wait in memory until `flush` writes them, which must happen before the checkpoint of that round is written;
+    otherwise a resumed run would lack rows that an uninterrupted run has.
     """
 
     def __init__(self, folder: Path | str, metric: str = "accuracy") -> None:
@@ -81,6 +82,17 @@ class Recorder:
         """Remove the records of later rounds, for a resumed run; -1 removes everything."""
         for table in (self.rounds, self.clients, self.details):
             table.truncate(after_round)
+
+    def add(self, round_row: Row, clients: Sequence[Row], details: Sequence[Row]) -> None:
+        """Adds the rows of a round; `flush` writes them."""
+        self.clients.add(clients)
+        self.details.add(details)
+        self.rounds.add([round_row])
+
+    def flush(self) -> None:
+        """Writes the rows that wait; those of rounds last, so that a round in rounds.csv has its other rows."""
+        for table in (self.clients, self.details, self.rounds):
+            table.flush()
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
         """Write summary.csv; its presence is what marks a run as finished."""

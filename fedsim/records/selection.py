@@ -146,6 +146,17 @@ def last_is_best(scores: Sequence[float]) -> bool:
     return not np.isnan(values).all() and first_best(values) == len(values) - 1
 
 
+def is_better(score: float, best: float) -> bool:
+    """Whether `best_validation` selects a round with this score and none before, of which the best has `best`.
+
+    NaN stands for a round without a score, and for no such round before.
+
+    >>> is_better(0.8, 0.8), is_better(0.8, math.nan), is_better(math.nan, 0.8)
+    (False, True, False)
+    """
+    return not math.isnan(score) and not comparable(score) <= comparable(best)
+
+
 def rounds_since_best(scores: Sequence[float]) -> int:
     """The number of rounds after the best one, given the scores of the rounds from 1 on; all where none has a score.
 

@@ -133,7 +133,10 @@ def play_left(strategy: FedDG, grid: Grid, session: Session) -> None:
     """Plays the rounds that are left, and lets the sources fit the doubt of the best model where it is asked for."""
     run, rounds = session.experiment.run, session.experiment.train.rounds
     left = rounds - max(strategy.finished_rounds, 0)
-    strategy.start(grid, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
+    try:
+        strategy.start(grid, session.initial_arrays(), num_rounds=left, timeout=run.timeout)
+    finally:
+        session.write_rows()
     if run.doubt:
         session.note(KEY, fit_doubt(strategy.server, grid, session.folder, strategy.finished_rounds))
 

@@ -1,14 +1,19 @@
 """One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
 
+import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
+from fedsim.common.errors import ClaimedError
 from fedsim.common.tasks import BY_METRIC
 from fedsim.common.values import Json, Row
 from fedsim.data import domain_of
@@ -20,11 +25,12 @@ from fedsim.methods.variants import recipe_record
 from fedsim.records.callbacks import RunCallback
 from fedsim.records.client_rows import client_rows, detail_rows
 from fedsim.records.environment import earlier_environments, environment, read_environment, versions_so_far
-from fedsim.records.predictions import forget_after, keep_selected, too_many
+from fedsim.records.predictions import forget_after, keep_selected, selected_rounds, too_many
 from fedsim.records.record_files import read_columns, read_record
 from fedsim.records.recorder import Recorder
 from fedsim.records.selection import (
     DEFAULT_RULE,
+    is_better,
     last_is_best,
     primary_column,
     rounds_since_best,
@@ -49,17 +55,44 @@ from fedsim.runs.workspace import device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
+from strategies.parts import Arrays, Entries
 from strategies.round import RoundResult
 from strategies.state import ServerState
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("fedsim")
 
+WRITE_SECONDS = 1.0  # the records of rounds that take less wait so long in memory
+
 Evaluate = Callable[[ArrayRecord], TargetScore]
 
 
+@dataclass(frozen=True)
+class BestModel:
+    """The best model since the last checkpoint: its round, its tensors, and the entries that its inference needs."""
+
+    round: int
+    values: Arrays
+    entries: Entries
+
+
+@dataclass
+class Unwritten:
+    """What the rounds since the last writing have made: the best model, and the predictions by round.
+
+    since: the time of that writing, by `time.monotonic`
+    """
+
+    since: float = -math.inf
+    best: BestModel | None = None
+    predictions: dict[int, Any] = field(default_factory=dict)
+
+
 class Session:
-    """Opens or resumes a run's folder. After each round it evaluates, records, selects and saves a checkpoint.
+    """Opens or resumes a run's folder. After each round it evaluates and selects; it records and saves checkpoints.
+
+    What rounds of less than a second have made waits in memory. A kill loses only rounds after the last checkpoint,
+    which the same command computes again.
 
     check: raises an error when the folder is no longer this process's, so that nothing more is written
     """
@@ -85,6 +118,7 @@ class Session:
         self._strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
+        self._unwritten = Unwritten()
 
     @property
     def strategy(self) -> FedDG:
@@ -99,6 +133,7 @@ class Session:
         forget_after(self.folder, done)
         take_over_best(self.folder, self.checkpoint_folder, done)
         self.scores = self._scores_so_far()  # of the rounds from 1 on
+        self._best_score = max((score for score in self.scores if not math.isnan(score)), default=math.nan)
         self.repeated = repeated_rounds(self.checkpoint_folder, self.space.recipe, done)
         account = self.experiment, self.space.recipe, len(self.space.plan.clients), self.repeated
         if not self.scores:
@@ -186,8 +221,7 @@ class Session:
             begin_round(self.checkpoint_folder)
 
     def end_round(self, result: RoundResult) -> None:
-        """Writes the records of a round, its checkpoint, and its model if it is the best one so far."""
-        self._check()
+        """Takes up the records of a round, and its model if it is the best one so far; writes them when it is time."""
         number, target, rows = result.number, self.experiment.run.target, result.notes.clients
         if self.local_models and self.local_models.is_measured(number):
             self.local_models.fused(record_to_arrays(result.model))
@@ -199,15 +233,64 @@ class Session:
         details = detail_rows(details, len(rows), domain_of, grouping)
         clients = [{"round": number, "domain": domain_of(name), **columns} for name, columns in rows.items()]
         clients = client_rows(clients, grouping)
-        self.recorder.clients.append(clients)
-        self.recorder.details.append([{"round": number, **detail} for detail in details])
-        self.recorder.rounds.append([row])
-        if number and result.target.predictions is not None:
-            result.target.predictions.write(self.folder, number)
-        self._keep(number, row, result.model)
+        self.recorder.add(row, clients, [{"round": number, **detail} for detail in details])
+        if number:
+            self._select(result, row)
+        self._write_in_time(number, result.model)
         self._say_undefined(rows)
         for callback in self.callbacks:
             callback.on_round(row, clients)
+
+    def _select(self, result: RoundResult, row: Row) -> None:
+        """Notes a round's score, its predictions, and its model if the score is a strict improvement."""
+        score = score_of(row, self.validation)
+        self.scores.append(score)
+        if result.target.predictions is not None:
+            self._unwritten.predictions[result.number] = result.target.predictions
+        if is_better(score, self._best_score):
+            self._best_score = score
+            values = record_to_arrays(result.model)
+            self._unwritten.best = BestModel(result.number, values, self._entries(self.strategy.server.state))
+
+    def _write_in_time(self, number: int, model: ArrayRecord) -> None:
+        """Writes what waits, with a checkpoint or without, if it is time for it or the run is over."""
+        every = self.experiment.run.checkpoint_every or (1 if self._must_not_repeat() else 0)
+        is_time = number == 0 or time.monotonic() - self._unwritten.since >= WRITE_SECONDS
+        saves = number % every == 0 if every else is_time
+        if saves or self.is_over():
+            self._write(with_all_predictions=False)
+            self._save_checkpoint(number, record_to_arrays(model))
+        elif is_time:
+            self._write(with_all_predictions=True)
+        else:
+            return
+        self._unwritten.since = time.monotonic()
+
+    def _must_not_repeat(self) -> bool:
+        """Whether a round that is computed again costs more than time of this machine."""
+        masked = self.space.recipe.fuse.masked
+        return self.counts_rounds or masked or self.experiment.run.runtime == "deployment"
+
+    def _write(self, with_all_predictions: bool) -> None:
+        """Writes the rows that wait, and their predictions: all, or those of rounds that a rule selects now.
+
+        Only a checkpoint makes the others useless: until then a resumed run may select an earlier round again.
+        """
+        self._check()
+        self.recorder.flush()
+        predictions = self._unwritten.predictions
+        chosen = set(predictions)
+        if len(chosen) > 1 and not with_all_predictions:
+            chosen &= selected_rounds(read_columns(self.folder / "rounds.csv"), self.validation)
+        for number in sorted(chosen):
+            predictions[number].write(self.folder, number)
+        predictions.clear()
+
+    def write_rows(self) -> None:
+        """Writes the rows that wait, of a run that ends before its last round, as far as this is possible."""
+        with contextlib.suppress(ClaimedError, OSError):
+            self._check()
+            self.recorder.flush()
 
     def _say_undefined(self, rows: Mapping[str, Row]) -> None:
         """Says once, and records, on whose validation examples the primary metric is not defined."""
@@ -239,7 +322,7 @@ class Session:
         self._say_stopped()
         last = self.strategy.finished_rounds
         link_file(arrays_file(self.checkpoint_folder, last), self.folder / "last.safetensors")
-        self._keep_entries("last", self.strategy.server.state)
+        self._keep_entries("last", self._entries(self.strategy.server.state))
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
             model, stored = load_file(self.folder / "last.safetensors"), self.strategy.server.state.stored
@@ -292,39 +375,37 @@ class Session:
     def _metadata_of_client(self, client: str) -> dict[str, str]:
         return metadata_of(self.strategy.finished_rounds, self.origins, client=client)
 
-    def _keep(self, round: int, row: Row, arrays: ArrayRecord) -> None:
-        """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
+    def _save_checkpoint(self, number: int, values: Arrays) -> None:
+        """Saves the checkpoint of a round, and best.safetensors where a round since the last checkpoint is better.
 
-        The best model of a round without a checkpoint waits for the next one: a run that is killed before repeats the
-        round, and may then select another one.
+        The model of an earlier round waits in the checkpoint's folder until the checkpoint stands: a run that is killed
+        before repeats that round, and may then select another one.
         """
-        values = record_to_arrays(arrays)
-        saved = None
-        if round:
-            self.scores.append(score_of(row, self.validation))
-        if round % self.experiment.run.checkpoint_every == 0 or self.is_over():
-            state = Checkpoint(round, values, self.strategy.server.state, self.data | self.server_data)
-            self._check()
-            saved = save_checkpoint(self.checkpoint_folder, state, self.origins)
-            take_over_best(self.folder, self.checkpoint_folder, round)
-            self.strategy.server.exchange.saved_round = round
-            # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
-            if too_many(self.folder):
-                keep_selected(self.folder, read_columns(self.folder / "rounds.csv"), self.validation)
-        if not round:
-            return
-        if last_is_best(self.scores):
-            if saved:
-                link_file(saved, self.folder / "best.safetensors")
-            else:
-                waiting = self.checkpoint_folder / "best.safetensors"
-                write_arrays(waiting, values, metadata_of(round, self.origins))
-            self._keep_entries("best", self.strategy.server.state, self.folder if saved else self.checkpoint_folder)
+        best, self._unwritten.best = self._unwritten.best, None
+        if best and best.round != number:
+            write_arrays(
+                self.checkpoint_folder / "best.safetensors", best.values, metadata_of(best.round, self.origins)
+            )
+            self._keep_entries("best", best.entries, self.checkpoint_folder)
+        state = Checkpoint(number, dict(values), self.strategy.server.state, self.data | self.server_data)
+        self._check()
+        saved = save_checkpoint(self.checkpoint_folder, state, self.origins)
+        take_over_best(self.folder, self.checkpoint_folder, number)
+        self.strategy.server.exchange.saved_round = number
+        if too_many(self.folder):
+            keep_selected(self.folder, read_columns(self.folder / "rounds.csv"), self.validation)
+        if best and best.round == number:
+            link_file(saved, self.folder / "best.safetensors")
+            self._keep_entries("best", best.entries)
 
-    def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
-        """Save what the inference rule needs of the clients beside that model (of the run's folder by default)."""
-        bank = self.space.recipe.infer.bank
-        keep_entries(folder or self.folder, which, bank, state.banks.get(bank, {}))
+    def _entries(self, state: ServerState) -> Entries:
+        """What the inference rule needs of the clients beside a model: the tensors of its bank, by client."""
+        bank = state.banks.get(self.space.recipe.infer.bank, {})
+        return {client: dict(arrays) for client, arrays in bank.items()}
+
+    def _keep_entries(self, which: str, entries: Entries, folder: Path | None = None) -> None:
+        """Saves these entries beside that model (of the run's folder by default)."""
+        keep_entries(folder or self.folder, which, self.space.recipe.infer.bank, entries)
 
     def _scores_so_far(self) -> list[float]:
         """Scores up to the checkpoint.
@@ -337,7 +418,7 @@ class Session:
         scores = [score_of(row, self.validation) for row in rounds.to_dict("records")]
         if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
-            self._keep_entries("best", self.checkpoint.state)
+            self._keep_entries("best", self._entries(self.checkpoint.state))
         return scores
 
 

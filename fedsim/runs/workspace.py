@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,6 +129,7 @@ class Workspace:
         self.device = pick_device(plan.experiment.run.device)
         prepare_device(self.device)
         self.scaler = self._made_scaler()
+        self._scale: Scale | None = None  # that is in use
         self.task = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
         self.net = self._made_net()
         self.places: dict[str, Place] = self.recipe.share.place(self.net)
@@ -187,9 +188,9 @@ class Workspace:
         """What environment.json says about the frozen tensors of the initial network; empty without any."""
         return frozen_record(self.net)
 
-    @property
+    @cached_property
     def transforms(self) -> Transforms:
-        """What is done to the images of this run before the network sees them."""
+        """What is done to the images of this run before the network sees them; the same for all clients."""
         statistics = weight_statistics(self.experiment.model)
         read = self.scaler or to_float
         return make_transforms(self.experiment.data, self.plan.data.channels, statistics, read)
@@ -205,6 +206,8 @@ class Workspace:
 
         Raises UserError for a scale of another number of features.
         """
+        if scale == self._scale:  # as in most messages
+            return
         features, targets = self.summed
         if not scale or not (features or targets):
             return
@@ -215,6 +218,7 @@ class Workspace:
             self.task.use_units(scale.mean[-1], scale.std[-1])
         if self.scaler and self.scaler.waits:
             self.scaler.use(scale.part(0, features))
+        self._scale = scale
 
     def moments(self, name: str, state_folder: str, run: str = "") -> Moments | None:
         """The sums of a client's training rows, and of their targets; None where no scale is made of them."""

@@ -58,7 +58,12 @@ class RunSettings(Settings):
         description="images in one pass of an evaluation; an inference rule that looks at several images together "
         "(its field `batch`) gets that number or a multiple of it",
     )
-    checkpoint_every: int = Field(1, ge=1, description="number of rounds from one checkpoint to the next")
+    checkpoint_every: int = Field(
+        0,
+        ge=0,
+        description="number of rounds from one checkpoint to the next; 0: after a round that ends a second or more "
+        "after the last checkpoint, and after every round where a repeated one costs privacy or other machines' time",
+    )
     validation_domain: str = Field(
         "",
         description="a domain that is held out to select the round: no client trains on it, and the server evaluates "

@@ -1,12 +1,29 @@
 """The records of a message by their kind.
 
 Flower's own properties (`content.array_records`, ...) build at each access a dictionary that checks every value and
-writes changes back. With tiny models that is a measurable part of a round, and nothing here changes a message by it.
+writes changes back, and their constructors check every value of every message. With tiny models that is a measurable
+part of a round, and nothing here changes a message by it.
 """
+
+from collections.abc import Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, RecordDict
 
 Config = dict[str, ConfigRecordValues]  # the content of a record with settings
+
+
+def config_record(settings: Mapping[str, ConfigRecordValues]) -> ConfigRecord:
+    """A record of settings of our own, which are known to be of Flower's types."""
+    record = ConfigRecord()
+    record.__dict__["_data"].update(settings)
+    return record
+
+
+def content_of(records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord]) -> RecordDict:
+    """The content of a message with these records by name."""
+    content = RecordDict()
+    content.__dict__["_data"].update(records)
+    return content
 
 
 def arrays_of(content: RecordDict) -> dict[str, ArrayRecord]:

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecordValues, Message, RecordDict
 
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
-from fedsim.tensors.records import Config, arrays_of, metrics_of
+from fedsim.tensors.records import Config, arrays_of, config_record, content_of, metrics_of
 from strategies.server_round import Arrays, RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
@@ -121,14 +121,13 @@ class Exchange:
         if self.experiment.train.budget != "paper":
             common["counts"] = [site.examples for site in self.sites.values() if site.examples]
         model = {} if arrays is None else {"arrays": arrays}
-        sizes, settings = payloads(model), ConfigRecord(common)
+        sizes = payloads(model)
         # The largest first: where processes take one client after the other, the last of them are short.
         for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
             of_client = records(client)
             self.notes.count(client, "down", sizes | payloads(of_client), {*model, *of_client})
-            config = settings.copy()
-            config.update({"client": client, "state-round": self.state.stored.get(client, -1)})
-            content = RecordDict({**model, **of_client, "config": config})
+            config = {**common, "client": client, "state-round": self.state.stored.get(client, -1)}
+            content = content_of({**model, **of_client, "config": config_record(config)})
             yield self._sent.add(client, Message(content, self.sites[client].node_id, kind))
 
     @property

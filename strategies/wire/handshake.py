@@ -199,8 +199,15 @@ class Roster:
             if now - self._since[node] > ASK_AGAIN_SECONDS:
                 del self._waiting[key]
                 self._asked.discard(node)
+        fresh = sorted(self._online - self._asked)
+        if fresh:
+            self._ask(fresh, now)
+        self._hear()
+
+    def _ask(self, fresh: list[int], now: float) -> None:
+        """Asks these nodes, some at a time."""
         config: Config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
-        content, fresh = RecordDict({"config": ConfigRecord(config)}), sorted(self._online - self._asked)
+        content = RecordDict({"config": ConfigRecord(config)})
         while part := fresh[:ASKED_AT_ONCE]:
             ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in part])
             self._waiting.update({key: node for key, node in zip(ids, part) if key})
@@ -208,7 +215,6 @@ class Roster:
             self._since.update(dict.fromkeys(part, now))
             if fresh := fresh[ASKED_AT_ONCE:]:
                 self._hear()
-        self._hear()
 
     def _hear(self) -> None:
         """Process the answers that have arrived."""

@@ -237,7 +237,7 @@ def check_ranges(metrics: Mapping[str, float]) -> None:
         if name in RATES and not 0 <= value <= 1:
             raise RejectedReplyError(f"{name} is {value!r}, not between 0 and 1")
         least = -ROUNDING if name in VALIDATION_LOSSES else 0.0
-        if (name in NONNEGATIVE | VALIDATION_LOSSES or name.endswith("_seconds")) and value < least:
+        if (name in NONNEGATIVE or name in VALIDATION_LOSSES or name.endswith("_seconds")) and value < least:
             raise RejectedReplyError(f"{name} is {value!r}, and may not be negative")
 
 

@@ -157,7 +157,8 @@ def test_draws_that_fall_behind_are_ended_and_stay_so(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsim.studies.search.pruned_rounds", lambda pruner, curves, spared: [
         next((round for round in curve if round >= 2 and number >= spared), None) for number, curve in enumerate(curves)
     ])  # fmt: skip
-    options = ("--draws", "4", "--pruner", "median", "--set", "train.rounds=20")
+    rounds = ("--set", "train.rounds=20", "--set", "run.checkpoint_every=1")  # whose rows are seen one by one
+    options = ("--draws", "4", "--pruner", "median", *rounds)
     shown, table = sweep(tmp_path, *options)
     assert table[["draws", "scored"]].to_numpy().tolist() == [[4, 2]]
     runs = sorted(map(pd.read_csv, (tmp_path / "digits").glob("fedprox*/rot75/seed0/rounds.csv")), key=len)
