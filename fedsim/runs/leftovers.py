@@ -12,7 +12,9 @@ from fedsim.records.reading import read_settings
 from fedsim.records.results import add_result, write_results
 from fedsim.runs.checkpoint import FOLDER, STATE
 from fedsim.runs.claim import free
+from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import BEGUN
+from fedsim.settings.experiment import Experiment
 
 WRITTEN = ("experiment.toml", "environment.json", "checkpoint", "state")  # by a session before its first round
 STATES = (FOLDER, "state")  # the checkpoint, and what clients keep between rounds
@@ -57,18 +59,16 @@ def remove_empty(folder: Path, output: Path) -> None:
         folder = folder.parent
 
 
-def end_run(experiment: Path, folder: Path, keeps_state: bool) -> None:
+def end_run(folder: Path, experiment: Experiment) -> None:
     """Remove the checkpoint and client states of a run that has just finished, and add its row to results.csv.
 
-    If the run is killed before, the next command does it (`tidy_finished`).
-
-    experiment: the folder of all runs of the run's experiment
-    keeps_state: the checkpoint and the states stay, because the run may go on for more rounds
+    With `run.keep_state` they stay, because the run may go on for more rounds. If the run is killed before, the next
+    command does it (`tidy_finished`).
     """
-    if not keeps_state:
+    if not experiment.run.keep_state:
         _remove_state(folder)
     free(folder)
-    add_result(experiment, folder)
+    add_result(results_folder(experiment), folder)
 
 
 def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:

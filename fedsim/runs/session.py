@@ -47,7 +47,6 @@ from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
-from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, last_round, refuse_budget, repeated_rounds, spent, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
 from fedsim.runs.undefined import VALIDATIONS, undefined_validations
@@ -342,7 +341,7 @@ class Session:
         keep_selected(self.folder, rounds, self.validation)
         summary |= doubt_columns(self.folder, summary[f"{DEFAULT_RULE}_round"])
         self.recorder.write_summary(summary)
-        end_run(results_folder(self.experiment), self.folder, self.experiment.run.keep_state)
+        end_run(self.folder, self.experiment)
         for callback in self.callbacks:
             callback.on_end(summary)
 
