@@ -1,16 +1,21 @@
 """How long a site's client app takes from the start of its process to its first optimizer step, and why.
 
     python benchmarks/cold_start.py [--set key=value ...] [--config digits] [--repeats 5]
+    python benchmarks/cold_start.py --run [--set key=value ...] [--config hospitals]
 
 Every message of a deployed run starts a new process. Each repetition starts a new `python`, imports what Flower's
 client process imports, loads the app, opens cached data and takes one step. The import of PyTorch is measured in the
 same way. Wall seconds and processor seconds are printed; on a busy machine only processor seconds are useful.
+
+With --run it is the command `fedsim run` on a terminal, beside an import of PyTorch alone: wall seconds to its first
+line and to its end, and processor seconds.
 """
 
 import argparse
 import itertools
 import json
 import os
+import pty
 import statistics
 import subprocess
 import sys
@@ -74,13 +79,54 @@ def order(settings: str, state: str) -> tuple:
     return Message(RecordDict({"config": ConfigRecord(config)}), 2, "train"), context
 
 
+def on_a_terminal(words: list[str]) -> tuple[float, float, float]:
+    """Run Python with these words: (wall seconds to its first output, to its end, processor seconds)."""
+    started = time.time()
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, *words])
+    first = 0.0
+    output = b""
+    try:
+        while part := os.read(terminal, 4096):
+            first = first or time.time() - started
+            output += part
+    except OSError:  # the process has closed the terminal
+        pass
+    _, status, usage = os.wait4(process, 0)
+    os.close(terminal)
+    if status:
+        raise RuntimeError(output.decode(errors="replace"))
+    return first, time.time() - started, usage.ru_utime + usage.ru_stime
+
+
+def start_of_a_run(config: str, overrides: list[str], repeats: int) -> None:
+    """Print the medians of the command and of an import of PyTorch, which take turns."""
+    rows: dict[str, list[tuple[float, float, float]]] = {"import torch": [], f"fedsim run {config}": []}
+    options = [word for override in overrides for word in ("--set", override)]
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(repeats + 1):  # the first one fills the caches and is not counted
+            run = ["-m", "fedsim", "run", config, *options, "--output", f"{folder}/{number}"]
+            for name, words in zip(rows, (["-c", "import torch"], run), strict=True):
+                rows[name].append(on_a_terminal(words))
+    for name, times in rows.items():
+        first, end, processor = (statistics.median(row[place] for row in times[1:]) for place in range(3))
+        line = f"first line after {first:.2f} s, " if first else ""
+        print(f"{name}: {line}end after {end:.2f} s (wall), {processor:.2f} processor seconds")
+
+
 def main() -> None:
     """Repeat cold starts and print the medians of their stages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="digits")
+    parser.add_argument("--run", action="store_true", help="the command `fedsim run` in place of a client app")
+    parser.add_argument("--config", default="")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args()
+    if words.run:
+        start_of_a_run(words.config or "hospitals", words.set or ["train.rounds=1"], words.repeats)
+        return
+    words.config = words.config or "digits"
     from fedsim.runs.plan import complete
     from fedsim.settings.experiment import read_experiment
 

@@ -3,15 +3,22 @@
     python benchmarks/sweep_cells.py
     python benchmarks/sweep_cells.py --config pacs --preset imagenet-small --root PACS --methods fedavg \\
         --targets photo,sketch --set data.normalize=imagenet --set train.optimizer=sgd
+    python benchmarks/sweep_cells.py --fixed [--config hospitals] [--methods A,B] [--set key=value ...]
 
 By default the cells are 20 rounds of digits with the rows whose clients train exactly as those of FedAvg. The loops
 are those of `overhead.py`, which use SGD, as many at a time as the sweep has jobs, one process for each job. A process
 takes its cells one after the other and has imported everything and read its data before the clock starts, so that only
 the work of the cells counts. Both sides take turns. The goal is a ratio of at most 1.10.
+
+With --fixed it is what a cell costs beside its rounds: the processor seconds of all processes of a sweep whose cells
+have one round, with 1 seed and with 21, and their difference by cell. The goal is at most 0.15 (Linux alone).
 """
 
 import argparse
+import ctypes
 import multiprocessing
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -66,18 +73,54 @@ def seconds_of_sweep(words: list[str], jobs: int, folder: Path) -> float:
     return time.perf_counter() - started
 
 
+def processor_seconds(command: list[str]) -> float:
+    """Processor seconds of a command and of all processes below it, also of those that end after it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True)
+    try:
+        while True:  # the fork server, which becomes a child of this process
+            os.wait()
+    except ChildProcessError:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def fixed_cost(config: str, methods: str, overrides: list[str], repeats: int) -> None:
+    """Print the processor seconds of a sweep with few and with many cells of one round, and those of one more cell."""
+    adopts = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+    ctypes.CDLL(None).prctl(adopts, 1, 0, 0, 0)
+    words = [sys.executable, "-m", "fedsim", "sweep", config, "--methods", methods, "--jobs", "1"]
+    words += [word for override in [*overrides, "train.rounds=1"] for word in ("--set", override)]
+    for repeat in range(repeats):
+        seconds, cells = [], []
+        for seeds in (1, 21):
+            with tempfile.TemporaryDirectory() as folder:
+                numbers = ",".join(map(str, range(seeds)))
+                seconds.append(processor_seconds([*words, "--seeds", numbers, "--output", folder]))
+                cells.append(len(list(Path(folder).rglob("summary.csv"))))
+        cost = (seconds[1] - seconds[0]) / (cells[1] - cells[0])
+        print(f"repeat {repeat}: {cells[0]} cells {seconds[0]:.2f} s, {cells[1]} cells {seconds[1]:.2f} s: ", end="")
+        print(f"{cost:.3f} processor seconds for one more cell", flush=True)
+
+
 def main() -> None:
     """Run both sides in turn and print the ratio of the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="digits")
+    parser.add_argument("--fixed", action="store_true", help="what a cell costs beside its rounds")
+    parser.add_argument("--config", default="")
     parser.add_argument("--preset", default="")
     parser.add_argument("--root", default="", help="folder of the images")
-    parser.add_argument("--methods", default=LIKE_FEDAVG)
+    parser.add_argument("--methods", default="")
     parser.add_argument("--targets", default="rot0,rot30,rot75")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
     asked = parser.parse_args()
+    if asked.fixed:
+        fixed_cost(asked.config or "hospitals", asked.methods or "fedavg,krum", asked.overrides, asked.repeats)
+        return
+    asked.config = asked.config or "digits"
+    asked.methods = asked.methods or LIKE_FEDAVG
     overrides = [*asked.overrides, *([f"data.root={asked.root}"] if asked.root else []), "run.device=cpu"]
     words = [asked.config, "--methods", asked.methods, "--targets", asked.targets, "--seeds", "0"]
     words += [word for override in overrides for word in ("--set", override)]

@@ -14,8 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.common.errors import USER_ERROR, UserError
 from fedsim.runs import admission
+from fedsim.runs.leftovers import tidy_finished
 from fedsim.runs.log_lines import LogLines
-from fedsim.runs.plan import resolve
+from fedsim.runs.plan import resolve, results_folder
 from fedsim.runs.serve import serve
 from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
 from strategies.wire.grids import QuickGrid
@@ -30,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         plan = resolve(experiment_of(dict(context.run_config)))
         admission.check_images(plan)
         serve(QuickGrid(grid), plan, [LogLines()])
+        tidy_finished(results_folder(plan.experiment), [plan.folder])
 
 
 @contextmanager

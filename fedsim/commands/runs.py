@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
@@ -13,30 +13,43 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import SOURCE_TEST, UNDEFINED, Task, scores, task_in
 from fedsim.settings.experiment import Experiment
 
+if TYPE_CHECKING:
+    from fedsim.runs.plan import Plan
+
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; then print its result and where the records are."""
-    from fedsim.runs import admission
+    bar = ProgressBar()
+    try:
+        bar.begin(experiment)  # before PyTorch is imported, which takes longer than everything else until round 1
+        from fedsim.runs import admission
+        from fedsim.runs.plan import resolve
+        from fedsim.runtime.launch import carry_out
+
+        plan = resolve(experiment)
+        was_finished = admission.is_already_finished(plan)
+        if not was_finished:
+            carry_out(plan, [bar])
+    finally:
+        bar.close()
+    if was_finished:
+        say_finished(plan)
+    else:
+        say(headline(plan.folder))
+
+
+def say_finished(plan: "Plan") -> None:
+    """Print the result of a run that has finished before, and which settings come too late for it."""
     from fedsim.runs.conflicts import too_late
     from fedsim.runs.leftovers import tidy_finished
-    from fedsim.runs.plan import resolve, results_folder
-    from fedsim.runtime.launch import carry_out
+    from fedsim.runs.plan import results_folder
 
-    plan = resolve(experiment)
     folder = plan.folder
-    if admission.is_already_finished(plan):
-        result = headline(folder)  # a damaged record is said before anything else
-        tidy_finished(results_folder(experiment), [folder])
-        say(f"already finished: {folder}\n{result}")
-        if late := too_late([(folder, plan.experiment)]):
-            say(late)
-    else:
-        bar = ProgressBar()
-        try:
-            carry_out(plan, [bar])
-        finally:
-            bar.close()
-        say(headline(folder))
+    result = headline(folder)  # a damaged record is said before anything else
+    tidy_finished(results_folder(plan.experiment), [folder])
+    say(f"already finished: {folder}\n{result}")
+    if late := too_late([(folder, plan.experiment)]):
+        say(late)
 
 
 def headline(folder: Path) -> str:
@@ -47,20 +60,20 @@ def headline(folder: Path) -> str:
     from fedsim.records.environment import read_environment
     from fedsim.records.readers import AGAIN
     from fedsim.records.reading import read_settings
-    from fedsim.records.record_files import read_record
+    from fedsim.records.record_files import read_columns
     from fedsim.records.selection import DEFAULT_RULE, rule_title
 
     file = folder / "summary.csv"
-    summary = read_record(file)
-    if summary.empty:
+    summary = read_columns(file)
+    if not len(summary):
         raise UserError(f"{file} is empty or cut off; {AGAIN}")
-    row = summary.iloc[0]
-    task = task_in(row.index, "last_target_")
+    row = summary.row(0)
+    task = task_in(summary.columns, "last_target_")
     basis = rule_title(DEFAULT_RULE, [read_settings(folder)])
     recorded = read_environment(folder)
     undefined = recorded.get("undefined", {}).get(str(row["target"]), "")
     lines = [
-        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
+        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']:.0f}): "
         f"{_result(task, row, 'best_validation')} {task.title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
         f"{_result(task, row, 'last')} at the last round",
@@ -91,7 +104,10 @@ REST_OF_BAR = 53
 
 
 class ProgressBar:
-    """Callback that shows the progress of a run: round, primary metric in validation and on the target, time left."""
+    """Callback that shows the progress of a run: round, primary metric in validation and on the target, time left.
+
+    Until the run starts the bar is there on a terminal only, and leaves nothing behind where the run is refused.
+    """
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -102,20 +118,30 @@ class ProgressBar:
             TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[of_time]}"),
             console=errors,
+            transient=True,
         )
-        self._task = TaskID(0)  # the only one
+        self._task: TaskID | None = None  # the only one
 
-    def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Show the bar."""
+    def begin(self, experiment: Experiment) -> None:
+        """Show the bar, of an experiment whose unseen domain may still be open."""
         rounds = experiment.train.rounds
         room = errors.width - REST_OF_BAR - 2 * len(str(rounds))
-        name, seed = f"{experiment.method_name} → {experiment.run.target}", f" (seed {experiment.run.seed})"
+        name = f"{experiment.method_name} → {experiment.run.target or experiment.name}"
+        seed = f" (seed {experiment.run.seed})"
         title = name + seed if len(name + seed) <= room else cut(name, max(room, 8))
-        self._task = self._progress.add_task(title, total=rounds, scores="starting", of_time="left")
-        self._progress.start()
+        if self._task is None:
+            self._task = self._progress.add_task(title, total=rounds, scores="starting", of_time="left")
+            self._progress.start()
+        self._progress.update(self._task, description=title)
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Show the bar with the run's unseen domain, from now on to its end."""
+        self.begin(experiment)
+        self._progress.live.transient = False
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Show the new round in the bar."""
+        assert self._task is not None
         task = task_in(row)
         shown = [f"{name} {task.number(value)}" for name, value in scores(row)]
         text = ", ".join(shown)

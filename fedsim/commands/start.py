@@ -1,9 +1,7 @@
 """The console entry point. It answers Ctrl-C from the beginning, also while the command line is being imported."""
 
-import sys
-
-from fedsim.common.exit_codes import INTERRUPTED, answer_signals, complain
-from fedsim.common.garbage import ending, starting
+from fedsim.common.exit_codes import INTERRUPTED, answer_signals, complain, leave
+from fedsim.common.garbage import starting
 
 
 def main() -> None:
@@ -15,6 +13,6 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        sys.exit(complain(INTERRUPTED, 130))
-    finally:
-        ending()
+        leave(complain(INTERRUPTED, 130))
+    except SystemExit as end:
+        leave(end.code)

@@ -4,6 +4,7 @@
 error happened, whose traceback is written to a log file. 130: the command was interrupted.
 """
 
+import atexit
 import contextlib
 import errno
 import importlib.util
@@ -11,11 +12,12 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from fedsim.common.errors import ClientFailedError, UserError, printable
 
@@ -94,6 +96,23 @@ def complain(text: str, code: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         print(f"fedsim: {printable(text)}", file=sys.stderr, flush=True)
     return code
+
+
+def leave(code: object) -> NoReturn:
+    """End this process with the exit code of a SystemExit, once all threads have ended and all exit functions have run.
+
+    Python's own end would clear every module in addition: 0.3 s after an import of PyTorch. Triton would print a page
+    about its objects.
+    """
+    if isinstance(code, str):
+        code = complain(code, 1)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or there is none
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0)
 
 
 def _flush(code: int) -> int:

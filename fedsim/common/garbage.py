@@ -1,7 +1,6 @@
 """When Python looks for garbage: rarely while a command starts, because imports make many objects and no garbage."""
 
 import gc
-import sys
 
 USUAL = gc.get_threshold()
 MANY_OBJECTS = 100_000
@@ -17,15 +16,3 @@ def started() -> None:
     if gc.get_threshold()[0] == MANY_OBJECTS:  # a program of the user that calls `launch` has rules of its own
         gc.freeze()
         gc.set_threshold(*USUAL)
-
-
-def ending() -> None:
-    """At the end of a command: the interpreter's last search would go through all objects of all modules.
-
-    Triton prints a page about its objects that no search has freed, so that with it all objects are searched, those
-    too that `started` had taken out.
-    """
-    if "triton" in sys.modules:
-        gc.unfreeze()
-    else:
-        gc.freeze()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 UNDEFINED = "undefined"  # how texts and tables show a metric that has no value on some data
 
@@ -136,10 +136,15 @@ def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:
     return next((task for task in TASKS.values() if f"{prefix}{task.metric}" in present), CLASSIFICATION)
 
 
-def task_of(frame: "pd.DataFrame", prefix: str = "target_") -> Task:
-    """The task of a frame of records; columns without any value are ignored."""
+def task_of(frame: Any, prefix: str = "target_") -> Task:
+    """The task of a frame of records or of their `Columns`; columns without any value are ignored."""
+    import numpy as np
+
     names = {f"{prefix}{task.metric}" for task in TASKS.values()}
-    columns = [column for column in frame.columns if column in names and frame[column].notna().any()]
+    columns = []
+    for column in frame.columns:
+        if column in names and not np.isnan(np.asarray(frame[column], dtype=np.float64)).all():
+            columns.append(column)
     return task_in(columns or frame.columns, prefix)
 
 

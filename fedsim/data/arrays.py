@@ -15,11 +15,11 @@ With data.task = "regression" a label is a number, and with "multi-label" it is 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.tasks import OF_TENSORS, TASKS
@@ -45,9 +45,10 @@ from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
 from fedsim.data.row import Benchmark
-from fedsim.data.tables import SUFFIXES as TABLES
 from fedsim.data.targets import checked_targets, declared_outputs, names_of_targets, targets_or_classes
 from fedsim.data.tensor_sets import check_labels, name_classes, read_tensors
+from fedsim.data.text_table import SUFFIXES as TABLES
+from fedsim.data.text_table import Cells, TextTable, read_shipped
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import called, load
 
@@ -72,6 +73,13 @@ class Examples:
     def has_targets(self) -> bool:
         """Whether the labels are targets, and no names of classes."""
         return self.labels.ndim == 2
+
+    @cached_property
+    def digests(self) -> np.ndarray:
+        """Digests uint8 [N,10] of the values of each example, computed once for all runs of a process."""
+        hashes = [content_hash(values.tobytes()) for values in self.values]
+        digests = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8)
+        return digests.reshape(len(hashes), -1)
 
     def chosen(self, indices: np.ndarray) -> "Examples":
         """Some of the examples."""
@@ -209,10 +217,7 @@ class ArrayReader(Reader):
 
     def digests(self, domain: str) -> np.ndarray:
         """Digests uint8 [N,10] of the values of each example, which find one that is in two domains."""
-        examples = self._examples(domain)
-        hashes = [content_hash(values.tobytes()) for values in examples.values]
-        digests = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8)
-        return digests.reshape(len(hashes), -1)
+        return self._examples(domain).digests
 
     def nameless(self, domain: str) -> str:
         """Hash of the examples with their labels, in any order."""
@@ -298,8 +303,10 @@ def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: obj
         return _open_datasets(data, source)
     if files[0].suffix.lower() == ".npz":
         return _open_npz(data, files)
-    embedded = EMBEDDED.get(row.name)
-    return _open_tables(data, files, embedded.columns if embedded else {})
+    if row.name in EMBEDDED:
+        shipped = EMBEDDED[row.name]
+        return _open_tables(data, {shipped.file: read_shipped(shipped.file)}, shipped.columns)
+    return _open_tables(data, {file: read_table(file) for file in files}, {})
 
 
 def _open_datasets(data: DataSettings, source: object) -> Opened:
@@ -353,11 +360,11 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
     for name in ARRAYS:
         is_text = name != "label" or not has_targets
         if name in arrays and is_text:
-            texts[name] = pd.Series(arrays[name].astype(str))
+            texts[name] = Cells.of(arrays[name].astype(str).tolist())
     if has_targets:
         labels = checked_targets(arrays["label"], data.task, f"{file}, label")
     else:
-        labels = names_of_labels(texts["label"], f"{file}, label", first_row=0).to_numpy(dtype=object)
+        labels = names_of_labels(texts["label"], f"{file}, label", first_row=0)
     whole = Examples(values, labels)
     if "split" in texts:
         whole = replace(whole, parts=_parts(texts["split"], str(file)))
@@ -367,7 +374,7 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
         return {composed(file.stem): whole}
     domains = text_of_names(texts["domain"])
     examples = {}
-    for domain in sorted(domains.unique()):
+    for domain in sorted(set(domains)):
         chosen = np.flatnonzero(domains == domain)
         examples[domain] = whole.chosen(chosen)
     return examples
@@ -433,11 +440,11 @@ def _load_npz(file: Path) -> dict[str, np.ndarray]:
         raise UserError(f"cannot read {file} ({first_line(error)}); write it with numpy.savez") from None
 
 
-def _open_tables(data: DataSettings, files: Sequence[Path], usual: Mapping[str, str]) -> Opened:
+def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Mapping[str, str]) -> Opened:
     """The rows of one table, or of one for each domain."""
     columns = columns_of(data, usual)
-    tables = {file: read_table(file) for file in files}
-    groups: dict[str, list[tuple[Path, pd.DataFrame]]] = {}
+    first = next(iter(tables))
+    groups: dict[str, list[tuple[Path, TextTable]]] = {}
     for file, table in tables.items():
         columns = with_features(columns, table.columns, file)
         for domain, rows in _rows_by_domain(file, table, columns):
@@ -445,36 +452,36 @@ def _open_tables(data: DataSettings, files: Sequence[Path], usual: Mapping[str, 
     used = used_of(sorted(groups), data.domains)
     if data.missing == "drop":
         groups = _without_incomplete(groups, columns, used)
-    columns = with_categories(columns, _rows_of_sources(data, groups, used, columns))
+    columns = with_categories(columns, _rows_of_sources(data, groups, used))
     domains = {domain: _encoded(parts, columns, data) for domain, parts in groups.items()}
     if data.task in OF_TENSORS:
         classes = columns.labels
     else:
-        classes = _class_names(data, {domain: domains[domain] for domain in used}, files[0])
+        classes = _class_names(data, {domain: domains[domain] for domain in used}, first)
     shape, features, numeric = _shape_of_rows(columns, data.missing)
-    refuse_alike([[name] for name in domains], "domains", files[0])
+    refuse_alike([[name] for name in domains], "domains", first)
     return Opened(domains, classes, shape, features, numeric)
 
 
-def _rows_by_domain(file: Path, table: pd.DataFrame, columns: Columns) -> list[tuple[str, pd.DataFrame]]:
+def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tuple[str, TextTable]]:
     """The rows of each domain of a table, with their numbers in it; a table without domains is called like its file."""
     for label in columns.labels:
         if label not in table:
             hint = f"{nearest(label, table.columns)}it has: {', '.join(table.columns)}"
             raise UserError(
-                f"{file} has no column {label!r}; {hint}; name it with data.columns.label{one_hot_hint(table)}"
+                f"{file} has no column {label!r}; {hint}; name it with data.columns.label{one_hot_hint(table.frame())}"
             )
     if columns.domain not in table:
         return [(composed(file.stem), table)]
     names = text_of_names(table[columns.domain])
     for position in np.flatnonzero(names == "")[:1]:
         raise UserError(f"{file}, row {position + 2}: the column {columns.domain!r} is empty")
-    return [(str(domain), rows) for domain, rows in table.groupby(names, sort=True)]
+    return [(domain, table.chosen(names == domain)) for domain in sorted(set(names))]
 
 
 def _without_incomplete(
-    groups: Mapping[str, Sequence[tuple[Path, pd.DataFrame]]], columns: Columns, used: Sequence[str]
-) -> dict[str, list[tuple[Path, pd.DataFrame]]]:
+    groups: Mapping[str, Sequence[tuple[Path, TextTable]]], columns: Columns, used: Sequence[str]
+) -> dict[str, list[tuple[Path, TextTable]]]:
     """The complete rows of each domain; UserError for a used domain without any."""
     complete = {}
     for domain, parts in groups.items():
@@ -487,21 +494,20 @@ def _without_incomplete(
 
 def _rows_of_sources(
     data: DataSettings,
-    groups: Mapping[str, Sequence[tuple[Path, pd.DataFrame]]],
+    groups: Mapping[str, Sequence[tuple[Path, TextTable]]],
     used: Sequence[str],
-    columns: Columns,
-) -> pd.DataFrame:
+) -> list[TextTable]:
     """The rows of the domains that train, of which the unseen one is none."""
     unseen = data.unseen_domain or used[-1]
     held_out = (unseen, data.validation_domain)
     sources = [domain for domain in used if domain not in held_out]
     tables = []
     for domain in sources or used:
-        tables += [rows[list(columns.features)] for _, rows in groups[domain]]
-    return pd.concat(tables)
+        tables += [rows for _, rows in groups[domain]]
+    return tables
 
 
-def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, data: DataSettings) -> Examples:
+def _encoded(parts: Sequence[tuple[Path, TextTable]], columns: Columns, data: DataSettings) -> Examples:
     """The examples of one domain."""
     values, labels, splits, groups = [], [], [], []
     for file, rows in parts:
@@ -519,34 +525,32 @@ def _encoded(parts: Sequence[tuple[Path, pd.DataFrame]], columns: Columns, data:
     )
 
 
-def _labels_of(rows: pd.DataFrame, columns: Columns, task: str, file: Path) -> np.ndarray:
+def _labels_of(rows: TextTable, columns: Columns, task: str, file: Path) -> np.ndarray:
     """The names of classes [N] of some rows, or their targets float32 [N, Q]."""
     if task not in OF_TENSORS:
-        names = names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}")
-        return names.to_numpy(dtype=object)
+        return names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}")
     targets = [targets_of(rows[name], task, f"{file}, column {name!r}") for name in columns.labels]
     return np.stack(targets, axis=1)
 
 
-def _groups(cells: pd.Series, where: str, first_row: int = 2) -> np.ndarray:
+def _groups(cells: Cells, where: str, first_row: int = 2) -> np.ndarray:
     """The group of every example, as text [N]. `first_row`: the number of the first row.
 
     Raises UserError with the row for an empty cell, because nobody knows which other rows belong to it.
     """
     for position in np.flatnonzero(is_empty(cells))[:1]:
-        row = int(cells.index[position]) + first_row
+        row = int(cells.rows[position]) + first_row
         raise UserError(f"{where}, row {row}: the group is empty; fill it in, or leave the row out")
-    return text_of_names(cells).to_numpy(dtype=object)
+    return text_of_names(cells)
 
 
-def _parts(cells: pd.Series, where: str) -> np.ndarray:
+def _parts(cells: Cells, where: str) -> np.ndarray:
     """The part of every example: train, validation, test, or an empty text."""
-    texts = cells.str.lower()
-    unknown = sorted(set(texts) - {"", *PARTS})
+    unknown = sorted({text.lower() for text in cells.texts} - {"", *PARTS})
     if unknown:
         raise UserError(f"{where}: {unknown[0]!r} is no part of a split; {nearest(unknown[0], PARTS)}known: "
                         f"{', '.join(PARTS)}, or nothing for an unused example")  # fmt: skip
-    return texts.map(PARTS).fillna("").to_numpy(dtype=object)
+    return cells.each(lambda text: PARTS.get(text.lower(), ""))
 
 
 def _class_names(data: DataSettings, domains: Mapping[str, Examples], where: object) -> tuple[str, ...]:
@@ -603,7 +607,7 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> dict[str,
     columns = replace(columns, split="")
     labelled = {}
     for domain, rows in _rows_by_domain(file, table, columns):
-        names = [f"{file}, row {number + 2}" for number in rows.index]
+        names = [f"{file}, row {number + 2}" for number in rows.rows]
         labelled[domain] = _encoded([(file, rows)], columns, data), names
     return labelled
 

@@ -14,16 +14,19 @@ empty. At the end every column of categories has a 0 or 1 for each value, and on
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import MULTI_LABEL, REGRESSION
 from fedsim.data.names import composed
 from fedsim.data.row import Benchmark
-from fedsim.data.tables import header_of, read_pieces
+from fedsim.data.text_table import Cells, TextTable, number_of
 from fedsim.settings import DataSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # texts of an empty cell, in any case
 TRUTHS = {"true": "1", "false": "0"}
@@ -61,7 +64,7 @@ class Columns:
         """The features that are numbers."""
         return tuple(name for name in self.features if name not in self.categories)
 
-    def empty(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+    def empty(self, rows: TextTable, name: str) -> np.ndarray:
         """Which cells of a column are empty, bool [N]."""
         return is_empty(rows[name], self.missing.get(name, ()))
 
@@ -123,11 +126,15 @@ def _texts_by_column(table: object, key: str) -> dict[str, tuple[str, ...]]:
     return {str(name): tuple(values) for name, values in table.items()}
 
 
-def read_table(file: Path) -> pd.DataFrame:
+def read_table(file: Path) -> TextTable:
     """All cells of a table as text without blanks at both ends; an empty cell is an empty text.
 
     Raises UserError for a file that cannot be read, that has no rows, or that has two columns of one name.
     """
+    import pandas as pd
+
+    from fedsim.data.tables import header_of, read_pieces
+
     header = header_of(file)
     for name in header:
         if header.count(name) > 1:
@@ -135,11 +142,13 @@ def read_table(file: Path) -> pd.DataFrame:
     parts = [piece.apply(_texts) for piece in read_pieces(file, header)]
     if not parts or not sum(len(part) for part in parts):
         raise UserError(f"{file} has no rows")
-    return pd.concat(parts, ignore_index=True)
+    return TextTable.of(pd.concat(parts, ignore_index=True))
 
 
-def _texts(cells: pd.Series) -> pd.Series:
+def _texts(cells: "pd.Series") -> "pd.Series":
     """The cells of a column as text without blanks at both ends."""
+    import pandas as pd
+
     if pd.api.types.is_string_dtype(cells.dtype) and not cells.isna().any():
         return cells.astype(str).str.strip()
     return cells.map(_text_of_cell)
@@ -147,6 +156,8 @@ def _texts(cells: pd.Series) -> pd.Series:
 
 def _text_of_cell(cell: object) -> str:
     """A cell as text. A whole number that a Parquet file has as a float loses its `.0`."""
+    import pandas as pd
+
     if isinstance(cell, str):
         return cell.strip()
     if cell is None or cell is pd.NA or cell != cell:
@@ -156,19 +167,22 @@ def _text_of_cell(cell: object) -> str:
     return str(cell)
 
 
-def text_of_names(cells: pd.Series) -> pd.Series:
-    """A column of names, in Unicode's composed form."""
-    return cells.map({text: composed(text) for text in cells.unique()})
+def text_of_names(cells: Cells) -> np.ndarray:
+    """A column of names as texts [N], in Unicode's composed form."""
+    return cells.each(composed)
 
 
-def is_empty(cells: pd.Series, also: Sequence[str] = ()) -> np.ndarray:
+def is_empty(cells: Cells, also: Sequence[str] = ()) -> np.ndarray:
     """Which cells are empty, bool [N]; `also` are further texts that mean it, and numbers equal to them."""
-    empty = cells.str.lower().isin(EMPTY)
-    if also:
-        empty |= cells.isin(also)
-        numbers = [float(text) for text in also if _is_number(text)]
-        empty |= pd.to_numeric(cells, errors="coerce").isin(numbers)
-    return empty.to_numpy(dtype=bool)
+    if not also:
+        return cells.each(lambda text: text.lower() in EMPTY, bool)
+    numbers = [float(text) for text in also if _is_number(text)]
+    return cells.each(lambda text: text.lower() in EMPTY or text in also or number_of(text) in numbers, bool)
+
+
+def as_numbers(cells: Cells) -> np.ndarray:
+    """A column as float64 [N], true and false as 1 and 0; a text that is no number is NaN."""
+    return cells.each(lambda text: number_of(TRUTHS.get(text.lower(), text)), np.float64)
 
 
 def _is_number(text: str) -> bool:
@@ -179,16 +193,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def numbers_of(cells: pd.Series, empty: np.ndarray, where: str) -> np.ndarray:
+def numbers_of(cells: Cells, empty: np.ndarray, where: str) -> np.ndarray:
     """A column as float64 [N], NaN where it is `empty`.
 
-    Raises UserError with the row for a text that is no number, and for infinity. The cells' index counts rows from 0.
+    Raises UserError with the row for a text that is no number, and for infinity.
     """
-    texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
-    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    values = as_numbers(cells)
     for position in np.flatnonzero(~np.isfinite(values) & ~empty)[:1]:
-        text = cells.iloc[position]
-        row = int(cells.index[position]) + 2  # as an editor counts: the header is line 1
+        text = cells.text(position)
+        row = int(cells.rows[position]) + 2  # as an editor counts: the header is line 1
         if _is_number(text):
             raise UserError(f"{where}, row {row}: {text!r} is not finite; correct it, or leave the cell empty")
         raise UserError(f"{where}, row {row}: {text!r} is no number; correct it, name the column in "
@@ -218,23 +231,24 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
     return replace(columns, features=features)
 
 
-def with_categories(columns: Columns, rows: pd.DataFrame) -> Columns:
+def with_categories(columns: Columns, tables: Sequence[TextTable]) -> Columns:
     """The columns with the values that these rows have, sorted, where the settings name a column of categories alone.
 
-    rows: those of the sources, because the values of the unseen domain are not known before it is tested
+    tables: those of the sources, because the values of the unseen domain are not known before it is tested
     """
     categories = {}
     for name, values in columns.categories.items():
         if values:
             categories[name] = values
             continue
-        present = rows.loc[~columns.empty(rows, name), name]
-        texts = map(composed, present.unique())
-        categories[name] = tuple(sorted(texts))
+        present: set[str] = set()
+        for rows in tables:
+            present.update(rows[name].chosen(~columns.empty(rows, name)).texts)
+        categories[name] = tuple(sorted(map(composed, present)))
     return replace(columns, categories=categories)
 
 
-def encode(rows: pd.DataFrame, columns: Columns, missing: str, where: str) -> np.ndarray:
+def encode(rows: TextTable, columns: Columns, missing: str, where: str) -> np.ndarray:
     """Rows as float32 [N, D], see the module's text; `missing` is `data.missing`."""
     inputs = []
     for name in columns.numbers:
@@ -247,60 +261,59 @@ def encode(rows: pd.DataFrame, columns: Columns, missing: str, where: str) -> np
     return np.stack(inputs, axis=1).astype(np.float32)
 
 
-def _one_hot(cells: pd.Series, values: Sequence[str], empty: np.ndarray) -> list[np.ndarray]:
+def _one_hot(cells: Cells, values: Sequence[str], empty: np.ndarray) -> list[np.ndarray]:
     """A column [N] for each of the values, and one for any other; an empty cell is in none."""
-    texts = text_of_names(cells).to_numpy(dtype=object)
+    texts = text_of_names(cells)
     columns = [(texts == value) & ~empty for value in values]
-    is_other = ~np.isin(texts, list(values))
+    is_other = cells.each(lambda text: composed(text) not in values, bool)
     return [*columns, is_other & ~empty]
 
 
-def complete_rows(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+def complete_rows(rows: TextTable, columns: Columns) -> TextTable:
     """The rows in which no feature is empty."""
     incomplete = np.zeros(len(rows), dtype=bool)
     for name in columns.features:
         incomplete |= columns.empty(rows, name)
-    return rows[~incomplete]
+    return rows.chosen(~incomplete)
 
 
-def names_of_labels(cells: pd.Series, where: str, first_row: int = 2) -> pd.Series:
-    """The labels of rows as names of classes; whole numbers lose a `.0`. `first_row`: the number of the first row.
+def names_of_labels(cells: Cells, where: str, first_row: int = 2) -> np.ndarray:
+    """The labels of rows as names of classes [N]; whole numbers lose a `.0`. `first_row`: the number of the first row.
 
     Raises UserError with the row for an empty label, and for a number with a fraction.
     """
     for position in np.flatnonzero(is_empty(cells))[:1]:
-        row = int(cells.index[position]) + first_row
+        row = int(cells.rows[position]) + first_row
         raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
-    names = {}
-    for text in cells.unique():
+
+    def name(text: str) -> str:
         if not _is_number(text):
-            names[text] = composed(text)
-            continue
+            return composed(text)
         number = float(text)
         if not number.is_integer():
             raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes; "
                             "where numbers are to be predicted, set data.task = 'regression'")  # fmt: skip
-        names[text] = str(int(number))
-    return cells.map(names)
+        return str(int(number))
+
+    return cells.each(name)
 
 
-def targets_of(cells: pd.Series, task: str, where: str) -> np.ndarray:
+def targets_of(cells: Cells, task: str, where: str) -> np.ndarray:
     """The targets float32 [N] of rows: numbers for a regression, 0 and 1 (or false and true) for several labels.
 
     Raises UserError with the row for an empty cell, for a text that is no number, and for a label that is not 0 or 1.
     """
     empty = is_empty(cells)
     for position in np.flatnonzero(empty)[:1]:
-        row = int(cells.index[position]) + 2
+        row = int(cells.rows[position]) + 2
         raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
-    texts = cells.str.lower().map(lambda text: TRUTHS.get(text, text))
-    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    values = as_numbers(cells)
     has_number = task == REGRESSION.name
     wrong = ~np.isfinite(values) if has_number else ~np.isin(values, (0, 1))
     for position in np.flatnonzero(wrong)[:1]:
-        row = int(cells.index[position]) + 2
+        row = int(cells.rows[position]) + 2
         kind = "no finite number" if has_number else "neither 0 nor 1"
-        raise UserError(f"{where}, row {row}: the label {cells.iloc[position]!r} is {kind}, which data.task = {task!r} "
+        raise UserError(f"{where}, row {row}: the label {cells.text(position)!r} is {kind}, which data.task = {task!r} "
                         "needs")  # fmt: skip
     return values.astype(np.float32)
 

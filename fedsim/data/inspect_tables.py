@@ -24,8 +24,9 @@ from fedsim.data.feature_tables import (
 )
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
-from fedsim.data.tables import SUFFIXES, header_of, read_pieces
+from fedsim.data.tables import header_of, read_pieces
 from fedsim.data.targets import STRATUM
+from fedsim.data.text_table import SUFFIXES, Cells, TextTable
 from fedsim.settings import DataSettings
 
 MOST_VALUES = 30  # different texts of a column of categories; a column with more is rather a name or a date
@@ -83,10 +84,11 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     rows = pd.concat(tables, ignore_index=True)
     columns = with_features(columns_of(data, {}), rows.columns, path)
     columns, left_out = _with_kinds(columns, rows)
-    domains = text_of_names(rows[columns.domain])
+    domains = _named(text_of_names(Cells.of(rows[columns.domain])), rows)
     has_targets = data.task in OF_TENSORS
     labels = _labels(path, columns, rows, data.task)
-    empty = {name: columns.empty(rows, name) for name in columns.features}
+    cells = TextTable.of(rows)
+    empty = {name: columns.empty(cells, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
     problems = left_out + [text for _, text in suspects]
     telling = [] if has_targets else _tell_the_class(columns, rows, labels)
@@ -105,15 +107,19 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
 def _labels(path: Path, columns: Columns, rows: pd.DataFrame, task: str) -> pd.Series:
     """The class of each row; one and the same where the targets are numbers or several labels, which are checked."""
     if task not in OF_TENSORS:
-        return names_of_labels(rows[columns.label], f"{path}, column {columns.label!r}")
+        return _named(names_of_labels(Cells.of(rows[columns.label]), f"{path}, column {columns.label!r}"), rows)
     for name in columns.labels:
-        targets_of(rows[name], task, f"{path}, column {name!r}")
+        targets_of(Cells.of(rows[name]), task, f"{path}, column {name!r}")
     return pd.Series(STRATUM, index=rows.index)
+
+
+def _named(names: np.ndarray, rows: pd.DataFrame) -> pd.Series:
+    return pd.Series(names, index=rows.index)
 
 
 def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
     """A table with its column of domains; in a folder of tables it may be the name of the file."""
-    table, columns = read_table(file), columns_of(data, {})
+    table, columns = read_table(file).frame(), columns_of(data, {})
     for name, key in (*((label, "label") for label in columns.labels), (columns.domain, "domain")):
         if name not in table and not (key == "domain" and len(tables_in(file.parent)) > 1):
             raise UserError(f"{file} has no column {name!r}; say which one it is with --set data.columns.{key}=NAME; "
@@ -126,7 +132,7 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
     categories = {name: columns.categories.get(name, ()) for name in columns.categories}
     features, left_out = [], []
     for name in columns.features:
-        cells = rows.loc[~columns.empty(rows, name), name]
+        cells = rows.loc[~columns.empty(TextTable.of(rows), name), name]
         values = cells.unique()
         is_text = bool(_as_numbers(cells).isna().any())
         if len(values) == len(rows) and (is_text or _counts_up(cells)):

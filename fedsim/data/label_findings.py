@@ -4,22 +4,25 @@ several labels in one, numbers that are measured and not named.
     label_findings({"cat": 20, "cat\N{ZERO WIDTH SPACE}": 1}, "mine.csv", "label")   ->  one finding, hidden-signs
 """
 
-import io
-import itertools
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from fedsim.data.findings import Finding, joined_names
 from fedsim.data.names import plain
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SEPARATORS = "|;,+&"  # that stand between the labels of one image
 MEASURED = 10  # different numbers from which labels may be measured values
 FEW_ROWS = 3  # for each number, below which whole numbers look measured
-SHORT = re.compile(r"[^\s\"',]{1,12}(?: [^\s\"',]{1,8})?")
+# Texts that pandas reads as an empty cell, beside an empty text.
+READ_AS_EMPTY = {
+    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL",
+    "NaN", "None", "n/a", "nan", "null",
+}  # fmt: skip
 Counts = Mapping[str, int]  # rows by name
 FirstRow = Callable[[str], int]  # the number of the first row with a name; 0 where rows have no numbers
 
@@ -125,12 +128,10 @@ def _number(name: str) -> float | None:
 
 def _missing(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
     """A grave finding for each name that pandas would read as an empty cell, such as nan and N/A."""
-    names = [name for name in counts if SHORT.fullmatch(name)]
-    if not names:
-        return []
-    cells = pd.read_csv(io.StringIO("\n".join(names)), header=None, dtype=str, sep="\t", quoting=3)[0]
     findings = []
-    for name in itertools.compress(names, cells.isna()):
+    for name in counts:
+        if name not in READ_AS_EMPTY:
+            continue
         text = f"{place}: {_rows(counts[name])} {name!r}{_row(name, first_row)}, which means an empty cell elsewhere"
         remedy = "leave these rows out, or fill them in"
         findings.append(Finding("missing-labels", place, counts[name], text, remedy, is_grave=True))
@@ -190,7 +191,7 @@ def _below_zero(counts: Counts, place: str, first_row: FirstRow) -> list[Finding
     return [Finding("below-zero", place, counts[name], text, remedy)]
 
 
-def one_hot(rows: pd.DataFrame) -> tuple[list[str], bool]:
+def one_hot(rows: "pd.DataFrame") -> tuple[list[str], bool]:
     """(the columns of a table that hold only 0 and 1, whether each row has exactly one 1 among them).
 
     There are none where fewer than two columns hold both numbers.
@@ -206,7 +207,7 @@ def one_hot(rows: pd.DataFrame) -> tuple[list[str], bool]:
     return names, bool((sums == 1).all())
 
 
-def one_hot_hint(rows: pd.DataFrame) -> str:
+def one_hot_hint(rows: "pd.DataFrame") -> str:
     """What to say where a table has no column of labels but columns of 0 and 1; empty where it has none."""
     names, is_one = one_hot(rows)
     if not names:

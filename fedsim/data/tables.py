@@ -29,12 +29,12 @@ from fedsim.data.pixels import MissingImageError
 from fedsim.data.reader import Reader, numbers_of_groups
 from fedsim.data.row import Benchmark
 from fedsim.data.table_paths import advice
+from fedsim.data.text_table import SUFFIXES
 from fedsim.settings import DataSettings, data_root
 
 COLUMNS = ("path", "label", "domain", "split", "group")
 PIECE = 20_000  # rows read at a time
 FIRST_ROW = 2  # as an editor counts: the header is row 1
-SUFFIXES = (".csv", ".tsv", ".parquet")
 ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
 
 

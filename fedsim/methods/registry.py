@@ -58,6 +58,11 @@ def shipped_parts() -> tuple[type, ...]:
     return tuple(kinds)
 
 
+def is_shipped(kind: type) -> bool:
+    """Whether a part's class is of a module in a slot's folder. Unlike `shipped_parts` it imports no module."""
+    return kind.__module__.rpartition(".")[0] in FOLDERS.values()
+
+
 def _is_own_part(kind: object, module: str) -> bool:
     """Whether a module's value is a part that this module defines, and not an imported one or a contract."""
     return (

@@ -8,7 +8,7 @@ from fedsim.common.values import JsonTable
 from fedsim.methods.assembly import assemble
 from fedsim.methods.part_settings import make, validated, values_for
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, changed_fields, values_of
-from fedsim.methods.registry import outside, shipped_parts
+from fedsim.methods.registry import is_shipped, outside
 from fedsim.parts.part import Part, named_part, part_name
 from fedsim.settings.experiment import Experiment
 
@@ -91,7 +91,7 @@ def _required(recipe: Recipe, slot: str) -> list[str]:
 def _full_name(part: Part) -> str:
     """The settings name of a shipped part; for others module and class, because shipped parts may have their names."""
     kind = type(part)
-    return part_name(part) if kind in shipped_parts() else f"{kind.__module__}.{kind.__name__}"
+    return part_name(part) if is_shipped(kind) else f"{kind.__module__}.{kind.__name__}"
 
 
 def _reference(part: Part, row: Recipe, values: JsonTable) -> Part:

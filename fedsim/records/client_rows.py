@@ -1,15 +1,18 @@
 """The rows of clients.csv and details.csv; a round of many clients gets one row per domain instead of per client."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedsim.common.lists import keys_of
 from fedsim.common.tasks import task_of
 from fedsim.common.values import Row
 from fedsim.records.reading import KEYS
 from fedsim.records.recorder import CLIENT_COLUMNS, DETAIL_COLUMNS, columns_for
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_ROWS = 200  # up to so many clients in a round have a row each
 MOST_LINES = 12  # of methods, clients or domains in one panel
@@ -99,8 +102,10 @@ def _mean(column: str, rows: list[Row]) -> float:
     return float(np.average(values, weights=weights))
 
 
-def client_metrics(clients: pd.DataFrame) -> list[str]:
+def client_metrics(clients: "pd.DataFrame") -> list[str]:
     """The columns of clients.csv that are drawn: the aggregation weight, and all metrics that the methods added."""
+    import pandas as pd
+
     metric = task_of(clients, "validation_").metric
     of_every_run = {*KEYS, *columns_for(CLIENT_COLUMNS, metric), "label", "clients"}
     of_every_run.remove("weight")
@@ -115,7 +120,7 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
     return columns
 
 
-def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
+def client_key(clients: "pd.DataFrame") -> "tuple[pd.DataFrame, str, str]":
     """(frame, column whose values get a line each, words for the title): a line per client, or per domain.
 
     With too many clients there is a line per domain, and with too many domains one line for all clients. Records of
@@ -133,7 +138,7 @@ def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     return clients.assign(domain="all clients"), "domain", "of all clients"
 
 
-def with_layer_groups(details: pd.DataFrame) -> pd.DataFrame:
+def with_layer_groups(details: "pd.DataFrame") -> "pd.DataFrame":
     """Return details.csv with the column `group` (`layer_group`); a row without a client is of the server."""
     names = details["name"].fillna("")
     clients = details["client"].fillna("server")

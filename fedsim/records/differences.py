@@ -3,15 +3,16 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.lists import keys_of
 from fedsim.common.values import JsonTable
 from fedsim.parts.part import named_part
 from fedsim.settings.experiment import Experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
 RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain", "run.doubt")
@@ -207,7 +208,7 @@ def _part_of(key: str) -> str:
     return key.split(".")[1] if key.startswith("parts.") else ""
 
 
-def refuse_twice(table: pd.DataFrame, experiments: Experiments | None = None) -> None:
+def refuse_twice(table: "pd.DataFrame", experiments: Experiments | None = None) -> None:
     """UserError when several runs fill one cell; table: a row per run with run, label, target, seed.
 
     experiments: the settings by run; the message says which of [run] they differ in, where `by` can tell them apart.

@@ -7,23 +7,24 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from safetensors import safe_open
 from safetensors.numpy import save
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.records.readers import AGAIN, named
-from fedsim.records.record_files import is_finished, read_record, summary_rows
-from fedsim.records.selection import RULES, select
+from fedsim.records.record_files import is_finished, read_columns, summary_rows
+from fedsim.records.selection import RULES, Frame, select
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import Tensor
 
 FOLDER = "predictions"
@@ -74,8 +75,10 @@ class Predictions:
         """[N] The class of the greatest probability, the first of equals."""
         return self.probabilities.argmax(axis=1)
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """One row per image: index, label and predicted as class names, and each class's probability."""
+        import pandas as pd
+
         names = np.array(self.classes, dtype=object)
         keys = pd.DataFrame(
             {
@@ -102,13 +105,13 @@ def too_many(run: Path) -> bool:
     return len(files) > UNREMOVED_FILES or size > UNREMOVED_BYTES
 
 
-def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
+def keep_selected(run: Path, rounds: Frame, column: str) -> None:
     """Remove the predictions of rounds that no selection rule would choose now; rounds: the rows of rounds.csv."""
     chosen = selected_rounds(rounds, column)
     _remove(run, lambda round: round not in chosen)
 
 
-def selected_rounds(rounds: pd.DataFrame, column: str) -> set[int]:
+def selected_rounds(rounds: Frame, column: str) -> set[int]:
     """The rounds that the selection rules would choose now; rounds: the rows of rounds.csv."""
     chosen: set[int] = set()
     for rule in RULES:
@@ -159,12 +162,12 @@ def read_thresholded(run: Path | str, select: str = "best_validation") -> Thresh
     """
     predictions = read_predictions(run, select)
     chosen = int(predictions_round(Path(run), select))
-    rounds = read_record(Path(run) / "rounds.csv")
+    rounds = read_columns(Path(run) / "rounds.csv")
     column = "mean_validation_threshold"
     values: list[float] = []
     if column in rounds:
-        values = rounds.loc[rounds["round"] == chosen, column].to_list()
-    if not values or pd.isna(values[0]):
+        values = rounds.chosen(rounds["round"] == chosen)[column].tolist()
+    if not values or math.isnan(values[0]):
         raise UserError(f"{run}: no source chose a threshold in round {chosen}, because each validates on examples of "
                         "one class")  # fmt: skip
     return predictions, float(values[0])

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.files import alone, atomic_write
-from fedsim.common.lists import keys_of, with_commas
-from fedsim.common.tables import csv_text
+from fedsim.common.lists import with_commas
 from fedsim.parts.part import named_part
 from fedsim.records.archive import folder_of
 from fedsim.records.differences import Recipe, by_part, with_recorded_values
 from fedsim.records.environment import read_environment
 from fedsim.records.readers import AGAIN, named, read_text
-from fedsim.records.record_files import is_finished, read_record, summary_rows, trained_rounds
+from fedsim.records.record_files import is_finished, read_record, trained_rounds
 from fedsim.records.selection import RULES, notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TABLES = ("summary", "rounds", "clients", "details")
 RUN_SECTION = "\n[run]\n"  # the last one of the resolved settings, which a file that was cut off lacks
@@ -40,10 +40,10 @@ class Runs:
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
 
-    summary: pd.DataFrame
-    rounds: pd.DataFrame
-    clients: pd.DataFrame
-    details: pd.DataFrame
+    summary: "pd.DataFrame"
+    rounds: "pd.DataFrame"
+    clients: "pd.DataFrame"
+    details: "pd.DataFrame"
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
@@ -133,7 +133,7 @@ class Record(NamedTuple):
     """What is read of one run: its settings, its tables by name, and what is to be said of its rounds."""
 
     experiment: Experiment
-    tables: dict[str, pd.DataFrame]
+    tables: "dict[str, pd.DataFrame]"
     notes: dict[str, str]
 
 
@@ -166,7 +166,7 @@ def _read_run(path: Path, only: Sequence[str]) -> Record:
     return Record(experiment, tables, notes)
 
 
-def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> None:
+def _require_keys(file: Path, experiment: Experiment, summary: "pd.DataFrame") -> None:
     """UserError for a summary whose method, target or seed the settings beside it lack: these are cut off."""
     run = experiment.run
     keys = {"method": (experiment.method_name, "fedavg"), "target": (run.target, ""), "seed": (run.seed, 0)}
@@ -176,7 +176,7 @@ def _require_keys(file: Path, experiment: Experiment, summary: pd.DataFrame) -> 
             raise UserError(f"{file}: its {key} is {recorded!r}, and that of experiment.toml {value!r}; {AGAIN}")
 
 
-def _require_rules(file: Path, summary: pd.DataFrame) -> None:
+def _require_rules(file: Path, summary: "pd.DataFrame") -> None:
     """UserError for a summary that has a metric on the target under one selection rule and not under all of them."""
     metrics: set[str] = set()
     for rule in RULES:
@@ -189,7 +189,7 @@ def _require_rules(file: Path, summary: pd.DataFrame) -> None:
             raise UserError(f"{file}: no column {column}; {AGAIN}")
 
 
-def _require_rounds(file: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+def _require_rounds(file: Path, tables: "Mapping[str, pd.DataFrame]") -> None:
     """UserError for a finished run whose rounds were read and end before the last one that its summary names."""
     if "rounds" not in tables or not file.is_file():
         return
@@ -391,29 +391,15 @@ def finished_runs(folder: Path) -> list[Path]:
     return runs
 
 
-def write_results(folder: Path) -> None:
-    """Write results.csv with one row per finished run of an experiment's folder, sorted by method, target and seed.
-
-    The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
-    """
-    find_runs(folder)  # a folder that does not exist is said
-    with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
-        rows = []
-        for path in find_runs(folder):
-            rows += summary_rows(path)
-        if not rows:
-            raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
-        rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-        atomic_write(folder / "results.csv", csv_text(keys_of(rows), rows))
-
-
 def _key(path: Path, folder: Path) -> str:
     relative = path.relative_to(folder).as_posix()
     return path.name if relative == "." else relative
 
 
-def _joined(records: Mapping[str, Record], paths: Mapping[str, Path], name: str) -> pd.DataFrame:
+def _joined(records: Mapping[str, Record], paths: Mapping[str, Path], name: str) -> "pd.DataFrame":
     """The rows of one record file of all runs, with the run's keys as first columns."""
+    import pandas as pd
+
     frames, keys = [], []
     for key, record in records.items():
         frame = record.tables.get(name, pd.DataFrame())

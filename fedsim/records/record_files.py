@@ -2,13 +2,19 @@
 
 import csv
 import io
+import math
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import UserError
+from fedsim.records.columns import Columns
 from fedsim.records.readers import AGAIN, named, read_text
 from fedsim.records.selection import RULES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
 TEXT_COLUMNS = (
@@ -16,14 +22,15 @@ TEXT_COLUMNS = (
     "domain", "status", "quantity", "name",
 )  # fmt: skip
 SUMMARY_KEYS = ("method", "target", "seed")
-# From 3.1 on pandas reads numbers to the last digit by default; the argument that older versions need is deprecated.
-MAJOR, MINOR, *_ = pd.__version__.split(".")
-EXACT = {} if (int(MAJOR), int(MINOR)) >= (3, 1) else {"float_precision": "round_trip"}
+TRUTHS = {"True": 1.0, "False": 0.0}
+NO_NUMBER = ("", "nan")
 CHANGED = f"so that another program has changed it; {AGAIN}"
 
 
-def parse_csv(text: str, where: str) -> pd.DataFrame:
+def parse_csv(text: str, where: str) -> "pd.DataFrame":
     """A record file's text as a frame with typed columns; an incomplete last line is left out."""
+    import pandas as pd
+
     text = complete_lines(text)
     if not text:
         return pd.DataFrame()
@@ -33,36 +40,87 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
         raise UserError(f"{where}: rows have more cells than columns, {CHANGED}")
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
-        return pd.read_csv(io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
+        return pd.read_csv(io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **exact())
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{where}: not a readable record: {reason}; {AGAIN}") from None
 
 
-def read_record(file: Path) -> pd.DataFrame:
+@cache
+def exact() -> dict[str, Any]:
+    """Return the argument with which pandas reads numbers to the last digit.
+
+    From 3.1 on it does so by default, and the argument that older versions need is deprecated.
+    """
+    import pandas as pd
+
+    major, minor, *_ = pd.__version__.split(".")
+    return {} if (int(major), int(minor)) >= (3, 1) else {"float_precision": "round_trip"}
+
+
+def read_record(file: Path) -> "pd.DataFrame":
     """The complete rows of a record file, typed; empty without the file or without a complete line.
 
     Raises UserError when the file lacks the columns by which its rows are known, or a summary those of a rule of
     selection, and for text in place of numbers.
     """
+    import pandas as pd
+
     if not file.is_file():
         return pd.DataFrame()
     with named(file, "the rows"):
         frame = parse_csv(read_text(file), str(file))
     if frame.empty:
         return frame
-    is_summary = file.name == "summary.csv"
-    for key in SUMMARY_KEYS if is_summary else ("round",):
-        if key not in frame:
-            raise UserError(f"{file}: it has no column {key!r}, {CHANGED}")
-    for rule in RULES if is_summary else ():
-        has_target = frame.columns.str.startswith(f"{rule}_target_").any()
-        if f"{rule}_round" not in frame or not has_target:
-            raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', {CHANGED}")
+    check_columns(file, list(frame.columns))
     for column in frame:
         if column not in TEXT_COLUMNS and not _has_numbers(frame[column]):
             raise UserError(f"{file}: {column!r} has text in place of numbers, {CHANGED}")
     return frame
+
+
+def read_columns(file: Path) -> Columns:
+    """Return the complete rows of rounds.csv or summary.csv; no columns without the file or without a complete row.
+
+    Raises UserError as `read_record` does.
+    """
+    rows = text_rows_of(file)
+    if not rows:
+        return Columns({"round": ()})
+    check_columns(file, list(rows[0]))
+    values: dict[str, Any] = {}
+    for name in rows[0]:
+        cells = [row[name] for row in rows]
+        values[name] = cells if name in TEXT_COLUMNS else _numbers(cells, f"{file}: {name!r}")
+    return Columns(values)
+
+
+def _numbers(cells: Sequence[str], where: str) -> list[float]:
+    """Return cells as numbers, truth values as 1 and 0; UserError for any other text."""
+    numbers = []
+    for cell in cells:
+        if cell in NO_NUMBER:
+            numbers.append(math.nan)
+        elif cell in TRUTHS:
+            numbers.append(TRUTHS[cell])
+        else:
+            try:
+                numbers.append(float(cell))
+            except (TypeError, ValueError):  # TypeError: a row with fewer cells than columns
+                raise UserError(f"{where} has text in place of numbers, {CHANGED}") from None
+    return numbers
+
+
+def check_columns(file: Path, names: Sequence[str]) -> None:
+    """Raise UserError where a record lacks columns that every run writes."""
+    is_summary = file.name == "summary.csv"
+    for key in SUMMARY_KEYS if is_summary else ("round",):
+        if key not in names:
+            raise UserError(f"{file}: it has no column {key!r}, {CHANGED}")
+    for rule in RULES if is_summary else ():
+        has_target = any(name.startswith(f"{rule}_target_") for name in names)
+        if f"{rule}_round" not in names or not has_target:
+            raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', {CHANGED}")
 
 
 def is_finished(run: Path) -> bool:
@@ -73,12 +131,17 @@ def is_finished(run: Path) -> bool:
 def text_rows(file: Path) -> list[dict[str, str]]:
     """The complete rows of a record file as text; none without the file, and none where it cannot be read."""
     try:
-        text = read_text(file) if file.is_file() else ""
-        lines = io.StringIO(complete_lines(text))
-        with named(file):
-            return list(csv.DictReader(lines))
+        return text_rows_of(file)
     except UserError:
         return []
+
+
+def text_rows_of(file: Path) -> list[dict[str, str]]:
+    """The complete rows of a record file as text; none without the file. UserError where it cannot be read."""
+    text = read_text(file) if file.is_file() else ""
+    lines = io.StringIO(complete_lines(text))
+    with named(file, "the rows"):
+        return list(csv.DictReader(lines))
 
 
 def complete_lines(text: str) -> str:
@@ -107,8 +170,10 @@ def summary_rows(run: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _has_numbers(values: pd.Series) -> bool:
+def _has_numbers(values: "pd.Series") -> bool:
     """Whether a column holds only numbers, truth values and empty cells."""
+    import pandas as pd
+
     if pd.api.types.is_numeric_dtype(values):
         return True
     return all(isinstance(value, bool | int) for value in values.dropna())

@@ -6,17 +6,21 @@ unseen domain's labels; it is an upper bound, always labelled so and never the m
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
-import pandas as pd
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES, SOURCE_TEST, less_is_better, task_of
+from fedsim.records.columns import Columns
 from fedsim.settings import RunSettings
 from fedsim.settings.attackers import liars_text
 from fedsim.settings.experiment import Experiment
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+Frame = Union[Columns, "pd.DataFrame"]
 RULES = ("best_validation", "last", "oracle")
 DEFAULT_RULE = RULES[0]
 WORST_SOURCE = "worst"  # a rule of comparisons alone, because a run keeps no model of its round
@@ -95,8 +99,8 @@ def upwards(values: Any, column: str) -> Any:
     return -values if less_is_better(column) else values
 
 
-def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
-    """Row of the selected round, among the rounds >= 1.
+def select(rounds: "Frame", rule: str = "best_validation", column: str = "mean_validation_accuracy") -> dict[str, Any]:
+    """Row of the selected round, among the rounds >= 1; rounds: a frame, or `Columns`.
 
     best_validation: the round with the best value of `column`, the first of equals. Left out are rounds with NaN, and
     rounds in which no client's reply was accepted, whose model is that of the round before.
@@ -108,22 +112,27 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     """
     if rule not in RULES:
         raise UserError(f"unknown selection rule {rule!r}; {nearest(rule, RULES)}known: {', '.join(RULES)}")
-    trained = rounds[rounds["round"] >= 1].sort_values("round", kind="stable")
-    if trained.empty:
+    table = Columns.of(rounds)
+    numbers = table.numbers("round")
+    order = np.argsort(numbers, kind="stable")
+    trained = order[numbers[order] >= 1]
+    if not len(trained):
         raise UserError("no trained round to select from: the records hold round 0 only")
-    made = trained[trained[REPLIES] != 0] if REPLIES in trained else trained
-    if made.empty:
+    made = trained
+    if REPLIES in table:
+        made = trained[table.numbers(REPLIES)[trained] != 0]
+    if not len(made):
         raise UserError(f"no round was made: no client's reply was accepted in {len(trained)} rounds")
     if rule == "last":
-        return trained.iloc[-1]
-    task = task_of(rounds)
+        return table.row(trained[-1])
+    task = task_of(table)
     column = f"target_{task.metric}" if rule == "oracle" else column
-    if column not in rounds:
+    if column not in table:
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
-    values = upwards(made[column].to_numpy(dtype=float), column)
+    values = upwards(table.numbers(column)[made], column)
     if np.isnan(values).all():
         raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
-    return made.iloc[first_best(values)]
+    return table.row(made[first_best(values)])
 
 
 def first_best(scores: np.ndarray) -> int:
@@ -164,14 +173,19 @@ def rounds_since_best(scores: Sequence[float]) -> int:
 
 def summary_row(
     experiment: Experiment,
-    rounds: pd.DataFrame,
+    rounds: "Frame",
     label: str = "",
     transductive: bool = False,
     uses_target_unlabelled: bool = False,
     pooled: bool = False,
     target_images: int | None = None,
 ) -> dict[str, Any]:
-    """The row of summary.csv: the run's results under every selection rule, and what a round cost."""
+    """The row of summary.csv: the run's results under every selection rule, and what a round cost.
+
+    rounds: a frame, or `Columns`
+    """
+    table = Columns.of(rounds)
+    numbers = table.numbers("round")
     row = {
         "experiment": experiment.name,
         "dataset": experiment.data.dataset,
@@ -181,32 +195,32 @@ def summary_row(
         "target": experiment.run.target,
         "seed": experiment.run.seed,
         "split_seed": experiment.data.seed_of_splits,
-        "rounds": int(rounds["round"].max()),
+        "rounds": int(numbers.max()),
         "settings": experiment.settings_hash(),
         "transductive": transductive,
         "uses_target_unlabelled": uses_target_unlabelled,
         "pooled": pooled,
         "target_images": target_images,
     }
-    metric = task_of(rounds).metric
+    metric = task_of(table).metric
     column = validation_column(experiment, metric)
     for rule in RULES:
-        row |= _selected(rounds, rule, column, metric, bool(experiment.data.source_test))
+        row |= _selected(table, rule, column, metric, bool(experiment.data.source_test))
     if experiment.run.validation_domain:
         row["validation_domain"] = experiment.run.validation_domain
-    trained = rounds[rounds["round"] >= 1]
+    trained = table.chosen(numbers >= 1)
     # Of training, over all clients of the whole run, with preludes (round 0) and copies.
     for unit in BUDGETS:
-        row[unit] = int(rounds[unit].sum()) if unit in rounds else None
+        row[unit] = int(np.nansum(table.numbers(unit))) if unit in table else None
     row["bytes_down_per_round"] = _mean(trained, "bytes_down")
     row["bytes_up_per_round"] = _mean(trained, "bytes_up")
-    seconds = trained.get("round_seconds", pd.Series(dtype=float))
-    row["seconds_per_round"] = None if seconds.isna().all() else float(seconds.median())
-    row["train_seconds"] = float(rounds["train_seconds"].sum()) if "train_seconds" in rounds else None
+    seconds = _present(trained, "round_seconds")
+    row["seconds_per_round"] = float(np.median(seconds)) if len(seconds) else None
+    row["train_seconds"] = float(_present(table, "train_seconds").sum()) if "train_seconds" in table else None
     return row
 
 
-def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str, tests_sources: bool) -> dict[str, Any]:
+def _selected(rounds: Columns, rule: str, column: str, metric: str, tests_sources: bool) -> dict[str, Any]:
     names = [f"target_{metric}", f"mean_validation_{metric}"]
     if tests_sources:
         names.append(f"mean_{SOURCE_TEST}{metric}")
@@ -219,8 +233,14 @@ def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str, tests_s
     return {f"{rule}_round": int(chosen["round"]), **values}
 
 
-def _mean(rounds: pd.DataFrame, column: str) -> float | int | None:
-    values = rounds[column].dropna() if column in rounds else []
+def _present(rounds: Columns, column: str) -> np.ndarray:
+    """The numbers of a column without its empty cells; none without the column."""
+    values = rounds.numbers(column) if column in rounds else np.empty(0)
+    return values[~np.isnan(values)]
+
+
+def _mean(rounds: Columns, column: str) -> float | int | None:
+    values = _present(rounds, column)
     if not len(values):
         return None
     mean = float(np.mean(values))

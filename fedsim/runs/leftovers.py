@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.records.reading import read_settings, write_results
+from fedsim.records.reading import read_settings
+from fedsim.records.results import add_result, write_results
 from fedsim.runs.checkpoint import FOLDER, STATE
 from fedsim.runs.claim import free
+from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import BEGUN
+from fedsim.settings.experiment import Experiment
 
 WRITTEN = ("experiment.toml", "environment.json", "checkpoint", "state")  # by a session before its first round
+STATES = (FOLDER, "state")  # the checkpoint, and what clients keep between rounds
 
 
 @contextmanager
@@ -55,16 +59,31 @@ def remove_empty(folder: Path, output: Path) -> None:
         folder = folder.parent
 
 
-def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
-    """Remove checkpoints, client states and dead claims of an experiment's finished runs, and update its results.csv.
+def end_run(folder: Path, experiment: Experiment) -> None:
+    """Remove the checkpoint and client states of a run that has just finished, and add its row to results.csv.
 
-    A run does this after its summary. If it was killed in between, the next command does it. Runs with
-    `run.keep_state` keep their checkpoints and states.
+    With `run.keep_state` they stay, because the run may go on for more rounds. If the run is killed before, the next
+    command does it (`tidy_finished`).
+    """
+    if not experiment.run.keep_state:
+        _remove_state(folder)
+    free(folder)
+    add_result(results_folder(experiment), folder)
+
+
+def tidy_finished(experiment: Path, runs: Iterable[Path]) -> None:
+    """Remove checkpoints, client states and dead claims of an experiment's finished runs, and write its results.csv.
+
+    Runs with `run.keep_state` keep their checkpoints and states.
     """
     for folder in runs:
-        remains = [folder / name for name in (FOLDER, "state") if (folder / name).exists()]
-        if remains and not read_settings(folder).run.keep_state:
-            for path in remains:
-                shutil.rmtree(path, ignore_errors=True)
+        has_state = any((folder / name).exists() for name in STATES)
+        if has_state and not read_settings(folder).run.keep_state:
+            _remove_state(folder)
         free(folder)
     write_results(experiment)
+
+
+def _remove_state(folder: Path) -> None:
+    for name in STATES:
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -8,6 +8,8 @@ from fedsim.methods.recipe import Recipe
 from fedsim.parts.part import part_name
 from fedsim.records.reading import read_settings
 from fedsim.records.record_files import is_finished
+from fedsim.records.results import FILE as RESULTS
+from fedsim.records.results import write_results
 from fedsim.runs.checkpoint import FOLDER, STATE
 from fedsim.settings.experiment import Experiment
 
@@ -20,8 +22,17 @@ def goes_on(folder: Path, experiment: Experiment) -> bool:
 
 
 def reopen(folder: Path) -> None:
-    """Remove the summary of a finished run that goes on: without it the run is one that was interrupted."""
-    (folder / "summary.csv").unlink(missing_ok=True)
+    """Remove the summary of a finished run that goes on: without it the run is one that was interrupted.
+
+    Its row in results.csv goes with it. folder: the run's, three below that of the experiment
+    """
+    if is_finished(folder):
+        (folder / "summary.csv").unlink(missing_ok=True)
+        results = folder.parents[2]
+        try:
+            write_results(results)
+        except UserError:  # no other run has finished
+            (results / RESULTS).unlink(missing_ok=True)
 
 
 def refuse_to_go_on(folder: Path, then: Experiment, now: Experiment, recipe: Recipe) -> None:

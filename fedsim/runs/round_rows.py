@@ -5,12 +5,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
-
 from fedsim.common.errors import ClientFailedError
 from fedsim.common.tasks import BY_METRIC, OF_CLASSES, SOURCE_TEST
 from fedsim.common.values import Json, Row
-from fedsim.records.record_files import read_record
+from fedsim.records.columns import Columns
+from fedsim.records.record_files import text_rows
 from fedsim.records.selection import REPLIES, VALIDATED, upwards
 from fedsim.settings.experiment import Experiment
 from strategies.wire.round_notes import RoundNotes
@@ -79,14 +78,13 @@ def score_of(row: Mapping[str, Json], column: str) -> float:
     return math.nan if value is None else upwards(float(value), column)
 
 
-def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
+def refuse_unmade(folder: Path, rounds: Columns) -> None:
     """ClientFailedError when no round of a run that came to its end was made, so that nobody ever trained."""
-    trained = rounds[rounds["round"] >= 1]
-    if trained[REPLIES].any():
+    trained = rounds.chosen(rounds["round"] >= 1)
+    if trained.numbers(REPLIES).any():
         return
-    clients = read_record(folder / "clients.csv")
-    first = next(((row.client, row.status) for row in clients.itertuples() if row.status != "ok"), None)
-    why = f"; the first: client {first[0]!r}: {first[1]}" if first else ""
+    failed = [row for row in text_rows(folder / "clients.csv") if row["status"] != "ok"]
+    why = f"; the first: client {failed[0]['client']!r}: {failed[0]['status']}" if failed else ""
     raise ClientFailedError(
         f"no round was made: no client's reply was accepted in {len(trained)} rounds, so that {folder} has no result"
         f"{why}. Change the settings and choose another --output or name, or remove the folder"

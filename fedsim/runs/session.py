@@ -26,7 +26,7 @@ from fedsim.records.callbacks import RunCallback
 from fedsim.records.client_rows import client_rows, detail_rows
 from fedsim.records.environment import earlier_environments, environment, read_environment, versions_so_far
 from fedsim.records.predictions import forget_after, keep_selected, selected_rounds, too_many
-from fedsim.records.record_files import read_record
+from fedsim.records.record_files import read_columns, read_record
 from fedsim.records.recorder import Recorder
 from fedsim.records.selection import (
     DEFAULT_RULE,
@@ -42,12 +42,11 @@ from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, s
 from fedsim.runs.doubt import doubt_columns
 from fedsim.runs.frozen import weights_record
 from fedsim.runs.inference_bank import keep_entries, take_over_best
-from fedsim.runs.leftovers import tidy_finished
+from fedsim.runs.leftovers import end_run
 from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
-from fedsim.runs.plan import results_folder
 from fedsim.runs.privacy_account import begin_round, last_round, refuse_budget, repeated_rounds, spent, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
 from fedsim.runs.undefined import VALIDATIONS, undefined_validations
@@ -281,7 +280,7 @@ class Session:
         predictions = self._unwritten.predictions
         chosen = set(predictions)
         if len(chosen) > 1 and not with_all_predictions:
-            chosen &= selected_rounds(read_record(self.folder / "rounds.csv"), self.validation)
+            chosen &= selected_rounds(read_columns(self.folder / "rounds.csv"), self.validation)
         for number in sorted(chosen):
             predictions[number].write(self.folder, number)
         predictions.clear()
@@ -317,7 +316,7 @@ class Session:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
         self._check()
-        rounds = read_record(self.folder / "rounds.csv")
+        rounds = read_columns(self.folder / "rounds.csv")
         refuse_unmade(self.folder, rounds)
         self._say_stopped()
         last = self.strategy.finished_rounds
@@ -340,7 +339,7 @@ class Session:
         keep_selected(self.folder, rounds, self.validation)
         summary |= doubt_columns(self.folder, summary[f"{DEFAULT_RULE}_round"])
         self.recorder.write_summary(summary)
-        tidy_finished(results_folder(self.experiment), [self.folder])
+        end_run(self.folder, self.experiment)
         for callback in self.callbacks:
             callback.on_end(summary)
 
@@ -397,7 +396,7 @@ class Session:
         take_over_best(self.folder, self.checkpoint_folder, number)
         self.strategy.server.exchange.saved_round = number
         if too_many(self.folder):
-            keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
+            keep_selected(self.folder, read_columns(self.folder / "rounds.csv"), self.validation)
         if best and best.round == number:
             link_file(saved, self.folder / "best.safetensors")
             self._keep_entries("best", best.entries)

@@ -7,8 +7,9 @@ from pathlib import Path
 from fedsim.apps.client import app
 from fedsim.common.garbage import started
 from fedsim.records.callbacks import RunCallback
+from fedsim.records.results import write_results
 from fedsim.runs import admission
-from fedsim.runs.plan import Plan, resolve
+from fedsim.runs.plan import Plan, resolve, results_folder
 from fedsim.runs.serve import serve
 from fedsim.runtime.forked import ForkedGrid
 from fedsim.runtime.inline import LocalGrid
@@ -35,10 +36,16 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 
 
 def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Run (or resume) a plan, in which all settings are resolved; returns the run's folder."""
+    """Run (or resume) a plan, in which all settings are resolved, and write results.csv; returns the run's folder."""
+    if not admission.is_already_finished(plan):
+        play(plan, callbacks)
+        write_results(results_folder(plan.experiment))
+    return plan.folder
+
+
+def play(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
+    """Run (or resume) a plan as one of many, whose row is only added to results.csv; returns the run's folder."""
     runtime = plan.experiment.run.runtime
-    if admission.is_already_finished(plan):
-        return plan.folder
     admission.check_machine(plan)
     if runtime == "deployment":
         return load(SEPARATE_MACHINES, "runtime")(plan, callbacks)

@@ -43,13 +43,14 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
 
     A process runs many cells, so that they need not import all modules again.
     """
-    from fedsim.runtime.launch import launch
+    from fedsim.runs.plan import resolve
+    from fedsim.runtime.launch import play
 
     try:
         experiment = parse_experiment(settings)
         if not experiment.run.processes:  # other cells, which run at the same time, use the other cores
             experiment = experiment.replace(run={"processes": 1})
-        launch(experiment, [Progress(tell)])
+        play(resolve(experiment), [Progress(tell)])
     except ClaimedError as error:
         return "claimed", str(error), None
     except UserError as error:

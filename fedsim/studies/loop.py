@@ -57,6 +57,8 @@ def carry_out_step(
             show_missing_data(cells)
         console.print(study.table(cells, len(reservations) or budget.jobs))
         return
+    if waiting:
+        collect(runnable)
     try:
         if waiting:
             run_cells(cells, waiting, reservations, budget, study.is_blind)
@@ -76,6 +78,17 @@ def tidy(cells: Sequence[Cell]) -> None:
             folders.setdefault(results_folder(cell.experiment), []).append(cell.folder)
     for folder, runs in folders.items():
         tidy_finished(folder, runs)
+
+
+def collect(cells: Sequence[Cell]) -> None:
+    """Write results.csv of the cells' folders of results anew: their cells only append to it while they run."""
+    from fedsim.records.record_files import is_finished
+    from fedsim.records.results import write_results
+    from fedsim.runs.plan import results_folder
+
+    finished = [cell for cell in cells if is_finished(cell.folder)]
+    for folder in dict.fromkeys(results_folder(cell.experiment) for cell in finished):
+        write_results(folder)
 
 
 def show_counts(cells: Sequence[Cell], budget: Budget, reservations: Sequence[Reservation]) -> None:

@@ -21,6 +21,7 @@ from fedsim.studies.plan import ENDED, Cell
 
 STATE = "sweep.json"  # in the folder of the experiment, for `fedsim report --live`
 NOTED_SECONDS = 2.0
+UPDATE_SECONDS = 0.25  # between two looks at all cells, of which each message of a round would be one
 STATES = ("finished", "running", "elsewhere", "waiting", "failed", "pruned")  # in the order in which they are counted
 
 
@@ -67,7 +68,7 @@ class SweepView:
         rounds = sum(cell.experiment.train.rounds for cell in self._open)
         self._task = self._progress.add_task("sweep", total=rounds, left="")
         self._todo = list(self._open)
-        self._noted = 0.0
+        self._noted = self._updated = 0.0
         self._waits = False  # for other processes alone
         self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self.render)
 
@@ -76,6 +77,7 @@ class SweepView:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._update()
         self._live.stop()
         self._note(None, ended=True)
         states = Counter(cell.state for cell in self._cells)
@@ -85,7 +87,12 @@ class SweepView:
         errors.print(text)
 
     def update(self) -> None:
-        """Print a line for each cell that has ended, and update the bar from the cells."""
+        """Print a line for each cell that has ended, and update the bar from the cells, a few times a second."""
+        if time.monotonic() - self._updated > UPDATE_SECONDS:
+            self._update()
+
+    def _update(self) -> None:
+        self._updated = time.monotonic()
         ended = [cell for cell in self._open if cell.state in ENDED]
         for cell in ended:
             self._open.remove(cell)

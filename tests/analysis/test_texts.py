@@ -24,7 +24,7 @@ from fedsim.common.console import Terminal
 from fedsim.common.errors import printable
 from fedsim.export.cli import _write
 from fedsim.records.predictions import Predictions
-from fedsim.records.reading import write_results
+from fedsim.records.results import write_results
 from fedsim.studies.reproduction import Line, Numbers, Reproduction, render
 from fedsim.studies.view import STATE
 

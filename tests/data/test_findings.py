@@ -1,5 +1,6 @@
 """Findings: what the files of a data set show is said everywhere, and a grave one refuses until it is accepted."""
 
+import io
 import json
 import shutil
 
@@ -16,7 +17,7 @@ from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.data.findings import Finding, joined_names, lines_of, refuse_grave
 from fedsim.data.inspect import inspect
-from fedsim.data.label_findings import label_findings, one_hot_hint
+from fedsim.data.label_findings import READ_AS_EMPTY, label_findings, one_hot_hint
 from fedsim.data.levels import split_domains
 from fedsim.data.mask_values import mask_findings, value_counts, value_tally
 from fedsim.data.pixel_findings import pixel_findings, tally_of
@@ -26,6 +27,10 @@ from fedsim.settings import DataSettings
 from fedsim.settings.experiment import read_experiment
 
 RAMP = np.linspace(0, 1, 64).reshape(8, 8)  # every shade
+EMPTY_TEXTS = (
+    "nan", "NaN", "NAN", "na", "NA", "N/A", "n/a", "a", "null", "Null", "NULL", "none", "None", "NONE", "NA>", "nan>",
+    "N/A N/A", "IND", "QNAN", "inf", "?", "missing", "nil",
+)  # fmt: skip
 DOMAINS, CLASSES = ("bern", "lyon", "oslo"), ("cat", "dog")
 
 
@@ -253,6 +258,13 @@ def test_labels_that_are_not_what_they_look_like(counts, kind, text):
 ])  # fmt: skip
 def test_usual_labels_are_no_finding(names):
     assert label_findings(dict.fromkeys(names, 9), "t.csv", "label") == []
+
+
+def test_what_pandas_reads_as_empty():
+    """A list of ours, so that a run needs no pandas for it: among many short texts pandas takes no others."""
+    texts = [first + second for first in ("", "-", "#", "1.#", "-1.#", "<", "1", "n/") for second in EMPTY_TEXTS]
+    cells = pd.read_csv(io.StringIO("\n".join(texts)), header=None, dtype=str, sep="\t", quoting=3)[0]
+    assert {text for text, is_empty in zip(texts, cells.isna(), strict=True) if is_empty} == READ_AS_EMPTY
 
 
 def test_names_of_two_spellings_and_a_number_below_0_are_remarks():

@@ -84,6 +84,14 @@ def test_a_table_is_read_once_for_all_unseen_domains_unless_categories_depend_on
     }
 
 
+def test_digests_are_computed_once_for_all_runs_of_a_process(tmp_path):
+    data = table(tmp_path)
+    first, later = (reader(data, benchmark(data)) for _ in range(2))
+    assert first is not later
+    assert first.digests("a") is later.digests("a")
+    assert first.digests("a").shape == (3, 10)
+
+
 def test_true_and_false_are_numbers_and_parquet_is_read(tmp_path):
     frame = pd.DataFrame({"x": [True, False, None], "y": [1.5, 2.0, np.nan], "label": [1, 2, 1], "domain": list("aab")})
     frame.to_parquet(tmp_path / "t.parquet")

@@ -19,7 +19,8 @@ from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
 from fedsim.common.files import alone
 from fedsim.records import choose_runs, read_runs
-from fedsim.records.reading import of_experiment, write_results
+from fedsim.records.reading import of_experiment
+from fedsim.records.results import write_results
 from fedsim.runs.log_lines import LOG, LogLines, logger
 
 RUNS = 2 * 2 * 2  # methods, targets, seeds of own_grid

@@ -1,5 +1,6 @@
 """Killed and interrupted sweeps: their workers end too, and the same command continues them."""
 
+import csv
 import multiprocessing
 import os
 import re
@@ -19,7 +20,7 @@ from processes import is_alive, until
 from fedsim.common.errors import UserError
 from fedsim.common.workers import stop
 from fedsim.runs.claim import is_claimed
-from fedsim.studies import Axes, Budget, budget, run_sweep
+from fedsim.studies import Axes, Budget, budget, loop, run_sweep
 from fedsim.studies.plan import plan_cells
 from fedsim.studies.pool import CellProcess, LocalPool
 
@@ -79,6 +80,47 @@ def test_a_dead_worker_fails_its_cell_only_and_ctrl_c_leaves_the_others_resumabl
     assert set(held) == {cell.folder for cell in cells[1:]}
     assert [pid for pid in held.values() if is_alive(pid)] + [folder for folder in held if is_claimed(folder)] == []
     assert not list(tmp_path.rglob("summary.csv"))
+
+
+def test_a_worker_serves_cells_until_the_end_and_results_of_a_killed_sweep_are_those_of_an_unbroken_one(tmp_path):
+    """Methods that are not given in the order of their names: rows are appended, and sorted once at the end."""
+    words = ["train.rounds=1", "run.processes=1", "run.device=cpu"]
+    axes = Axes(["scaffold", "fedavg"], ["hungary", "cleveland"], [1, 0])
+    pids = set()
+
+    class Noted(SimpleNamespace):
+        def update(self):
+            pids.update(worker.process.pid for worker in pool.workers if worker.process)
+
+    def cells_in(folder):
+        return plan_cells("hospitals", axes, [*words, f"run.output={folder}"], "")
+
+    cells = cells_in(tmp_path / "whole")
+    pool = LocalPool(cells, [budget.Reservation(1, ())])
+    pool.run(Noted())
+    assert [cell.state for cell in cells] == ["finished"] * 8
+    assert len(pids) == 1
+    file = tmp_path / "whole" / "hospitals" / "results.csv"
+    assert len(file.read_text().splitlines()) == 9
+    unsorted = file.read_bytes()
+    loop.tidy(cells)
+    assert sorted(unsorted.splitlines()) == sorted(file.read_bytes().splitlines())
+    assert unsorted != file.read_bytes()
+
+    killed = cells_in(tmp_path / "killed")
+    LocalPool(killed[:3], [budget.Reservation(1, ())]).run(Noted())
+    torn = tmp_path / "killed" / "hospitals" / "results.csv"
+    torn.write_bytes(torn.read_bytes()[:-40])
+    assert not run_sweep(
+        "hospitals", axes, budget.Budget(jobs=1), overrides=[*words, f"run.output={tmp_path / 'killed'}"]
+    )
+    assert row_keys(torn) == row_keys(file)
+
+
+def row_keys(file):
+    """Everything of results.csv but seconds, which no two runs have alike."""
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
 
 
 @pytest.mark.parametrize("error", [OSError("AF_UNIX path too long"), EOFError()])

@@ -1,0 +1,66 @@
+"""Tables of texts: their columns by distinct text, the shipped table without pandas, and which texts are numbers."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedsim.data.array_rows import EMBEDDED
+from fedsim.data.feature_tables import is_empty, numbers_of, read_table
+from fedsim.data.text_table import Cells, TextTable, number_of, read_shipped
+
+TEXTS = ["a", "b", "a", "", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "column", [TEXTS, np.array(TEXTS, dtype=object), pd.Series(TEXTS), pd.Series(TEXTS, dtype=object)]
+)
+def test_a_function_is_called_once_for_each_distinct_text(column):
+    cells = Cells.of(column)
+    asked = []
+    assert cells.each(lambda text: asked.append(text) or text.upper()).tolist() == ["A", "B", "A", "", "B", "A"]
+    assert asked == ["a", "b", ""]
+    assert (len(cells), cells.text(4)) == (6, "b")
+    late = cells.chosen(cells.rows >= 3)
+    assert (late.rows.tolist(), [late.text(position) for position in range(3)]) == ([3, 4, 5], ["", "b", "a"])
+    assert list(cells.chosen(np.array([True, False, True, False, False, True])).texts) == ["a"]
+
+
+@pytest.mark.parametrize("file", [shipped.file for shipped in EMBEDDED.values()])
+def test_a_shipped_table_is_read_as_pandas_reads_it(file):
+    shipped, read = read_shipped(file), read_table(file)
+    assert list(shipped.columns) == list(read.columns)
+    for name in shipped.columns:
+        assert list(shipped.columns[name]) == list(read.columns[name])
+    assert shipped.rows.tolist() == read.rows.tolist()
+
+
+def test_rows_keep_their_numbers():
+    """They are named in messages, also after other rows were left out."""
+    table = TextTable.of(pd.DataFrame({"x": ["1", "2", "z"], "y": ["p", "", "q"]}))
+    late = table.chosen(np.array([False, True, True]))
+    assert (len(late), "x" in late, "z" in late) == (2, True, False)
+    assert is_empty(late["y"]).tolist() == [True, False]
+    with pytest.raises(ValueError, match=r"t\.csv, row 4: 'z' is no number"):
+        numbers_of(late["x"], np.zeros(2, bool), "t.csv")
+    assert late.frame().index.tolist() == [1, 2]
+
+
+NUMBERS = [
+    "1", "-2.5", "+.5", "5.", "1e3", "1E-3", "inf", "-Infinity", "007",
+    "0x10", "1_000", "1,5", "\N{DEVANAGARI DIGIT ONE}", ".", "", "1e", "--1", "x", "1 2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_the_same_texts_are_numbers_as_for_pandas(text):
+    expected = pd.to_numeric(pd.Series([text]), errors="coerce")[0]
+    number = number_of(text)
+    assert number == expected or (math.isnan(number) and math.isnan(expected))
+
+
+def test_further_texts_of_an_empty_cell_are_compared_as_numbers_too():
+    assert is_empty(Cells.of(["0", "0.0", "00", "x", "NA", "-", "1"]), ["0", "-", "nan"]).tolist() == [
+        True, True, True, False, True, True, False,
+    ]  # fmt: skip
