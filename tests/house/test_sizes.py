@@ -25,7 +25,6 @@ DENSITY = {
     "fedsim/runs": 10.5,
     "fedsim/runtime": 10.3,
     "fedsim/tensors": 13.0,
-    "fedsim/testing": 11.8,
     "strategies/wire": 12.0,
 }
 # The aim is 15 each.
