@@ -4,9 +4,9 @@ They are for inspection only and need the images of all source clients on this m
 see each other's images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from fedsim.runs.workspace import Workspace
 from strategies.parts import SERVER, ServerRound
 
 Column = tuple[str, Tensor]  # heading, images [rows, C, H, W] in [0, 1]
+Images = dict[str, Tensor]  # of each client, [rows, C, H, W]
+Entry = Mapping[str, np.ndarray]  # what a client contributed, e.g. "mean" and "std"
+Bank = dict[str, Entry]  # by client, or of SERVER
 SHARES = (0.25, 0.5, 0.75, 1.0)
 INCHES = 1.15  # side of one picture
 
@@ -37,7 +40,8 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
 
     Returns the files. Raises UserError for a method that does not change images by means of a bank.
     """
-    space, experiment = Workspace(plan), plan.experiment
+    space = Workspace(plan)
+    experiment = plan.experiment
     parts = [part for part in space.recipe.client_parts() if type(part) in COLUMNS and part.bank]
     if not parts:
         raise UserError(
@@ -50,15 +54,17 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     written = []
     for part in parts:
         bank = filled_bank(space, part.bank, clients)
-        for name in clients:
-            columns = COLUMNS[type(part)](part, name, images, bank)
+        columns_of = COLUMNS[type(part)]
+        for name, content in images.items():
+            others = {other: images[other] for other in images if other != name}
+            columns = [("content", content), *columns_of(part, content, others, bank)]
             client = name.replace("/", "-")
             file = output / f"{experiment.name}-{part.bank}-{client}.png"
             written.append(save_grid(columns, f"{label}: images of client {name}", file))
     return written
 
 
-def filled_bank(space: Workspace, name: str, clients: dict[str, DomainClient]) -> dict[str, Any]:
+def filled_bank(space: Workspace, name: str, clients: dict[str, DomainClient]) -> Bank:
     """Returns the entries of a bank, by client, after all clients have contributed to it once."""
     config = {"round": 0, "phase": "collect", "bank": name}
     entries = {}
@@ -68,50 +74,46 @@ def filled_bank(space: Workspace, name: str, clients: dict[str, DomainClient]) -
     return bank.merge({}, entries, ServerRound(0, 1, list(clients), {}))
 
 
-def style_columns(part: CrossClientStyle, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images; then, for every other client, one of its images and the content in its style."""
-    content = images[name]
+def style_columns(part: CrossClientStyle, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """For every other client, one of its images beside each content image, and the content in its style."""
     space = space_of(part, content.device)
     correction = int(part.content_variance == "unbiased")
     measured = style.statistics(space.encode(content), correction)
-    columns = [("content", content)]
-    for other in others_of(images, name):
+    columns = []
+    for other, images in others.items():
         means, stds = statistics_of(bank[other], content.device)
         turn = torch.arange(len(content)) % len(means)
         affine = style.adain_affine(measured, (means[turn], stds[turn]), part.alpha, space.gain)
         restyled = style.apply_affine(space, content, affine)
-        columns.append((f"one of\n{other}", images[other]))
+        columns.append((f"one of\n{other}", images))
         columns.append((f"in the style of\n{other}", restyled))
     return columns
 
 
-def contrast_columns(part: StyleContrast, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images, and the content in the style of all clients, as the term uses it and at full strength."""
-    content = images[name]
+def contrast_columns(part: StyleContrast, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """The content in the style of all clients, as the term uses it and at full strength."""
     space = space_of(part, content.device)
     correction = int(part.content_variance == "unbiased")
     statistics = statistics_of(bank[SERVER], content.device)
-    columns = [("content", content)]
+    columns = []
     for alpha in dict.fromkeys((part.alpha, 1.0)):
         restyled = style.restyle(space, content, statistics, alpha, correction)
         columns.append((f"strength {alpha:g}", restyled))
     return columns
 
 
-def amplitude_columns(part: EpisodicStep, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images, their interpolations with another client's image for several lambda, and that image.
+def amplitude_columns(part: EpisodicStep, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """The interpolations of the content with another client's image for several lambda, and that image.
 
     The rows take the other clients in turn.
     """
-    content = images[name]
-    others = [images[other] for other in others_of(images, name)]
     if not others:
         raise UserError("one source client has no foreign amplitudes; the pictures need at least two")
-    rows = [others[row % len(others)][row] for row in range(len(content))]
-    foreign = torch.stack(rows)
+    turn = cycle(others.values())
+    foreign = torch.stack([next(turn)[row] for row in range(len(content))])
     b = frequency.half_width(part.L_w, *content.shape[-2:])
     windows = frequency.amplitude(foreign, b)
-    columns = [("content", content)]
+    columns = []
     for share in SHARES:
         shares = torch.full((len(content),), share, device=content.device)
         mixed = frequency.interpolate(content, windows, shares, b)
@@ -120,28 +122,21 @@ def amplitude_columns(part: EpisodicStep, name: str, images: dict[str, Tensor], 
     return columns
 
 
-def view_columns(part: AlignedViews, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images, and the views of them that a step makes, with rows of all other clients."""
-    content = images[name]
-    entries = [bank[other] for other in others_of(images, name)]
-    entries = [entry for entry in entries if len(entry["mean"])]
+def view_columns(part: AlignedViews, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """The views of the content that a step makes, with rows of all other clients."""
+    statistics = [statistics_of(bank[other], content.device) for other in others]
+    statistics = [(means, stds) for means, stds in statistics if len(means)]
     styles = None
-    if entries:
-        joined = {key: np.concatenate([entry[key] for entry in entries]) for key in ("mean", "std")}
-        means, stds = statistics_of(joined, content.device)
+    if statistics:
+        means, stds = map(torch.cat, zip(*statistics))
         styles = means[:, :, None, None], stds[:, :, None, None]
-    columns = [("content", content)]
+    columns = []
     for number in range(1, part.views + 1):
         columns.append((f"view {number}", part.changed(content, styles)))
     return columns
 
 
-def others_of(images: dict[str, Tensor], name: str) -> list[str]:
-    """The names of all clients but one."""
-    return [other for other in images if other != name]
-
-
-def statistics_of(entry: dict[str, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+def statistics_of(entry: Entry, device: torch.device) -> tuple[Tensor, Tensor]:
     """(means, standard deviations) of a bank's entry, as tensors on a device."""
     mean = torch.from_numpy(entry["mean"])
     std = torch.from_numpy(entry["std"])
