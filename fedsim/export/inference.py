@@ -18,7 +18,7 @@ from fedsim.data.feature_tables import read_rows
 from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.data.scaling import scale_rule, scaled_by_site
-from fedsim.export.targets import Measures, evaluate_targets, measures_of_targets, names_of_examples
+from fedsim.export.targets import Evaluation, Measures, evaluate_targets, measures_of_targets, names_of_examples
 from fedsim.export.trained import TrainedModel, in_batches, softmax_of, tensors_of
 
 
@@ -45,7 +45,7 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     if single is None:
         for name in subfolders(folder):
             below[name] = _domain(folder / name, name, classes)
-    domains = [domain for domain in (single, *below.values()) if domain is not None and domain.files]
+    domains = [domain for domain in (single, *below.values()) if domain and domain.files]
     if not domains:
         names = ", ".join(classes[:5])
         more = ", ..." if len(classes) > 5 else ""
@@ -104,7 +104,7 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
     return _table(model, list(files))
 
 
-def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> Evaluation:
     """Returns (metrics of each domain and of all unseen ones, predictions).
 
     The metrics are the accuracy, the balanced accuracy and the macro F1, as fractions. A domain whose name is that of
@@ -116,13 +116,12 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
     tables = []
     for domain in data:
         table = _table(model, domain.files)
-        table.insert(0, "domain", domain.domain)
-        table.insert(2, "label", [model.classes[label] for label in domain.labels])
+        _add_labels(model, table, domain.domain, domain.labels)
         tables.append((domain.domain, table))
     return _evaluated(model, tables)
 
 
-def evaluate_rows(model: TrainedModel, file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+def evaluate_rows(model: TrainedModel, file: Path) -> Evaluation:
     """Returns (metrics of each domain and of all unseen ones, predictions) of a file of labelled rows.
 
     `read_labelled` says what the file has.
@@ -130,13 +129,11 @@ def evaluate_rows(model: TrainedModel, file: Path) -> tuple[pd.DataFrame, pd.Dat
     The metrics are those of the run's task, and domains are marked as `evaluate` marks them. With data.scale = 'site'
     every domain is standardized by its own rows. Raises UserError for a label that is no class of the run.
     """
-    data, bench = model.experiment.data, model.plan.data
     tables = []
-    for domain, (examples, names) in read_labelled(file, data, bench).items():
+    domains = read_labelled(file, model.experiment.data, model.plan.data)
+    for domain, (examples, names) in domains.items():
         indices = np.arange(len(names))
-        values = examples.values
-        if scale_rule(data, bench) == "site":
-            values = scaled_by_site(values, indices, bench)
+        values = _scaled(model, examples.values)
         if model.has_targets:
             _, table = evaluate_targets(model, domain, values, examples.labels, indices, names)
         else:
@@ -151,12 +148,13 @@ def _indices_of_classes(model: TrainedModel, labels: np.ndarray, file: Path) -> 
     places = {name: index for index, name in enumerate(model.classes)}
     unknown = sorted(set(labels) - places.keys())
     if unknown:
-        raise UserError(f"{file}: the label {unknown[0]!r} is no class of the model; {nearest(unknown[0], places)}"
-                        f"its classes are {', '.join(places)}")  # fmt: skip
+        label = unknown[0]
+        hint = f"{nearest(label, places)}its classes are {', '.join(places)}"
+        raise UserError(f"{file}: the label {label!r} is no class of the model; {hint}")
     return np.array([places[name] for name in labels], np.int64)
 
 
-def _evaluated(model: TrainedModel, tables: Sequence[tuple[str, pd.DataFrame]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _evaluated(model: TrainedModel, tables: Sequence[tuple[str, pd.DataFrame]]) -> Evaluation:
     """Returns (metrics, predictions) of the domains below each other.
 
     The metrics are those of each domain, marked where the model has seen it, and of all unseen ones where there are
@@ -180,8 +178,8 @@ def _evaluated(model: TrainedModel, tables: Sequence[tuple[str, pd.DataFrame]]) 
 
 def _mark(model: TrainedModel, domain: str) -> str:
     """What stands behind the name of a domain that the model has seen, in brackets; empty for an unseen one."""
-    bench, run = model.plan.data, model.experiment.run
-    name = matching(domain, bench.domains)
+    run = model.experiment.run
+    name = matching(domain, model.plan.data.domains)
     if name is None or name == run.target:
         return ""
     if name == run.validation_domain:
@@ -197,23 +195,45 @@ def evaluate_arrays(
     labels: np.ndarray,
     indices: np.ndarray,
     names: Sequence[str] = (),
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> Evaluation:
     """Like `evaluate`, for images uint8 [N, C, s, s] from a data set's reader; only `indices` are evaluated.
 
     The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
     """
     model.require_classes()
-    rule = model.plan.recipe.infer
-    if rule.shuffled:  # the same order as in the run
-        indices = numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)
-    if rule.transductive:
+    indices = _ordered(model, indices)
+    if model.inference_rule.transductive:
         model.adapt(tensors_of(images, indices, model.batch_size))
     batches = tensors_of(images, indices, model.batch_size)
     probabilities = np.concatenate([softmax_of(model(batch)) for batch in batches])
     table = _predictions(model, names_of_examples(domain, indices, names), probabilities)
-    table.insert(0, "domain", domain)
-    table.insert(2, "label", [model.classes[label] for label in labels[indices]])
+    _add_labels(model, table, domain, labels[indices])
     return pd.DataFrame([_measures(model, domain, table)]), table
+
+
+def _ordered(model: TrainedModel, indices: np.ndarray) -> np.ndarray:
+    """The indices [N] in the random order of the run for a rule that depends on the order, else as they are.
+
+    A folder lists its images class by class, so that a batch in their order would often have a single class.
+    """
+    if not model.inference_rule.shuffled:
+        return indices
+    return numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)
+
+
+def _scaled(model: TrainedModel, values: np.ndarray) -> np.ndarray:
+    """The values [N, ...] of a domain, standardized by themselves where data.scale = 'site'."""
+    bench = model.plan.data
+    if scale_rule(model.experiment.data, bench) != "site":
+        return values
+    return scaled_by_site(values, np.arange(len(values)), bench)
+
+
+def _add_labels(model: TrainedModel, table: pd.DataFrame, domain: str, labels: np.ndarray) -> None:
+    """Inserts the domain and the names of the labels [N] into a table of predictions."""
+    names = [model.classes[label] for label in labels]
+    table.insert(0, "domain", domain)
+    table.insert(2, "label", names)
 
 
 def _measures(model: TrainedModel, domain: str, table: pd.DataFrame) -> Measures:
@@ -241,12 +261,9 @@ def _measures(model: TrainedModel, domain: str, table: pd.DataFrame) -> Measures
 
 def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
     """Predictions of image files, in their order; a rule that needs it first sees them, in the order that it needs."""
-    rule = model.plan.recipe.infer
-    order = np.arange(len(files))
-    if rule.shuffled:  # a folder lists its images class by class
-        order = numpy_rng(model.experiment.run.seed, "test-order").permutation(order)
+    order = _ordered(model, np.arange(len(files)))
     ordered = [files[place] for place in order]
-    if rule.transductive:
+    if model.inference_rule.transductive:
         model.adapt(model.prepare(batch) for batch in in_batches(ordered, model.batch_size))
     probabilities = model.probabilities(ordered)
     names = [str(file) for file in files]
@@ -256,14 +273,11 @@ def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
 @torch.inference_mode()
 def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
     """Predictions of the rows of a table, called by the table and the row in it as an editor counts."""
-    data, bench = model.experiment.data, model.plan.data
-    values = read_rows(file, data, bench)
-    if scale_rule(data, bench) == "site":
-        values = scaled_by_site(values, np.arange(len(values)), bench)
-    batch = torch.from_numpy(values)
-    if model.plan.recipe.infer.transductive:
+    values = read_rows(file, model.experiment.data, model.plan.data)
+    batch = torch.from_numpy(_scaled(model, values))
+    if model.inference_rule.transductive:
         model.adapt([batch])
-    names = [f"{file}, row {number + 2}" for number in range(len(values))]
+    names = [f"{file}, row {number}" for number in range(2, len(values) + 2)]
     if model.has_targets:
         outputs = model.outputs(batch)
         columns = dict(zip(model.classes, outputs.T, strict=True))
@@ -288,7 +302,11 @@ def _predictions(model: TrainedModel, images: list[str], probabilities: np.ndarr
     doubt = model.doubt
     if doubt:
         calibrated = doubt.calibrated(probabilities)
+        sets = []
+        for is_in_set in doubt.sets(calibrated):
+            names = compress(model.classes, is_in_set)
+            sets.append(" | ".join(names))
         table["probability_calibrated"] = calibrated[rows, best]
-        table["set"] = [" | ".join(compress(model.classes, is_in_set)) for is_in_set in doubt.sets(calibrated)]
+        table["set"] = sets
     columns = [f"p({name})" for name in model.classes]
     return pd.concat([table, pd.DataFrame(probabilities, columns=columns)], axis=1)

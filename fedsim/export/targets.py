@@ -12,11 +12,11 @@ from fedsim.common.measures import (
     mean_absolute_error,
     root_mean_squared_error,
 )
-from fedsim.common.tasks import REGRESSION
 from fedsim.export.trained import TrainedModel, tensors_of
 from fedsim.models.tasks import mean_of_defined
 
 Measures = dict[str, str | int | float]
+Evaluation = tuple[pd.DataFrame, pd.DataFrame]  # (metrics of each domain, predictions of its examples)
 
 
 @torch.inference_mode()
@@ -27,14 +27,14 @@ def evaluate_targets(
     targets: np.ndarray,
     indices: np.ndarray,
     names: Sequence[str] = (),
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> Evaluation:
     """Returns (metrics, predictions) of the examples of a domain with targets [N, Q]; only `indices` are evaluated.
 
     The metrics are the mean absolute error, RMSE and R2, or the mean AUROC and that of each label; NaN is undefined.
     The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
     """
     batches = list(tensors_of(values, indices, model.batch_size))
-    if model.plan.recipe.infer.transductive:
+    if model.inference_rule.transductive:
         model.adapt(batches)
     predicted = np.concatenate([model.outputs(batch) for batch in batches])
     truth = targets[indices]
@@ -56,7 +56,7 @@ def measures_of_targets(model: TrainedModel, domain: str, table: pd.DataFrame) -
     """The row of metrics of a table of predictions that `evaluate_targets` made, or of several below each other."""
     truth = table[[f"{name} (truth)" for name in model.classes]].to_numpy()
     predicted = table[list(model.classes)].to_numpy()
-    if model.plan.data.task == REGRESSION.name:
+    if model.is_regression:
         measures = measures_of_numbers(truth, predicted)
     else:
         measures = measures_of_labels(truth, predicted, model.classes)

@@ -59,27 +59,35 @@ class TrainedModel(nn.Module):
     std: Tensor | None
 
     def __init__(
-        self, plan: Plan, net: Net, file: Path, own: Uploads | None = None, scale: Scale | None = None
+        self,
+        plan: Plan,
+        net: Net,
+        file: Path,
+        own: Uploads | None = None,
+        scale: Scale | None = None,
     ) -> None:
         super().__init__()
-        self.plan, self.file, self.scale = plan, file, scale
+        self.plan = plan
+        self.file = file
+        self.scale = scale
         self.feature_scale = scale_of_features(scale, plan.experiment.data, plan.data)
         self.rules = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
         if scale and scales_targets(plan.experiment.data, plan.data):
             self.rules.use_units(scale.mean[-1], scale.std[-1])
         self.experiment: Experiment = plan.experiment
-        self.classes, self.channels = plan.data.outputs, plan.data.channels
+        self.classes = plan.data.outputs
+        self.channels = plan.data.channels
         self.image_size = self.experiment.data.image_size
         self.net = net.eval().requires_grad_(False)
         self.shape = plan.data.example_shape(self.image_size)
         mean, std = self._statistics()
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
-        rule = plan.recipe.infer
+        self.inference_rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self.remark = unfinished(file.parent) if file.stem == "best" else ""
         self._predict = self._begun()
-        self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
+        self.batch_size = self.inference_rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
 
     def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
@@ -99,10 +107,9 @@ class TrainedModel(nn.Module):
 
     def _begun(self) -> Predict | None:
         """The function of the inference rule; None for a rule that needs images first."""
-        rule = self.plan.recipe.infer
-        if rule.transductive:
+        if self.inference_rule.transductive:
             return None
-        return rule.begin(self.net, tuple, self.own)
+        return self.inference_rule.begin(self.net, tuple, self.own)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """Mean and std by which the run normalized its images, or standardized its tensors; None for neither."""
@@ -139,10 +146,10 @@ class TrainedModel(nn.Module):
         A regression gives predictions in the user's unit.
         """
         if self._predict is None:
-            name = type(self.plan.recipe.infer).__name__
+            name = type(self.inference_rule).__name__
             raise UserError(f"the rule {name} uses images of the unseen domain first; call adapt(batches)")
         logits = self._predict(self.normalize(images))
-        if self.plan.data.task == REGRESSION.name:
+        if self.is_regression:
             return self.rules.keep(logits)
         return logits
 
@@ -152,8 +159,7 @@ class TrainedModel(nn.Module):
         They should come in a random order: a batch of one class has its statistics. Other rules ignore them.
         """
         inputs = [self.normalize(images) for images in batches]
-        rule = self.plan.recipe.infer
-        self._predict = rule.begin(self.net, lambda: iter(inputs), self.own)
+        self._predict = self.inference_rule.begin(self.net, lambda: iter(inputs), self.own)
         return self
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
@@ -186,11 +192,16 @@ class TrainedModel(nn.Module):
         """Whether each output is a number or a label of its own, and no class."""
         return self.plan.data.task in OF_TENSORS
 
+    @property
+    def is_regression(self) -> bool:
+        """Whether each output is a number in the user's unit."""
+        return self.plan.data.task == REGRESSION.name
+
     @torch.inference_mode()
     def outputs(self, values: Tensor) -> np.ndarray:
         """Predictions [N, Q] in the user's unit, or the probability of each label, of tensors in one batch."""
         outputs = self(values)
-        if self.plan.data.task != REGRESSION.name:
+        if not self.is_regression:
             outputs = self.rules.keep(outputs)
         return outputs.numpy()
 
@@ -312,7 +323,8 @@ def other_images(model: TrainedModel) -> str:
 
     It is empty, too, where the run did not record its images.
     """
-    data, target = model.experiment.data, model.experiment.run.target
+    data = model.experiment.data
+    target = model.experiment.run.target
     recorded = read_environment(model.file.parent).get("data", {})
     if target not in recorded:
         return ""
@@ -346,7 +358,7 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> 
 
 def _output(model: TrainedModel) -> str:
     """What the outputs of the model are, with their shape."""
-    if model.plan.data.task == REGRESSION.name:
+    if model.is_regression:
         return "predictions [N, 1] in the unit of the label"
     if model.has_targets:
         return "logits [N, labels]; the sigmoid of each is the probability of its label"

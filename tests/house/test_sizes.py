@@ -20,7 +20,6 @@ DENSITY = {
     "fedsim/apps": 11.4,
     "fedsim/data": 12.1,
     "fedsim/deploy": 10.2,
-    "fedsim/export": 11.7,
     "fedsim/methods": 10.1,
     "fedsim/runs": 10.5,
     "fedsim/runtime": 10.3,
