@@ -191,14 +191,14 @@ def _results(model: TrainedModel) -> list[str]:
         if pd.isna(chosen):  # no round has a validation
             lines.append(f"| {label} | none | - | - |")
             continue
-        on_target = task.text(summary[f"{rule}_target_{task.metric}"])
         on_sources = task.text(_validation(rounds, column, chosen, folder))
+        on_target = task.text(summary[f"{rule}_target_{task.metric}"])
         lines.append(f"| {label} | {chosen:.0f} | {on_target} | {on_sources} |")
     return lines
 
 
 def _validation(rounds: pd.DataFrame, column: str, chosen: float, folder: Path) -> float:
-    """The validation of a round; UserError where the records of the rounds, which have it as index, lack it."""
+    """Returns the validation of a round from the records, whose index is the round; UserError where they lack it."""
     if column not in rounds or chosen not in rounds.index:
         file = folder / "rounds.csv"
         raise UserError(f"{file}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}")
@@ -206,7 +206,7 @@ def _validation(rounds: pd.DataFrame, column: str, chosen: float, folder: Path) 
 
 
 def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:
-    """(how the round was selected, what the column of its validation holds), in words."""
+    """Returns (how the round was selected, what the column of its validation holds), in words."""
     if run.validation_domain:
         return f"best on {run.validation_domain}", f"validation {metric} on {run.validation_domain}"
     if run.select_on == "local":

@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _of_target(model: "TrainedModel") -> "Evaluation":
-    """(metrics, predictions) of the run's unseen domain, as the data set has it now."""
+    """Returns (metrics, predictions) of the run's unseen domain, as the data set has it now."""
     from fedsim.data import load_target, load_target_masks
     from fedsim.export.inference import evaluate_arrays
     from fedsim.export.targets import evaluate_targets

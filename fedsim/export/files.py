@@ -83,9 +83,9 @@ def _largest_difference(runner: Runner, images: Tensor, expected: np.ndarray) ->
 
 
 def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
-    """(float images in [0, 1], a text that says which they are): images of the run's unseen domain, or random images.
+    """Returns (float images in [0, 1], a text that says which they are) of the run's unseen domain.
 
-    Random images are used when the domain is not on this machine.
+    They are random images when the domain is not on this machine.
     """
     experiment = model.experiment
     try:

@@ -196,9 +196,10 @@ def evaluate_arrays(
     indices: np.ndarray,
     names: Sequence[str] = (),
 ) -> Evaluation:
-    """Like `evaluate`, for images uint8 [N, C, s, s] from a data set's reader; only `indices` are evaluated.
+    """Evaluates a model on images uint8 [N, C, s, s] from a data set's reader; only `indices` are evaluated.
 
-    The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
+    Returns (metrics, predictions) with the columns of `evaluate`. The predictions call an example DOMAIN[INDEX], or as
+    `names` [N] do.
     """
     model.require_classes()
     indices = _ordered(model, indices)

@@ -75,7 +75,7 @@ def filled_bank(space: Workspace, name: str, clients: dict[str, DomainClient]) -
 
 
 def style_columns(part: CrossClientStyle, content: Tensor, others: Images, bank: Bank) -> list[Column]:
-    """For every other client, one of its images beside each content image, and the content in its style."""
+    """Returns two columns for every other client: its images, and the content in its style."""
     space = space_of(part, content.device)
     correction = int(part.content_variance == "unbiased")
     measured = style.statistics(space.encode(content), correction)
@@ -91,7 +91,7 @@ def style_columns(part: CrossClientStyle, content: Tensor, others: Images, bank:
 
 
 def contrast_columns(part: StyleContrast, content: Tensor, others: Images, bank: Bank) -> list[Column]:
-    """The content in the style of all clients, as the term uses it and at full strength."""
+    """Returns the content in the style of all clients, as the term uses it and at full strength."""
     space = space_of(part, content.device)
     correction = int(part.content_variance == "unbiased")
     statistics = statistics_of(bank[SERVER], content.device)
@@ -103,7 +103,7 @@ def contrast_columns(part: StyleContrast, content: Tensor, others: Images, bank:
 
 
 def amplitude_columns(part: EpisodicStep, content: Tensor, others: Images, bank: Bank) -> list[Column]:
-    """The interpolations of the content with another client's image for several lambda, and that image.
+    """Returns the content interpolated with another client's image for several lambda, and that image.
 
     The rows take the other clients in turn.
     """
@@ -123,7 +123,7 @@ def amplitude_columns(part: EpisodicStep, content: Tensor, others: Images, bank:
 
 
 def view_columns(part: AlignedViews, content: Tensor, others: Images, bank: Bank) -> list[Column]:
-    """The views of the content that a step makes, with rows of all other clients."""
+    """Returns the views of the content that a step makes, with rows of all other clients."""
     statistics = [statistics_of(bank[other], content.device) for other in others]
     statistics = [(means, stds) for means, stds in statistics if len(means)]
     styles = None
@@ -137,10 +137,10 @@ def view_columns(part: AlignedViews, content: Tensor, others: Images, bank: Bank
 
 
 def statistics_of(entry: Entry, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(means, standard deviations) of a bank's entry, as tensors on a device."""
-    mean = torch.from_numpy(entry["mean"])
-    std = torch.from_numpy(entry["std"])
-    return mean.to(device), std.to(device)
+    """Returns (means, standard deviations) of a bank's entry, as tensors on a device."""
+    means = torch.from_numpy(entry["mean"])
+    stds = torch.from_numpy(entry["std"])
+    return means.to(device), stds.to(device)
 
 
 COLUMNS: dict[type, Callable[..., list[Column]]] = {
@@ -152,7 +152,7 @@ COLUMNS: dict[type, Callable[..., list[Column]]] = {
 
 
 def example_images(data: LocalData, rows: int) -> Tensor:
-    """Training images of different classes in turn, [rows, C, H, W]."""
+    """Returns training images of different classes in turn, [rows, C, H, W]."""
     labels = data.labels[: data.examples].cpu().numpy()
     turn = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):

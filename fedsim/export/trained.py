@@ -288,10 +288,10 @@ def model_file(folder: Path, which: str) -> Path:
 
 
 def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
-    """The plan of the run in whose folder a model's file is, and its network with the tensors of the file.
+    """Returns (plan of the run in whose folder a model's file is, its network with the tensors of the file).
 
-    The names of domains and classes are those that the run recorded, not those on disk now. UserError for a folder that
-    names modules outside fedsim, without trust.
+    The names of domains and classes are those that the run recorded, not those on disk now. Raises UserError for a
+    folder that names modules outside fedsim, without trust, and for a file that does not fit the run's settings.
     """
     experiment = read_settings(file.parent)
     refuse_outside(experiment, file.parent, trust)
