@@ -254,7 +254,7 @@ class Session:
     def _write_in_time(self, number: int, model: ArrayRecord) -> None:
         """Writes what waits, with a checkpoint or without, if it is time for it or the run is over."""
         every = self.experiment.run.checkpoint_every or (1 if self._must_not_repeat() else 0)
-        is_time = number == 0 or time.monotonic() - self._unwritten.since >= WRITE_SECONDS
+        is_time = number <= 1 or time.monotonic() - self._unwritten.since >= WRITE_SECONDS
         saves = number % every == 0 if every else is_time
         if saves or self.is_over():
             self._write(with_all_predictions=False)

@@ -11,7 +11,7 @@ from invented import pacs_experiment, write_run
 from fedsim.analysis import compare
 from fedsim.common.errors import UserError
 from fedsim.records import Recorder, read_runs, select, summary_row
-from fedsim.records.selection import RULES
+from fedsim.records.selection import RULES, is_better
 from fedsim.runs.round_rows import round_row
 
 LOCAL = "mean_local_validation_accuracy"
@@ -137,3 +137,12 @@ def test_rounds_that_no_reply_made_are_counted(tmp_path):
     notes = " ".join(compare(summaries(tmp_path)).notes)
     assert "No client's reply was accepted in rounds of pacs/fedavg/photo/seed0 (1 of 3 rounds)" in notes
     assert "rounds rest on the others" not in notes
+
+
+def test_a_round_is_better_only_by_a_strict_improvement():
+    """The first of equals stays, also where sums in another order differ in the last bit; NaN is no score."""
+    third = 0.1 + 0.2
+    assert [is_better(*pair) for pair in ((0.6, 0.5), (0.5, 0.5), (third, 0.3), (0.4, 0.5))] == [True] + 3 * [False]
+    assert is_better(0.5, math.nan)
+    assert not is_better(math.nan, 0.5)
+    assert not is_better(math.nan, math.nan)
