@@ -18,7 +18,6 @@ MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, an
 # Folders that are not yet there; numbers only fall.
 DENSITY = {
     "fedsim/data": 12.1,
-    "fedsim/deploy": 10.2,
     "fedsim/export": 11.7,
     "fedsim/methods": 10.1,
     "fedsim/runs": 10.5,
