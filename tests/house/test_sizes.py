@@ -20,7 +20,6 @@ DENSITY = {
     "fedsim/data": 12.1,
     "fedsim/export": 11.7,
     "fedsim/methods": 10.1,
-    "fedsim/runs": 10.5,
     "fedsim/runtime": 10.3,
     "fedsim/tensors": 13.0,
     "fedsim/testing": 11.8,
