@@ -83,7 +83,9 @@ def allocated(device: torch.device, peak: bool = False) -> float:
 
 def options(scale: Scale, backbone: str) -> argparse.Namespace:
     """The settings of a step in the form that `steps.py` takes."""
-    return argparse.Namespace(data="digits", backbone=backbone, size=scale.size, batch=scale.batch, bottleneck=0)
+    return argparse.Namespace(
+        data="digits", backbone=backbone, size=scale.size, batch=scale.batch, bottleneck=0, head="linear", train="all"
+    )
 
 
 def rate(scale: Scale, device: torch.device) -> Iterator[Row]:

@@ -135,4 +135,4 @@ def launches(scale: Scale, device: torch.device) -> Iterator[Row]:
 
 def options(backbone: str) -> Namespace:
     """The settings of a step in the form that `steps.py` takes."""
-    return Namespace(data="digits", backbone=backbone, size=SIZE, batch=BATCH, bottleneck=0)
+    return Namespace(data="digits", backbone=backbone, size=SIZE, batch=BATCH, bottleneck=0, head="linear", train="all")

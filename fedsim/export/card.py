@@ -25,49 +25,58 @@ SUMS = (
     "training rows (data.scale)"
 )
 OWN = "your own images"  # the source of rows that read a user's data
+LIMITS = (
+    "Numbers of a run are of one unseen domain with one seed. They may be different on another domain or with other "
+    "cameras; measure them with `fedsim evaluate` before you rely on the model."
+)
 
 
 def card(model: TrainedModel) -> str:
-    """Markdown text with data, method, domains, results, licence of the weights, limits and versions."""
-    experiment, data = model.experiment, model.plan.data
+    """Returns a Markdown text with data, method, domains, results, licence of the weights, limits and versions.
+
+    Raises UserError when the records of the run contradict each other.
+    """
+    experiment = model.experiment
+    data = model.plan.data
     method = model.plan.recipe.label(experiment.method_name)
-    name = experiment.name if data.source.startswith(OWN) else data.title
+    inputs = "Images" if data.images else "Inputs"
     sections = {
-        "Data": [
-            f"Data set: {data.title} ({data.source or OWN}).",
-            *_domains(model),
-            f"Outputs: {', '.join(model.classes)}.",
-        ],
-        "Images" if data.images else "Inputs": [_inputs(model)],
+        "Data": _data(model),
+        inputs: [_inputs(model)],
         "Method": _method(model, method),
         "Results": _results(model),
-        **({"Doubt": _doubt(model, model.doubt)} if model.doubt else {}),
-        "Weights": _weights(model),
-        "Limits": [
-            "Numbers of a run are of one unseen domain with one seed. They may be different on another domain or with "
-            "other cameras; measure them with `fedsim evaluate` before you rely on the model.",
-        ],
-        "Versions": _versions(model.file.parent),
     }
     if model.remark:
         sections["Results"].append(f"\n{model.remark}.")
-    parts = [f"# {name}: {method}", *_summary(model, method)]
+    if model.doubt:
+        sections["Doubt"] = _doubt(model, model.doubt)
+    sections["Weights"] = _weights(model)
+    sections["Limits"] = [LIMITS]
+    sections["Versions"] = _versions(model.file.parent)
+    name = data.title
+    if data.source.startswith(OWN):
+        name = experiment.name
+    parts = [f"# {name}: {method}", _summary(model, method)]
     for title, lines in sections.items():
         parts += [f"## {title}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
 def _method(model: TrainedModel, method: str) -> list[str]:
-    """Its paper, how long it was trained, and what clients disclosed."""
+    """The method's paper, how long it was trained, and what clients disclosed."""
     recipe = model.plan.recipe
+    paper = recipe.paper or "no paper named"
     stopped = read_environment(model.file.parent).get("stopped", {})
     rounds = stopped.get("after_round", model.experiment.train.rounds)
+    duration = f"{rounds} rounds" if rounds > 1 else f"{rounds} round"
+    seed = model.experiment.run.seed
     disclosed = [recipe.disclosure()]
-    disclosed += [SUMS] if model.scale else []
-    disclosed += [DISCLOSED] if model.experiment.run.doubt else []
+    if model.scale:
+        disclosed.append(SUMS)
+    if model.experiment.run.doubt:
+        disclosed.append(DISCLOSED)
     return [
-        f"{method} ({recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
-        f"{model.experiment.run.seed}; inference rule {_rule(model)}.",
+        f"{method} ({paper}), {duration}, seed {seed}; inference rule {_rule(model)}.",
         f"Clients disclosed: {'; '.join(disclosed)}.",
     ]
 
@@ -84,52 +93,78 @@ def _doubt(model: TrainedModel, doubt: Doubt) -> list[str]:
     columns = ["target_coverage", "target_set_size"]
     if not summary.empty and set(columns) <= set(summary.columns):
         covered, size = summary.iloc[0][columns]
-        lines.append(f"On {model.experiment.run.target} {100 * covered:.1f} % of the sets had the true class, with "
-                     f"{size:.2f} classes in a set.")  # fmt: skip
+        target = model.experiment.run.target
+        lines.append(
+            f"On {target} {100 * covered:.1f} % of the sets had the true class, with {size:.2f} classes in a set."
+        )
     return ["\n\n".join(lines)]
 
 
 def _inputs(model: TrainedModel) -> str:
-    """What the model takes."""
+    """What the model takes: images of a size, or tensors of a shape."""
     data = model.plan.data
     if data.images:
         return (
             f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
             "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself."
         )
-    names = f": {', '.join(data.features)}" if data.features else ""
+    names = ""
+    if data.features:
+        names = f": {', '.join(data.features)}"
     scaling = "standardized before"
     if model.feature_scale:
         scaling = "the model standardizes them itself; NaN is a missing value"
     return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling}."
 
 
-def _summary(model: TrainedModel, method: str) -> list[str]:
-    task, backbone = model.plan.data.task, model.experiment.model.backbone
+def _summary(model: TrainedModel, method: str) -> str:
+    """The task and the backbone of the model, how it was trained, and its file."""
+    data = model.plan.data
+    backbone = model.experiment.model.backbone
     how = "by federated domain generalization"
     if model.plan.recipe.pooled:
         how = "on the pooled data of all source domains, not federated"
-    return [f"Model of {model.plan.data.unit} for {task}, {backbone}, trained {how} "
-            f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
+    folder = "/".join(model.file.parent.parts[-4:])
+    file = f"{model.file.name} of {folder}"
+    return f"Model of {data.unit} for {data.task}, {backbone}, trained {how} ({method}). File: {file}."
+
+
+def _data(model: TrainedModel) -> list[str]:
+    """The data set with its source, the domains, and the names of the outputs."""
+    data = model.plan.data
+    return [
+        f"Data set: {data.title} ({data.source or OWN}).",
+        *_domains(model),
+        f"Outputs: {', '.join(model.classes)}.",
+    ]
 
 
 def _domains(model: TrainedModel) -> list[str]:
     """Which domains trained, which one selected the round, and what was used of the unseen one."""
-    data, run, plan = model.experiment.data, model.experiment.run, model.plan
+    plan = model.plan
+    data = model.experiment.data
+    run = model.experiment.run
     unit = plan.data.unit
     unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
     if plan.recipe.uses_target_unlabelled:
-        unseen = (f"{100 * data.adapt_share:.0f} % of the {unit} of {run.target}, the unseen domain, were trained on "
-                  f"without their labels; the results are of its other {unit}.")  # fmt: skip
+        share = f"{100 * data.adapt_share:.0f} %"
+        unseen = (
+            f"{share} of the {unit} of {run.target}, the unseen domain, were trained on without their labels; the "
+            f"results are of its other {unit}."
+        )
     sources = ", ".join(source_domains(data, run.target, plan.data))
-    chosen = [f"No one trained on {run.validation_domain}, which selected the round."] if run.validation_domain else []
-    return [f"Trained on {sources}. {unseen}", *chosen]
+    lines = [f"Trained on {sources}. {unseen}"]
+    if run.validation_domain:
+        lines.append(f"No one trained on {run.validation_domain}, which selected the round.")
+    return lines
 
 
 def _rule(model: TrainedModel) -> str:
     """The inference rule of this file: a personal model has no tensors of other clients and predicts by itself."""
-    rule = model.plan.recipe.infer
-    return part_name(EvalMode() if rule.bank and model.own is None else rule)
+    rule = model.inference_rule
+    if rule.bank and model.own is None:
+        return part_name(EvalMode())
+    return part_name(rule)
 
 
 def _results(model: TrainedModel) -> list[str]:
@@ -146,26 +181,32 @@ def _results(model: TrainedModel) -> list[str]:
     task = task_in(summary.index, "last_target_")
     column = primary_column(model.experiment, task.metric)
     selected, validation = _validation_texts(model.experiment.run, task.title)
+    labels = {"best_validation": f"{selected} (`best`)", "last": "last round (`last`)"}
     lines = [
         f"| selection | round | {task.title} on the unseen domain | {validation} |",
         "|---|---|---|---|",
     ]
-    for rule, label in {"best_validation": f"{selected} (`best`)", "last": "last round (`last`)"}.items():
+    for rule, label in labels.items():
         chosen = summary[f"{rule}_round"]
         if pd.isna(chosen):  # no round has a validation
             lines.append(f"| {label} | none | - | - |")
             continue
-        if column not in rounds or chosen not in rounds.index:
-            raise UserError(
-                f"{folder / 'rounds.csv'}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}"
-            )
-        numbers = [summary[f"{rule}_target_{task.metric}"], rounds.loc[chosen, column]]
-        lines.append(" | ".join([f"| {label}", f"{chosen:.0f}", *map(task.text, numbers), ""]).rstrip())
+        on_sources = task.text(_validation(rounds, column, chosen, folder))
+        on_target = task.text(summary[f"{rule}_target_{task.metric}"])
+        lines.append(f"| {label} | {chosen:.0f} | {on_target} | {on_sources} |")
     return lines
 
 
+def _validation(rounds: pd.DataFrame, column: str, chosen: float, folder: Path) -> float:
+    """Returns the validation of a round from the records, whose index is the round; UserError where they lack it."""
+    if column not in rounds or chosen not in rounds.index:
+        file = folder / "rounds.csv"
+        raise UserError(f"{file}: it lacks {column!r} of round {chosen:.0f}, which summary.csv names; {AGAIN}")
+    return rounds.loc[chosen, column]
+
+
 def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:
-    """(how the round was selected, what the column of its validation holds), in words."""
+    """Returns (how the round was selected, what the column of its validation holds), in words."""
     if run.validation_domain:
         return f"best on {run.validation_domain}", f"validation {metric} on {run.validation_domain}"
     if run.select_on == "local":
@@ -174,25 +215,31 @@ def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:
 
 
 def _weights(model: TrainedModel) -> list[str]:
+    """The weights from which the training started, and their licence."""
     settings = model.experiment.model
     if settings.weights == "none":
         return ["Trained from random weights."]
     row = find_backbone(settings)
-    licence = row.licence if settings.weights in row.sources else ""
-    stated = f"licence: {licence}" if licence else "licence: not known to fedsim, see where they come from"
+    licence = "not known to fedsim, see where they come from"
+    if row.licence and settings.weights in row.sources:
+        licence = row.licence
     images = "ImageNet's images have terms of their own."
     if settings.weights not in ("imagenet", "package"):  # `hub` and files may be of any training
         images = "The images on which they were trained may have terms of their own."
-    return [f"Started from the weights `{settings.weights}` of {settings.backbone} ({stated}). {images}"]
+    weights = f"`{settings.weights}` of {settings.backbone}"
+    return [f"Started from the weights {weights} (licence: {licence}). {images}"]
 
 
 def _versions(folder: Path) -> list[str]:
+    """The versions of PACKAGES in each environment in which the run had rounds."""
     recorded = read_environment(folder)
     if not recorded:
         return ["Not recorded."]
     lines = []
     for rounds, table in all_environments(recorded):
         packages = table.get("packages", {})
-        named = ", ".join(f"{name} {packages[name]}" for name in PACKAGES if name in packages)
-        lines.append(f"{rounds.strip().capitalize()}: {named}." if rounds else f"{named}.")
+        versions = ", ".join(f"{name} {packages[name]}" for name in PACKAGES if name in packages)
+        if rounds:
+            versions = f"{rounds.strip().capitalize()}: {versions}"
+        lines.append(f"{versions}.")
     return ["\n\n".join(lines)]

@@ -13,6 +13,7 @@ from fedsim.common.tasks import TASKS
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedsim.export.targets import Evaluation
     from fedsim.export.trained import TrainedModel
 
 RunFolder = Annotated[Path, typer.Argument(help="folder of one run, e.g. outputs/pacs/fedavg/sketch/seed0")]
@@ -48,26 +49,31 @@ def evaluate(
         measures, predictions = inference.evaluate(model, inference.labelled_images(data, model.classes))
     else:
         measures, predictions = inference.evaluate_rows(model, data)
-    table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
+    headings = [column.replace("_", " ") for column in measures.columns]
+    table = Table(*headings, title=escape(f"{run} ({which})"))
     task = TASKS[model.plan.data.task]
-    for row in measures.itertuples(index=False):
-        table.add_row(escape(str(row[0])), str(row[1]), *(task.text(value) for value in row[2:]))
+    for domain, count, *values in measures.itertuples(index=False):
+        cells = [task.text(value) for value in values]
+        table.add_row(escape(str(domain)), str(count), *cells)
     console.print(table)
     _write(predictions, output)
 
 
-def _of_target(model: "TrainedModel") -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """(metrics, predictions) of the run's unseen domain, as the data set has it now."""
+def _of_target(model: "TrainedModel") -> "Evaluation":
+    """Returns (metrics, predictions) of the run's unseen domain, as the data set has it now."""
     from fedsim.data import load_target, load_target_masks
     from fedsim.export.inference import evaluate_arrays
     from fedsim.export.targets import evaluate_targets
     from fedsim.export.trained import other_images, refuse_other_classes
 
-    data, target = model.experiment.data, model.experiment.run.target
+    data = model.experiment.data
+    target = model.experiment.run.target
     refuse_other_classes(model)
     images, labels, indices = load_target(data, target)
     _note(other_images(model))
-    targets = load_target_masks(data, target) if model.has_targets else None
+    targets = None
+    if model.has_targets:
+        targets = load_target_masks(data, target)
     if targets is None:
         return evaluate_arrays(model, target, images, labels, indices)
     return evaluate_targets(model, target, images, targets, indices)
@@ -88,16 +94,26 @@ def predict(
 
     model = _model(run, which, trust)
     predictions = inference.predict(model, images)
-    names = list(model.plan.data.outputs) if model.has_targets else ["class", "probability"]
-    if model.doubt:
-        names += ["calibrated", f"set ({100 * (1 - model.doubt.alpha):g} %)"]
-    table = Table("image", *map(escape, names))
+    headings = ["image", *_headings(model)]
+    table = Table(*map(escape, headings))
     for row in predictions.head(SHOWN).itertuples(index=False):
-        table.add_row(escape(row[0]), *map(escape, _cells(model, row)))
+        cells = [row[0], *_cells(model, row)]
+        table.add_row(*map(escape, cells))
     console.print(table)
     if len(predictions) > SHOWN:
         console.print(f"and {len(predictions) - SHOWN} more; --output writes them all")
     _write(predictions, output)
+
+
+def _headings(model: "TrainedModel") -> list[str]:
+    """The headings of the cells of a predicted example."""
+    if model.has_targets:
+        return list(model.classes)
+    headings = ["class", "probability"]
+    if model.doubt:
+        share = 100 * (1 - model.doubt.alpha)
+        headings += ["calibrated", f"set ({share:g} %)"]
+    return headings
 
 
 def _cells(model: "TrainedModel", row: Any) -> list[str]:
@@ -147,7 +163,7 @@ def features(
 
 
 def _model(run: Path, which: str, trust: bool) -> "TrainedModel":
-    """The run's model; what is to be known about its file is printed."""
+    """Loads the run's model, and prints what is to be known about its file."""
     from fedsim.export.trained import load_trained
 
     model = load_trained(run, which, trust)
@@ -156,11 +172,13 @@ def _model(run: Path, which: str, trust: bool) -> "TrainedModel":
 
 
 def _note(text: str) -> None:
+    """Prints a note on the error stream, unless it is empty."""
     if text:
         errors.print(f"note: {text}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _write(table: "pd.DataFrame", output: Path | None) -> None:
+    """Writes predictions to a CSV file where one is named."""
     if output is not None:
         atomic_write(output, printable(table.to_csv(index=False)))
         say(f"predictions: {output}")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.analysis.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.common.errors import UserError
@@ -41,7 +41,7 @@ HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933"
 def domain_features(
     experiment: Experiment, weights: Path, per_domain: int, trust: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(features, class index, domain index) of a random subset of every domain, the unseen one included.
+    """Returns (features, class index, domain index) of a random subset of every domain, the unseen one included.
 
     They are those with which the model predicts, by the run's inference rule (FedIG-A's adapters). A rule that looks at
     all images of a domain, or at single clients' tensors, is left out, and the features are those of eval mode. The
@@ -52,20 +52,27 @@ def domain_features(
     extract = extractor(net, plan.recipe.infer)
     data = benchmark(experiment.data)
     transforms = _transforms(experiment, data, recorded_scale(read_environment(weights.parent)))
-    features, classes, domains = [], [], []
+    features: list[np.ndarray] = []
+    classes: list[np.ndarray] = []
+    domains: list[np.ndarray] = []
     for index, domain in enumerate(data.domains):
         images, labels = read_whole(reader(experiment.data, data), domain)
         order = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))
         chosen = np.sort(order[:per_domain])
+        classes.append(labels[chosen])
+        domains.append(np.full(len(chosen), index))
         for part in np.array_split(chosen, max(len(chosen) // 256, 1)):
-            batch = transforms.normalize(transforms.read(torch.from_numpy(images[part])))
-            maps = extract(batch)
-            if maps.ndim > 2:
-                maps = maps.flatten(2).mean(dim=2)
-            features.append(maps.numpy())
-            classes.append(labels[part])
-            domains.append(np.full(len(part), index))
+            batch = transforms.read(torch.from_numpy(images[part]))
+            maps = extract(transforms.normalize(batch))
+            features.append(_of_images(maps).numpy())
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
+
+
+def _of_images(maps: Tensor) -> Tensor:
+    """Features [B, D]: the means over the image of maps [B, D, h, w], and features [B, D] as they are."""
+    if maps.ndim > 2:
+        return maps.flatten(2).mean(dim=2)
+    return maps
 
 
 def refuse_unequal_inputs(plan: Plan) -> None:
@@ -82,7 +89,7 @@ def has_own_features(rule: Infer) -> bool:
 
 
 def extractor(net: Net, rule: Infer) -> Callable[[Tensor], Tensor]:
-    """A function from normalized images to the features that the head gets when the rule predicts.
+    """Returns a function from normalized images to the features that the head gets when the rule predicts.
 
     A rule may predict by a copy of the network, or in several passes, of which the last one counts. A rule that looks
     at several views of an image (`mix_norm`) has no features of single images, so that they are those of eval mode.
@@ -91,16 +98,20 @@ def extractor(net: Net, rule: Infer) -> Callable[[Tensor], Tensor]:
     if not has_own_features(rule):
         return net.features
     received: list[Tensor] = []
-    net.head.register_forward_pre_hook(
-        lambda module, inputs: received.append(inputs[0])
-    )  # a copy of the net has it too
+
+    def receive(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        received.append(inputs[0])
+
+    net.head.register_forward_pre_hook(receive)  # a copy of the net has it too
     predict = rule.begin(net, tuple)
 
     def features(images: Tensor) -> Tensor:
         predict(images)
         last = received[-1]
         received.clear()
-        return last if len(last) == len(images) else net.features(images)
+        if len(last) != len(images):
+            return net.features(images)
+        return last
 
     return features
 
@@ -117,19 +128,22 @@ def _transforms(experiment: Experiment, bench: Benchmark, scale: Scale | None) -
 
 
 def plot_features(run: Path, out: Path, per_domain: int = 200, trust: bool = False) -> list[Path]:
-    """Draw the t-SNE of a finished run's best model; returns the PNG and SVG files.
+    """Draws the t-SNE of a finished run's best model; returns the PNG and SVG files.
 
     Masks have structures, not classes, so that their images are shown by domain alone.
-    UserError for a folder without such a model, and for one that names modules outside fedsim, without trust.
+    Raises UserError for a folder without such a model, and for one that names modules outside fedsim, without trust.
     """
     weights = model_file(run, "best")
     experiment = read_settings(run)
     features, classes, domains = domain_features(experiment, weights, per_domain, trust)
     perplexity = min(30.0, (len(features) - 1) / 3)
-    points = TSNE(perplexity=perplexity, random_state=experiment.run.seed, init="pca").fit_transform(features)
-    method = "@".join(filter(None, (method_label(experiment), experiment.run.label)))
-    stem = f"features-{method}-{experiment.run.target}-seed{experiment.run.seed}"
-    files = [out / f"{stem}.{kind}" for kind in ("png", "svg")]
+    seed = experiment.run.seed
+    points = TSNE(perplexity=perplexity, random_state=seed, init="pca").fit_transform(features)
+    method = method_label(experiment)
+    if experiment.run.label:
+        method = f"{method}@{experiment.run.label}"
+    stem = f"features-{method}-{experiment.run.target}-seed{seed}"
+    files = [out / f"{stem}.png", out / f"{stem}.svg"]
     with mpl.rc_context(SETTINGS):
         figure = features_figure(experiment, points, classes, domains)
         for file in files:
@@ -143,8 +157,9 @@ def features_figure(
     classes: np.ndarray,
     domains: np.ndarray,
 ) -> Figure:
-    """The points [N, 2] by class [N] and by domain [N], in two panels; those of masks by domain alone."""
-    data, run = benchmark(experiment.data), experiment.run
+    """Draws the points [N, 2] by class [N] and by domain [N], in two panels; those of masks by domain alone."""
+    data = benchmark(experiment.data)
+    run = experiment.run
     count = 1 if data.structures else 2
     figure = Figure(figsize=(5.5 * count, 5), layout="constrained")
     *by_class, by_domain = figure.subplots(1, count, squeeze=False)[0]
@@ -158,9 +173,14 @@ def features_figure(
 
 
 def scatter(
-    axes: mpl.axes.Axes, points: np.ndarray, groups: np.ndarray, names: list[str], title: str, unseen: int = -1
+    axes: mpl.axes.Axes,
+    points: np.ndarray,
+    groups: np.ndarray,
+    names: list[str],
+    title: str,
+    unseen: int = -1,
 ) -> None:
-    """Draw points with a colour and a marker per group, the unseen group in black on top.
+    """Draws points with a colour and a marker per group, the unseen group in black on top.
 
     There is a legend for up to 20 groups.
     """
@@ -168,9 +188,11 @@ def scatter(
         group = points[groups == index]
         style: dict[str, Any] = {"s": 14, "color": "#000000", "marker": "X", "zorder": 3}
         if index != unseen:
-            color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]
+            color = HUES[index % len(HUES)]
+            marker = MARKERS[index % len(MARKERS)]
             style = {"s": 10, "color": color, "marker": marker, "zorder": 2}
-        axes.scatter(group[:, 0], group[:, 1], alpha=0.8, label=names[index], linewidths=0, **style)
+        x, y = group.T
+        axes.scatter(x, y, alpha=0.8, label=names[index], linewidths=0, **style)
     axes.set(title=title, xticks=[], yticks=[])
     axes.grid(visible=False)
     if len(names) <= 20:

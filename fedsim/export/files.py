@@ -20,6 +20,7 @@ from fedsim.data import load_target
 from fedsim.data.augment import to_float
 from fedsim.data.cache import remove_leftovers
 from fedsim.export.trained import TrainedModel, describe
+from fedsim.models.infer.base import Infer
 
 TOLERANCE = 1e-3  # the largest allowed difference, divided by the largest logit
 ROUNDING = 1e-6  # of float32, by which a probability may miss the end of a set
@@ -28,7 +29,7 @@ Runner = Callable[[np.ndarray], np.ndarray]
 
 
 def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
-    """Write the model; returns the largest difference of its logits from the original's, and the images used for it.
+    """Writes the model; returns the largest difference of its logits from the original's, and the images used for it.
 
     onnx: for any ONNX runtime, with the opset of the installed exporter
     torch: `torch.export.load(file).module()`, which needs only PyTorch
@@ -46,12 +47,7 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
         raise UserError(f"--format {format!r}: the known formats are {', '.join(WRITERS)}")
     if output.is_dir():
         raise UserError(f"--output {output} is a folder; name a file in it")
-    rule, name = model.plan.recipe.infer, type(model.plan.recipe.infer).__name__
-    if rule.transductive:
-        raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "
-                        "file holds the model; use fedsim.load")  # fmt: skip
-    if rule.random:
-        raise UserError(f"the rule {name} draws numbers at every prediction, which no file holds; use fedsim.load")
+    _refuse_rule(model.inference_rule)
     images, source = comparison_images(model)
     with torch.inference_mode():
         expected = model(images).numpy()
@@ -61,28 +57,50 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
         file = Path(folder) / output.name
         with _quiet():
             runner = WRITERS[format](model, images, file)
-        worst = max(float(np.abs(runner(part.numpy()) - expected[: len(part)]).max()) for part in (images, images[:1]))
-        if not worst <= TOLERANCE * max(float(np.abs(expected).max()), 1.0):
+        worst = _largest_difference(runner, images, expected)
+        largest_logit = float(np.abs(expected).max())
+        if not worst <= TOLERANCE * max(largest_logit, 1.0):
             raise UserError(f"the exported model differs from the original by {worst:.2g} on {source}; not written")
         file.replace(output)
     return worst, source
 
 
-def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
-    """(float images in [0, 1], a text that says which they are): images of the run's unseen domain, or random images.
+def _refuse_rule(rule: Infer) -> None:
+    """Raises UserError for an inference rule that no file can hold."""
+    name = type(rule).__name__
+    if rule.transductive:
+        raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "
+                        "file holds the model; use fedsim.load")  # fmt: skip
+    if rule.random:
+        raise UserError(f"the rule {name} draws numbers at every prediction, which no file holds; use fedsim.load")
 
-    Random images are used when the domain is not on this machine.
+
+def _largest_difference(runner: Runner, images: Tensor, expected: np.ndarray) -> float:
+    """The largest difference of the logits of a file from the expected ones, in a batch of all images and of one."""
+    batches = (images, images[:1])
+    differences = [runner(batch.numpy()) - expected[: len(batch)] for batch in batches]
+    return max(float(np.abs(difference).max()) for difference in differences)
+
+
+def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
+    """Returns (float images in [0, 1], a text that says which they are) of the run's unseen domain.
+
+    They are random images when the domain is not on this machine.
     """
     experiment = model.experiment
     try:
         images, _, indices = load_target(experiment.data, experiment.run.target)
     except UserError:
-        noise = torch.rand((IMAGES, *model.shape), generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand((IMAGES, *model.shape), generator=generator)
         return noise, f"random {model.plan.data.unit} (the run's data set is not on this machine)"
-    chosen = indices[np.linspace(0, len(indices) - 1, min(IMAGES, len(indices))).astype(int)]
-    real = torch.from_numpy(np.ascontiguousarray(images[chosen]))
-    real = to_float(real) if model.plan.data.images else real
-    return real, f"{len(real)} {model.plan.data.unit} of {experiment.run.target}"
+    count = min(IMAGES, len(indices))
+    places = np.linspace(0, len(indices) - 1, count).astype(int)
+    chosen = np.ascontiguousarray(images[indices[places]])
+    real = torch.from_numpy(chosen)
+    if model.plan.data.images:
+        real = to_float(real)
+    return real, f"{count} {model.plan.data.unit} of {experiment.run.target}"
 
 
 class WithDoubt(nn.Module):
@@ -90,17 +108,19 @@ class WithDoubt(nn.Module):
 
     def __init__(self, model: TrainedModel, doubt: Doubt) -> None:
         super().__init__()
-        self.model, self.doubt = model, doubt
+        self.model = model
+        self.doubt = doubt
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits, probabilities, set), each [N, classes]; the set is bool."""
+        """Returns (logits, probabilities, set), each [N, classes]; the set is bool."""
         logits = self.model(images)
         probabilities = (logits.float() / self.doubt.temperature).softmax(1)
-        return logits, probabilities, 1 - probabilities <= self.doubt.threshold + ROUNDING
+        is_in_set = 1 - probabilities <= self.doubt.threshold + ROUNDING
+        return logits, probabilities, is_in_set
 
 
 def start_autograd() -> None:
-    """Let PyTorch start what computes gradients, which it does once in a process.
+    """Lets PyTorch start what computes gradients, which it does once in a process.
 
     After a trace it would take the trace's imitated device for one of this machine and start threads for it. No process
     that is forked from this one could then train.
@@ -110,38 +130,49 @@ def start_autograd() -> None:
 
 
 def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
+    """The program of torch.export for a model and a number of images; UserError when the model cannot be traced."""
     start_autograd()
     module = WithDoubt(model, model.doubt) if model.doubt else model
+    module.eval()
     try:
         with torch.no_grad():
             batch = torch.export.Dim("N", min=1)
-            return torch.export.export(module.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
+            return torch.export.export(module, (images,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # tracing may raise any class of error
         raise UserError(f"this model cannot be traced: {first_line(error, 160)}") from None
 
 
 def _write_torch(model: TrainedModel, images: Tensor, file: Path) -> Runner:
+    """Writes a program of torch.export; returns a function that runs the file."""
     torch.export.save(_program(model, images), file)
     module = torch.export.load(file).module()
 
     def run(batch: np.ndarray) -> np.ndarray:
         outputs = module(torch.from_numpy(batch))
-        return (outputs[0] if model.doubt else outputs).detach().numpy()
+        logits = outputs[0] if model.doubt else outputs
+        return logits.detach().numpy()
 
     return run
 
 
 def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
+    """Writes an ONNX file with the facts of the model in its metadata; returns a function that runs the file.
+
+    Raises UserError where a package is missing.
+    """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"--format onnx needs the package {package}; {extra('export')}")
     import onnx
     import onnxruntime
 
+    outputs = ["logits"]
+    if model.doubt:
+        outputs += ["probabilities", "set"]
     program = torch.onnx.export(
         _program(model, images),
         input_names=["images"],
-        output_names=["logits", "probabilities", "set"] if model.doubt else ["logits"],
+        output_names=outputs,
         dynamo=True,
         verbose=False,
     )
@@ -149,7 +180,8 @@ def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
     proto = program.model_proto
     for key, value in describe(model).items():
         entry = proto.metadata_props.add()
-        entry.key, entry.value = f"fedsim.{key}", value if isinstance(value, str) else json.dumps(value)
+        entry.key = f"fedsim.{key}"
+        entry.value = value if isinstance(value, str) else json.dumps(value)
     onnx.checker.check_model(proto)
     onnx.save(proto, file)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -157,12 +189,15 @@ def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
     return lambda batch: session.run(None, {name: batch})[0]
 
 
-WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {"onnx": _write_onnx, "torch": _write_torch}
+WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {
+    "onnx": _write_onnx,
+    "torch": _write_torch,
+}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the output and the warnings of exporters."""
+    """Hides the output and the warnings of exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

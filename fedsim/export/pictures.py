@@ -4,7 +4,8 @@ They are for inspection only and need the images of all source clients on this m
 see each other's images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from clients.augment import frequency, style
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.spaces import space_of
+from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.objective.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
@@ -26,95 +28,119 @@ from fedsim.runs.workspace import Workspace
 from strategies.parts import SERVER, ServerRound
 
 Column = tuple[str, Tensor]  # heading, images [rows, C, H, W] in [0, 1]
+Images = dict[str, Tensor]  # of each client, [rows, C, H, W]
+Entry = Mapping[str, np.ndarray]  # what a client contributed, e.g. "mean" and "std"
+Bank = dict[str, Entry]  # by client, or of SERVER
 SHARES = (0.25, 0.5, 0.75, 1.0)
 INCHES = 1.15  # side of one picture
 
 
 def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
-    """One PNG per source client: its images, and the same images with the styles or amplitudes of other clients."""
-    space, experiment = Workspace(plan), plan.experiment
+    """Draws one PNG per source client: its images, and these images with styles or amplitudes of other clients.
+
+    Returns the files. Raises UserError for a method that does not change images by means of a bank.
+    """
+    space = Workspace(plan)
+    experiment = plan.experiment
     parts = [part for part in space.recipe.client_parts() if type(part) in COLUMNS and part.bank]
     if not parts:
         raise UserError(
             f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst, fisc, "
             "elcfs and fedccrl"
         )
-    names = list(plan.clients)
-    clients = {name: space.client(name, "") for name in names}
+    clients = {name: space.client(name, "") for name in plan.clients}
     images = {name: example_images(client.data, rows) for name, client in clients.items()}
     label = space.recipe.label(experiment.method_name)
     written = []
     for part in parts:
-        config = {"round": 0, "phase": "collect", "bank": part.bank}
-        entries = {name: client.collect({**config, "client": name}) for name, client in clients.items()}
-        (filled,) = [bank for bank in space.recipe.banks if bank.name == part.bank]
-        bank = filled.merge({}, entries, ServerRound(0, 1, names, {}))
-        for name in names:
-            columns = COLUMNS[type(part)](part, name, images, bank)
-            file = output / f"{experiment.name}-{part.bank}-{name.replace('/', '-')}.png"
+        bank = filled_bank(space, part.bank, clients)
+        columns_of = COLUMNS[type(part)]
+        for name, content in images.items():
+            others = {other: images[other] for other in images if other != name}
+            columns = [("content", content), *columns_of(part, content, others, bank)]
+            client = name.replace("/", "-")
+            file = output / f"{experiment.name}-{part.bank}-{client}.png"
             written.append(save_grid(columns, f"{label}: images of client {name}", file))
     return written
 
 
-def style_columns(part: CrossClientStyle, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images; then, for every other client, one of its images and the content in its style."""
-    content = images[name]
+def filled_bank(space: Workspace, name: str, clients: dict[str, DomainClient]) -> Bank:
+    """Returns the entries of a bank, by client, after all clients have contributed to it once."""
+    config = {"round": 0, "phase": "collect", "bank": name}
+    entries = {}
+    for client_name, client in clients.items():
+        entries[client_name] = client.collect({**config, "client": client_name})
+    (bank,) = [bank for bank in space.recipe.banks if bank.name == name]
+    return bank.merge({}, entries, ServerRound(0, 1, list(clients), {}))
+
+
+def style_columns(part: CrossClientStyle, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """Returns two columns for every other client: its images, and the content in its style."""
     space = space_of(part, content.device)
-    measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
-    columns = [("content", content)]
-    for other in [other for other in images if other != name]:
-        rows_of = (torch.from_numpy(bank[other][key]).to(content.device) for key in ("mean", "std"))
-        mean, std = (values[torch.arange(len(content)) % len(values)] for values in rows_of)
-        affine = style.adain_affine(measured, (mean, std), part.alpha, space.gain)
-        columns += [
-            (f"one of\n{other}", images[other]),
-            (f"in the style of\n{other}", style.apply_affine(space, content, affine)),
-        ]
+    correction = int(part.content_variance == "unbiased")
+    measured = style.statistics(space.encode(content), correction)
+    columns = []
+    for other, images in others.items():
+        means, stds = statistics_of(bank[other], content.device)
+        turn = torch.arange(len(content)) % len(means)
+        affine = style.adain_affine(measured, (means[turn], stds[turn]), part.alpha, space.gain)
+        restyled = style.apply_affine(space, content, affine)
+        columns.append((f"one of\n{other}", images))
+        columns.append((f"in the style of\n{other}", restyled))
     return columns
 
 
-def contrast_columns(part: StyleContrast, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images, and the content in the style of all clients, as the term uses it and at full strength."""
-    content = images[name]
-    space, correction = space_of(part, content.device), int(part.content_variance == "unbiased")
-    mean, std = (torch.from_numpy(bank[SERVER][key]).to(content.device) for key in ("mean", "std"))
-    strengths = dict.fromkeys((part.alpha, 1.0))
-    moved = [
-        (f"strength {alpha:g}", style.restyle(space, content, (mean, std), alpha, correction)) for alpha in strengths
-    ]
-    return [("content", content), *moved]
+def contrast_columns(part: StyleContrast, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """Returns the content in the style of all clients, as the term uses it and at full strength."""
+    space = space_of(part, content.device)
+    correction = int(part.content_variance == "unbiased")
+    statistics = statistics_of(bank[SERVER], content.device)
+    columns = []
+    for alpha in dict.fromkeys((part.alpha, 1.0)):
+        restyled = style.restyle(space, content, statistics, alpha, correction)
+        columns.append((f"strength {alpha:g}", restyled))
+    return columns
 
 
-def amplitude_columns(part: EpisodicStep, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images, their interpolations with another client's image for several lambda, and that image.
+def amplitude_columns(part: EpisodicStep, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """Returns the content interpolated with another client's image for several lambda, and that image.
 
     The rows take the other clients in turn.
     """
-    content = images[name]
-    others = [own for other, own in images.items() if other != name]
     if not others:
         raise UserError("one source client has no foreign amplitudes; the pictures need at least two")
-    foreign = torch.stack([others[row % len(others)][row] for row in range(len(content))])
+    turn = cycle(others.values())
+    foreign = torch.stack([next(turn)[row] for row in range(len(content))])
     b = frequency.half_width(part.L_w, *content.shape[-2:])
     windows = frequency.amplitude(foreign, b)
-    columns = [("content", content)]
+    columns = []
     for share in SHARES:
         shares = torch.full((len(content),), share, device=content.device)
-        columns.append((f"λ = {share:g}", frequency.interpolate(content, windows, shares, b).clamp(0, 1)))
-    return [*columns, (f"amplitudes of\n(b = {b})", foreign)]
+        mixed = frequency.interpolate(content, windows, shares, b)
+        columns.append((f"λ = {share:g}", mixed.clamp(0, 1)))
+    columns.append((f"amplitudes of\n(b = {b})", foreign))
+    return columns
 
 
-def view_columns(part: AlignedViews, name: str, images: dict[str, Tensor], bank: dict) -> list[Column]:
-    """The content images, and the views of them that a step makes, with rows of all other clients."""
-    content = images[name]
-    others = [bank[other] for other in images if other != name and len(bank[other]["mean"])]
+def view_columns(part: AlignedViews, content: Tensor, others: Images, bank: Bank) -> list[Column]:
+    """Returns the views of the content that a step makes, with rows of all other clients."""
+    statistics = [statistics_of(bank[other], content.device) for other in others]
+    statistics = [(means, stds) for means, stds in statistics if len(means)]
     styles = None
-    if others:
-        joined = (torch.from_numpy(np.concatenate([entry[key] for entry in others])) for key in ("mean", "std"))
-        mean, std = (values[:, :, None, None].to(content.device) for values in joined)
-        styles = mean, std
-    views = [(f"view {number}", part.changed(content, styles)) for number in range(1, part.views + 1)]
-    return [("content", content), *views]
+    if statistics:
+        means, stds = map(torch.cat, zip(*statistics))
+        styles = means[:, :, None, None], stds[:, :, None, None]
+    columns = []
+    for number in range(1, part.views + 1):
+        columns.append((f"view {number}", part.changed(content, styles)))
+    return columns
+
+
+def statistics_of(entry: Entry, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns (means, standard deviations) of a bank's entry, as tensors on a device."""
+    means = torch.from_numpy(entry["mean"])
+    stds = torch.from_numpy(entry["std"])
+    return means.to(device), stds.to(device)
 
 
 COLUMNS: dict[type, Callable[..., list[Column]]] = {
@@ -126,25 +152,29 @@ COLUMNS: dict[type, Callable[..., list[Column]]] = {
 
 
 def example_images(data: LocalData, rows: int) -> Tensor:
-    """Training images of different classes in turn, [rows, C, H, W]."""
+    """Returns training images of different classes in turn, [rows, C, H, W]."""
     labels = data.labels[: data.examples].cpu().numpy()
     turn = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
-        turn[labels == label] = np.arange((labels == label).sum())
+        is_of_class = labels == label
+        turn[is_of_class] = np.arange(is_of_class.sum())
     return data.raw(np.lexsort((labels, turn))[:rows])
 
 
 def save_grid(columns: list[Column], title: str, file: Path) -> Path:
-    """Write the columns as one PNG, enlarged without smoothing."""
+    """Writes the columns as one PNG, enlarged without smoothing, and returns the file."""
     count = len(columns[0][1])
-    figure = Figure(figsize=(INCHES * len(columns) + 0.2, INCHES * count + 0.7), layout="constrained")
+    width = INCHES * len(columns) + 0.2
+    height = INCHES * count + 0.7
+    figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=10)
     axes = figure.subplots(count, len(columns), squeeze=False)
     for index, (heading, images) in enumerate(columns):
         axes[0, index].set_title(heading, fontsize=8)
         for row, image in enumerate(images.cpu()):
             pixels = image.permute(1, 2, 0).numpy()
-            axes[row, index].imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axes[row, index].set_axis_off()
+            panel = axes[row, index]
+            panel.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            panel.set_axis_off()
     write_figure(figure, file, dpi=150)
     return file

@@ -12,11 +12,11 @@ from fedsim.common.measures import (
     mean_absolute_error,
     root_mean_squared_error,
 )
-from fedsim.common.tasks import REGRESSION
-from fedsim.export.trained import TrainedModel
+from fedsim.export.trained import TrainedModel, tensors_of
 from fedsim.models.tasks import mean_of_defined
 
 Measures = dict[str, str | int | float]
+Evaluation = tuple[pd.DataFrame, pd.DataFrame]  # (metrics of each domain, predictions of its examples)
 
 
 @torch.inference_mode()
@@ -27,17 +27,14 @@ def evaluate_targets(
     targets: np.ndarray,
     indices: np.ndarray,
     names: Sequence[str] = (),
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(metrics, predictions) of the examples of a domain that have targets [N, Q]; only `indices` are evaluated.
+) -> Evaluation:
+    """Returns (metrics, predictions) of the examples of a domain with targets [N, Q]; only `indices` are evaluated.
 
     The metrics are the mean absolute error, RMSE and R2, or the mean AUROC and that of each label; NaN is undefined.
     The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
     """
-    batches = []
-    for start in range(0, len(indices), model.batch_size):
-        part = indices[start : start + model.batch_size]
-        batches.append(torch.from_numpy(np.ascontiguousarray(values[part])))
-    if model.plan.recipe.infer.transductive:
+    batches = list(tensors_of(values, indices, model.batch_size))
+    if model.inference_rule.transductive:
         model.adapt(batches)
     predicted = np.concatenate([model.outputs(batch) for batch in batches])
     truth = targets[indices]
@@ -50,19 +47,24 @@ def evaluate_targets(
 
 def names_of_examples(domain: str, indices: np.ndarray, names: Sequence[str]) -> list[str]:
     """What the examples are called in the predictions: DOMAIN[INDEX], or as `names` of all examples do."""
-    return [names[index] if names else f"{domain}[{index}]" for index in indices]
+    if names:
+        return [names[index] for index in indices]
+    return [f"{domain}[{index}]" for index in indices]
 
 
 def measures_of_targets(model: TrainedModel, domain: str, table: pd.DataFrame) -> Measures:
     """The row of metrics of a table of predictions that `evaluate_targets` made, or of several below each other."""
     truth = table[[f"{name} (truth)" for name in model.classes]].to_numpy()
     predicted = table[list(model.classes)].to_numpy()
-    measures = measures_of_numbers if model.plan.data.task == REGRESSION.name else measures_of_labels
-    return {"domain": domain, "images": len(table), **measures(truth, predicted, model.classes)}
+    if model.is_regression:
+        measures = measures_of_numbers(truth, predicted)
+    else:
+        measures = measures_of_labels(truth, predicted, model.classes)
+    return {"domain": domain, "images": len(table), **measures}
 
 
-def measures_of_numbers(truth: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> Measures:
-    """The metrics of a regression, in the user's unit; R2 has none."""
+def measures_of_numbers(truth: np.ndarray, predicted: np.ndarray) -> Measures:
+    """The metrics of a regression in the user's unit; R2 has no unit."""
     return {
         "mae": mean_absolute_error(truth, predicted),
         "rmse": root_mean_squared_error(truth, predicted),
@@ -74,5 +76,6 @@ def measures_of_labels(truth: np.ndarray, predicted: np.ndarray, names: tuple[st
     """The mean AUROC over the labels that have one, and the AUROC of each."""
     areas = {}
     for place, name in enumerate(names):
-        areas[f"auroc of {name}"] = area_under_roc(predicted[:, place], truth[:, place] == 1)
+        is_positive = truth[:, place] == 1
+        areas[f"auroc of {name}"] = area_under_roc(predicted[:, place], is_positive)
     return {"mean_auroc": mean_of_defined(list(areas.values())), **areas}

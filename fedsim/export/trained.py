@@ -1,9 +1,9 @@
 """A finished run's model as one module that contains the transforms and the inference rule."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from fedsim.tensors.arrays import load_arrays
 
 MODELS = "*.safetensors"
 SELECTED = ("best", "last")
+T = TypeVar("T")
 RUN_FOLDER = "name the folder of one run, e.g. outputs/digits/fedavg/rot75/seed0"
 
 
@@ -58,27 +59,35 @@ class TrainedModel(nn.Module):
     std: Tensor | None
 
     def __init__(
-        self, plan: Plan, net: Net, file: Path, own: Uploads | None = None, scale: Scale | None = None
+        self,
+        plan: Plan,
+        net: Net,
+        file: Path,
+        own: Uploads | None = None,
+        scale: Scale | None = None,
     ) -> None:
         super().__init__()
-        self.plan, self.file, self.scale = plan, file, scale
+        self.plan = plan
+        self.file = file
+        self.scale = scale
         self.feature_scale = scale_of_features(scale, plan.experiment.data, plan.data)
         self.rules = rules_of(plan.data.task, plan.experiment.data, plan.experiment.train)
         if scale and scales_targets(plan.experiment.data, plan.data):
             self.rules.use_units(scale.mean[-1], scale.std[-1])
         self.experiment: Experiment = plan.experiment
-        self.classes, self.channels = plan.data.outputs, plan.data.channels
+        self.classes = plan.data.outputs
+        self.channels = plan.data.channels
         self.image_size = self.experiment.data.image_size
         self.net = net.eval().requires_grad_(False)
         self.shape = plan.data.example_shape(self.image_size)
         mean, std = self._statistics()
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
-        rule = plan.recipe.infer
+        self.inference_rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self.remark = unfinished(file.parent) if file.stem == "best" else ""
         self._predict = self._begun()
-        self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
+        self.batch_size = self.inference_rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
 
     def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
@@ -88,38 +97,48 @@ class TrainedModel(nn.Module):
         """
         moved = super()._apply(*arguments, **more)
         if self.own:
-            self.own = [{name: arguments[0](tensor) for name, tensor in own.items()} for own in self.own]
+            convert = arguments[0]
+            converted = []
+            for tensors in self.own:
+                converted.append({name: convert(tensor) for name, tensor in tensors.items()})
+            self.own = converted
         self._predict = self._begun()
         return moved
 
     def _begun(self) -> Predict | None:
         """The function of the inference rule; None for a rule that needs images first."""
-        rule = self.plan.recipe.infer
-        return None if rule.transductive else rule.begin(self.net, tuple, self.own)
+        if self.inference_rule.transductive:
+            return None
+        return self.inference_rule.begin(self.net, tuple, self.own)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """Mean and std by which the run normalized its images, or standardized its tensors; None for neither."""
-        if not self.plan.data.images:
-            arrays = self.feature_scale.arrays(self.shape) if self.feature_scale else ()
-            mean, std = map(torch.from_numpy, arrays) if arrays else (None, None)
-            return mean, std
-        transforms = make_transforms(self.experiment.data, self.channels, weight_statistics(self.experiment.model))
-        both = transforms.normalize.mean, transforms.normalize.std
-        channels = [torch.tensor(values).view(1, -1, 1, 1) if values else None for values in both]
-        return channels[0], channels[1]
+        if self.plan.data.images:
+            statistics = weight_statistics(self.experiment.model)
+            normalize = make_transforms(self.experiment.data, self.channels, statistics).normalize
+            return _by_channel(normalize.mean), _by_channel(normalize.std)
+        if self.feature_scale is None:
+            return None, None
+        mean, std = self.feature_scale.arrays(self.shape)
+        return torch.from_numpy(mean), torch.from_numpy(std)
 
     @property
     def doubt(self) -> Doubt | None:
         """What the sources fitted to this file's model (`run.doubt`); None for another file of the run."""
-        return read_doubt(self.file.parent) if self.file.stem == "best" else None
+        if self.file.stem != "best":
+            return None
+        return read_doubt(self.file.parent)
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images that are uint8, or float in [0, 1]; or for tensors before they are scaled."""
-        images = to_float(images) if images.dtype == torch.uint8 and self.plan.data.images else images
+        if images.dtype == torch.uint8 and self.plan.data.images:
+            images = to_float(images)
         if self.mean is None or self.std is None:
             return images
         scaled = (images - self.mean) / self.std
-        return scaled if self.plan.data.images else torch.nan_to_num(scaled, nan=0.0)
+        if self.plan.data.images:
+            return scaled
+        return torch.nan_to_num(scaled, nan=0.0)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first.
@@ -127,18 +146,20 @@ class TrainedModel(nn.Module):
         A regression gives predictions in the user's unit.
         """
         if self._predict is None:
-            name = type(self.plan.recipe.infer).__name__
+            name = type(self.inference_rule).__name__
             raise UserError(f"the rule {name} uses images of the unseen domain first; call adapt(batches)")
         logits = self._predict(self.normalize(images))
-        return self.rules.keep(logits) if self.plan.data.task == REGRESSION.name else logits
+        if self.is_regression:
+            return self.rules.keep(logits)
+        return logits
 
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
-        """Show a transductive rule unlabelled batches of the domain on which it will predict, after the last `to`.
+        """Shows a transductive rule unlabelled batches of the domain on which it will predict, after the last `to`.
 
         They should come in a random order: a batch of one class has its statistics. Other rules ignore them.
         """
-        kept = [self.normalize(images) for images in batches]
-        self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept), self.own)
+        inputs = [self.normalize(images) for images in batches]
+        self._predict = self.inference_rule.begin(self.net, lambda: iter(inputs), self.own)
         return self
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
@@ -151,16 +172,19 @@ class TrainedModel(nn.Module):
         if not self.plan.data.images:
             raise UserError(f"this model takes tensors of the shape {list(self.shape)}, and no image files; give it "
                             "such tensors, or a table to `fedsim predict`")  # fmt: skip
-        return to_float(torch.from_numpy(np.stack([self._decode(file) for file in files])))
+        images = np.stack([self._decode(file) for file in files])
+        return to_float(torch.from_numpy(images))
 
     def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
+        """The pixels uint8 [C, s, s] of one image."""
         if isinstance(file, Image.Image):
             image = decode_picture(file, self.image_size)
         else:
             image = decode(Path(file), self.image_size)
         if self.channels == 3:
             return image
-        grey = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).convert("L")
+        rows = np.ascontiguousarray(image.transpose(1, 2, 0))
+        grey = Image.fromarray(rows).convert("L")
         return np.asarray(grey)[None]
 
     @property
@@ -168,14 +192,21 @@ class TrainedModel(nn.Module):
         """Whether each output is a number or a label of its own, and no class."""
         return self.plan.data.task in OF_TENSORS
 
+    @property
+    def is_regression(self) -> bool:
+        """Whether each output is a number in the user's unit."""
+        return self.plan.data.task == REGRESSION.name
+
     @torch.inference_mode()
     def outputs(self, values: Tensor) -> np.ndarray:
         """Predictions [N, Q] in the user's unit, or the probability of each label, of tensors in one batch."""
         outputs = self(values)
-        return (outputs if self.plan.data.task == REGRESSION.name else self.rules.keep(outputs)).numpy()
+        if not self.is_regression:
+            outputs = self.rules.keep(outputs)
+        return outputs.numpy()
 
     def require_classes(self) -> None:
-        """Raise UserError when the outputs are masks of structures or other targets, of which there is no class."""
+        """Raises UserError when the outputs are masks of structures or other targets, of which there is no class."""
         if self.has_targets:
             raise UserError(f"{self.file}: this model was trained for {self.plan.data.task}, which has no classes; "
                             "call the model, or use fedsim predict")  # fmt: skip
@@ -187,12 +218,40 @@ class TrainedModel(nn.Module):
     def probabilities(self, files: Sequence[Path | str | Image.Image]) -> np.ndarray:
         """Softmax probabilities [N, classes] of image files, in batches."""
         self.require_classes()
-        parts = [files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size)]
-        return np.concatenate([self(self.prepare(part)).float().softmax(1).numpy() for part in parts])
+        probabilities = []
+        for batch in in_batches(files, self.batch_size):
+            images = self.prepare(batch)
+            probabilities.append(softmax_of(self(images)))
+        return np.concatenate(probabilities)
+
+
+def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yields the items in their order, `size` at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def tensors_of(values: np.ndarray, indices: np.ndarray, size: int) -> Iterator[Tensor]:
+    """Yields the values at the indices [N] in their order, as tensors of `size` examples."""
+    for start in range(0, len(indices), size):
+        batch = values[indices[start : start + size]]
+        yield torch.from_numpy(np.ascontiguousarray(batch))
+
+
+def softmax_of(logits: Tensor) -> np.ndarray:
+    """Returns the probabilities float32 [N, classes] of logits."""
+    return logits.float().softmax(1).numpy()
+
+
+def _by_channel(values: Sequence[float]) -> Tensor | None:
+    """The values of the channels as a tensor [1, C, 1, 1]; None where there are none."""
+    if not values:
+        return None
+    return torch.tensor(values).view(1, -1, 1, 1)
 
 
 def load_trained(run: str | Path, which: str = "best", trust: bool = False) -> TrainedModel:
-    """The model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
+    """Loads the model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
 
     which: best (the model of the selected round), last, or another file of the folder such as personal-photo
     trust: modules outside fedsim that the folder names are imported, so that their code runs
@@ -204,30 +263,35 @@ def load_trained(run: str | Path, which: str = "best", trust: bool = False) -> T
     folder = Path(run)
     file = model_file(folder, which)
     plan, net = trained_net(file, trust)
-    own = kept_entries(folder, which)
-    if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
+    uploads = kept_entries(folder, which)
+    bank = plan.recipe.infer.bank
+    if bank and uploads is None and which in SELECTED:
         raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
                         "needs; copy the whole folder of the run again")  # fmt: skip
-    return TrainedModel(plan, net, file, own, recorded_scale(read_environment(folder)))
+    scale = recorded_scale(read_environment(folder))
+    return TrainedModel(plan, net, file, uploads, scale)
 
 
 def model_file(folder: Path, which: str) -> Path:
-    """Return the file of a run's model; UserError for a folder without it, and for a link that leads to no file."""
+    """Returns the file of a run's model; UserError for a folder without it, and for a link that leads to no file."""
     file = folder / f"{which}.safetensors"
-    if not file.is_file():
-        if text := link_text(file):
-            raise UserError(f"{file} cannot be read{text}; copy the model itself into the run's folder (cp -L)")
-        found = sorted(path.stem for path in folder.glob(MODELS))
-        hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else RUN_FOLDER
-        raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
-    return file
+    if file.is_file():
+        return file
+    text = link_text(file)
+    if text:
+        raise UserError(f"{file} cannot be read{text}; copy the model itself into the run's folder (cp -L)")
+    names = sorted(path.stem for path in folder.glob(MODELS))
+    hint = RUN_FOLDER
+    if names:
+        hint = f"{nearest(which, names)}it has: {', '.join(names)}"
+    raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
 
 
 def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
-    """The plan of the run in whose folder a model's file is, and its network with the tensors of the file.
+    """Returns (plan of the run in whose folder a model's file is, its network with the tensors of the file).
 
-    The names of domains and classes are those that the run recorded, not those on disk now. UserError for a folder that
-    names modules outside fedsim, without trust.
+    The names of domains and classes are those that the run recorded, not those on disk now. Raises UserError for a
+    folder that names modules outside fedsim, without trust, and for a file that does not fit the run's settings.
     """
     experiment = read_settings(file.parent)
     refuse_outside(experiment, file.parent, trust)
@@ -244,20 +308,30 @@ def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
 
 
 def refuse_other_classes(model: TrainedModel) -> None:
-    """UserError when the data set on this machine has other classes than the run's, so that its labels mean others."""
-    now = benchmark(model.experiment.data).outputs
-    if now != model.classes:
-        apart = ", ".join(sorted(set(now) ^ set(model.classes))[:5]) or "their order"
-        raise UserError(f"the data set {model.experiment.data.dataset!r} on this machine has other classes than in the "
-                        f"run ({apart}); name images in folders of the run's classes with --data")  # fmt: skip
+    """Raises UserError when the data set on this machine has other classes than the run's; its labels mean others."""
+    data = model.experiment.data
+    classes = benchmark(data).outputs
+    if classes != model.classes:
+        apart = sorted(set(classes) ^ set(model.classes))
+        text = ", ".join(apart[:5]) or "their order"
+        raise UserError(f"the data set {data.dataset!r} on this machine has other classes than in the "
+                        f"run ({text}); name images in folders of the run's classes with --data")  # fmt: skip
 
 
 def other_images(model: TrainedModel) -> str:
-    """A text when the images of the run's target on this machine are not those of the run; else empty."""
-    data, target = model.experiment.data, model.experiment.run.target
-    then = {name: own for name, own in read_environment(model.file.parent).get("data", {}).items() if name == target}
-    found = difference(then, {target: fingerprint(data, target)}) if then else ""
-    return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
+    """Says that the images of the run's target on this machine are not those of the run; empty where they are.
+
+    It is empty, too, where the run did not record its images.
+    """
+    data = model.experiment.data
+    target = model.experiment.run.target
+    recorded = read_environment(model.file.parent).get("data", {})
+    if target not in recorded:
+        return ""
+    reason = difference({target: recorded[target]}, {target: fingerprint(data, target)})
+    if not reason:
+        return ""
+    return f"these are not the images of the run ({reason}); its recorded numbers do not compare"
 
 
 def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> Benchmark | None:
@@ -269,36 +343,46 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> 
     row = find_dataset(data.dataset)
     if not row.discover:
         return None
-    structures = tuple(data.structures) or row.structures
-    row = replace(row, **row.variants.get(data.variant, {}), structures=structures, task=data.task or row.task)
-    if lacking := [key for key in ("domains", "classes") if key not in recorded]:
-        raise UserError(f"{place}: it does not name the {lacking[0]} of the run; {AGAIN}")
-    row = replace(row, domains=tuple(sorted(recorded["domains"])), classes=tuple(recorded["classes"]))
-    return with_recorded_shape(row, recorded)
+    for key in ("domains", "classes"):
+        if key not in recorded:
+            raise UserError(f"{place}: it does not name the {key} of the run; {AGAIN}")
+    facts = {
+        **row.variants.get(data.variant, {}),
+        "structures": tuple(data.structures) or row.structures,
+        "task": data.task or row.task,
+        "domains": tuple(sorted(recorded["domains"])),
+        "classes": tuple(recorded["classes"]),
+    }
+    return with_recorded_shape(replace(row, **facts), recorded)
+
+
+def _output(model: TrainedModel) -> str:
+    """What the outputs of the model are, with their shape."""
+    if model.is_regression:
+        return "predictions [N, 1] in the unit of the label"
+    if model.has_targets:
+        return "logits [N, labels]; the sigmoid of each is the probability of its label"
+    if model.plan.data.structures:
+        threshold = model.experiment.data.mask_threshold
+        return f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
+    doubt = model.doubt
+    if doubt is None:
+        return "logits [N, classes]"
+    return (
+        f"logits [N, classes]; probabilities [N, classes], the softmax of logits / {doubt.temperature:.6g}; "
+        f"set [N, classes], whether a class is in the set, 1 - probability <= {doubt.threshold:g}"
+    )
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:
-    """What another program needs to know about the model, as plain values."""
-    output = "logits [N, classes]"
-    if model.has_targets:
-        output = "predictions [N, 1] in the unit of the label"
-        if model.plan.data.task != REGRESSION.name:
-            output = "logits [N, labels]; the sigmoid of each is the probability of its label"
-    elif model.plan.data.structures:
-        threshold = model.experiment.data.mask_threshold
-        output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
-    elif doubt := model.doubt:
-        output += (
-            f"; probabilities [N, classes], the softmax of logits / {doubt.temperature:.6g}; set [N, classes], whether "
-            f"a class is in the set, 1 - probability <= {doubt.threshold:g}"
-        )
+    """Returns what another program needs to know about the model, as plain values."""
     if not model.plan.data.images:
         missing = "NaN is missing" if model.feature_scale else "scaled before"
         return {
             "classes": list(model.classes),
             "features": list(model.plan.data.features),
             "input": f"float32 tensors {['N', *model.shape]}; {missing}",
-            "output": output,
+            "output": _output(model),
         }
     return {
         "classes": list(model.classes),
@@ -306,5 +390,5 @@ def describe(model: TrainedModel) -> dict[str, Any]:
         "channels": model.channels,
         "input": "float32 images [N, C, H, W] in [0, 1]; the model normalizes them itself",
         "resize": "both sides to image_size, bilinear with antialiasing",
-        "output": output,
+        "output": _output(model),
     }

@@ -1,9 +1,9 @@
 """The properties that every method must have, checked on a small federation: `fedsim check-method mymethods:moon`.
 
-The federation has four rotations of real digits of 16 pixels, the small CNN with batch norm, and three
-rounds. All properties are checked on six runs. One is whole, one is killed and finished in another process, and one has
-its first round in a process for each client. One has failures and malformed replies, and one is on another device. From
-the last one, which is FedAvg's, the method must differ.
+The federation has four rotations of real digits of 16 pixels, the small CNN with batch norm, and three rounds. All
+properties are checked on six runs. One is unbroken, one is killed and finished in another process, and one has its
+first round in a process for each client. One has failures and malformed replies, and one is on another device. From the
+last one, which is FedAvg's, the method must differ.
 """
 
 import contextlib
@@ -40,19 +40,24 @@ from fedsim.testing.other_device import other_device
 SMALL = {
     "name": "contract",
     "data": {
-        "dataset": "digits", "domains": ["rot0", "rot15", "rot30", "rot45"], "fraction": 0.08, "split": "stratified",
-        "holdout": 0.2, "image_size": 16, "normalize": "mnist",
+        "dataset": "digits",
+        "domains": ["rot0", "rot15", "rot30", "rot45"],
+        "fraction": 0.08,
+        "split": "stratified",
+        "holdout": 0.2,
+        "image_size": 16,
+        "normalize": "mnist",
     },
     "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
     # Parts that would take minutes here, because their work does not depend on [train], or that need larger images.
     "parts": {
         "balanced_budget": {"budget": 64},
         "semantic_calibration": {"acquire_iterations": 3},
-              "adversarial_reference": {"d_noise": 16, "width": 32, "r": 16, "hidden": 16},
+        "adversarial_reference": {"d_noise": 16, "width": 32, "r": 16, "hidden": 16},
         "jigsaw": {"border": "keep"},  # images of 15 pixels are too small for the network
     },
     "run": {"target": "rot45", "threads": 1, "device": "cpu"},
-}  # fmt: skip
+}
 FAILED_ROUND = 2
 VARIABLES = ("FEDSIM_PLUGINS", "FEDSIM_CACHE", "FEDSIM_DATA")
 
@@ -69,17 +74,19 @@ class Evidence:
     overrides: tuple[str, ...] = ()
 
     def training(self) -> Iterator[tuple[Any, Any, Any]]:
-        """(config, sent records, returned records) of every reply to a message that asked for training in a round."""
+        """Yields (config, sent records, returned records) of every reply to a message that asked for training."""
         for message, reply in self.messages:
             config = config_of(message.content)
-            if message.metadata.message_type == "train" and config["phase"] == "train" and not reply.has_error():
+            is_training = message.metadata.message_type == "train" and config["phase"] == "train"
+            if is_training and not reply.has_error():
                 yield config, message.content, reply.content
 
     @functools.cached_property
     def interrupted(self) -> tuple[Plan, list[tuple[Any, Any]]]:
         """(plan, messages) of the same run with a process for each client, killed after its first round."""
         output = f"{self.plan.experiment.run.output}/interrupted"
-        plan = resolve(self.plan.experiment.replace(run={"output": output}))
+        experiment = self.plan.experiment.replace(run={"output": output})
+        plan = resolve(experiment)
         with contextlib.closing(lonely_grid(plan)) as grid, contextlib.suppress(KeyboardInterrupt):
             serve(grid, plan, [_Killed(), grid])
         close_workspaces()
@@ -87,23 +94,37 @@ class Evidence:
 
 
 def run_watched(
-    plan: Plan, *callbacks: RunCallback, tamper: Callable | None = None, overrides: tuple[str, ...] = ()
+    plan: Plan,
+    *callbacks: RunCallback,
+    tamper: Callable | None = None,
+    overrides: tuple[str, ...] = (),
 ) -> Evidence:
-    """Runs a plan inline to its end."""
+    """Runs a plan inline to its end, and returns its records, its last tensors and its messages."""
     grid = WatchedGrid(len(plan.clients), tamper)
     folder = serve(grid, plan, callbacks)
-    rounds, clients = (_numbers(folder / f"{name}.csv") for name in ("rounds", "clients"))
-    return Evidence(plan, rounds, clients, load_file(folder / "last.safetensors"), grid.seen, overrides)
+    return Evidence(
+        plan=plan,
+        rounds=_without_times(folder / "rounds.csv"),
+        clients=_without_times(folder / "clients.csv"),
+        last=load_file(folder / "last.safetensors"),
+        messages=grid.seen,
+        overrides=overrides,
+    )
 
 
 def small_plan(method: str, output: Path | str, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a method on the small federation; UserError for a method that does not fit."""
     table = tomli_w.dumps({**SMALL, "method": {"name": method}})
-    settings = assemble({"name": method}, {}).tried_with
-    return resolve(parse_experiment(table, [*settings, *overrides, f"run.output={json.dumps(str(output))}"]))
+    settings = [
+        *assemble({"name": method}, {}).tried_with,
+        *overrides,
+        f"run.output={json.dumps(str(output))}",
+    ]
+    return resolve(parse_experiment(table, settings))
 
 
-def _numbers(file: Path) -> pd.DataFrame:
+def _without_times(file: Path) -> pd.DataFrame:
+    """The records of a CSV file without its columns of seconds."""
     table = pd.read_csv(file)
     return table[[column for column in table if "seconds" not in column]]
 
@@ -111,83 +132,107 @@ def _numbers(file: Path) -> pd.DataFrame:
 # --- properties: each function returns why the property does not hold, or an empty string -------------------------
 
 
-def trains(whole: Evidence) -> str:
+def trains(evidence: Evidence) -> str:
     """Losses are finite in every round, and more than half of the tensors change"""
-    if list(whole.rounds["round"]) != list(range(whole.plan.experiment.train.rounds + 1)):
-        return f"rounds.csv has the rounds {list(whole.rounds['round'])}"
-    if not np.isfinite(whole.rounds["train_loss"].iloc[1:]).all():
-        return f"the training loss is {list(whole.rounds['train_loss'].iloc[1:])}"
-    initial = whole.plan.build_net().state_dict()
+    recorded = list(evidence.rounds["round"])
+    rounds = evidence.plan.experiment.train.rounds
+    if recorded != list(range(rounds + 1)):
+        return f"rounds.csv has the rounds {recorded}"
+    losses = evidence.rounds["train_loss"].iloc[1:]
+    if not np.isfinite(losses).all():
+        return f"the training loss is {list(losses)}"
+    net = evidence.plan.build_net()
+    initial = net.state_dict()
     # Frozen parameters are not among the last tensors.
-    learned = {name for name, _ in whole.plan.build_net().named_parameters()} & whole.last.keys()
-    moved = [name for name in learned if not np.array_equal(whole.last[name], initial[name].numpy())]
-    return "" if len(moved) > len(learned) / 2 else f"{len(moved)} of {len(learned)} tensors moved: {moved[:3]}"
+    learned = [name for name, _ in net.named_parameters() if name in evidence.last]
+    moved = [name for name in learned if not np.array_equal(evidence.last[name], initial[name].numpy())]
+    if len(moved) > len(learned) / 2:
+        return ""
+    return f"{len(moved)} of {len(learned)} tensors moved: {moved[:3]}"
 
 
-def differs_from_fedavg(whole: Evidence) -> str:
+def differs_from_fedavg(evidence: Evidence) -> str:
     """It differs from FedAvg in a tensor, in a message, in its predictions or in its records"""
-    plain = _fedavg((*whole.plan.recipe.tried_with, *whole.overrides))
-    if whole.last.keys() != plain.last.keys():
+    settings = (*evidence.plan.recipe.tried_with, *evidence.overrides)
+    plain = _fedavg(settings)
+    if evidence.last.keys() != plain.last.keys():
         return ""
-    if any(not np.array_equal(array, plain.last[name]) for name, array in whole.last.items()):
+    for name, array in evidence.last.items():
+        if not np.array_equal(array, plain.last[name]):
+            return ""
+    if _exchanges(evidence) != _exchanges(plain):
         return ""
-    if _wire(whole) != _wire(plain):
+    if not evidence.rounds.equals(plain.rounds):
         return ""
-    same = whole.rounds.equals(plain.rounds) and whole.clients.equals(plain.clients)
-    return "all tensors, messages and records are FedAvg's: the method does nothing here" if same else ""
+    if not evidence.clients.equals(plain.clients):
+        return ""
+    return "all tensors, messages and records are FedAvg's: the method does nothing here"
 
 
-def shares_what_it_says(whole: Evidence) -> str:
+def shares_what_it_says(evidence: Evidence) -> str:
     """Clients get and return the tensors of the share rule, and none learns the name of the unseen domain"""
-    space = open_workspace(whole.plan)
+    space = open_workspace(evidence.plan)
     down = {name for name, place in space.places.items() if place == "shared"}
     up = set(reply_heads(space))
+    experiment = evidence.plan.experiment
     count = 0
-    for config, sent, returned in whole.training():
+    for config, message, reply in evidence.training():
         count += 1
-        if set(arrays_of(sent)["arrays"]) != down:
-            return f"sent {sorted(set(arrays_of(sent)['arrays']) ^ down)[:3]} beside the share rule"
-        if set(record_to_arrays(arrays_of(returned)["arrays"])) != up:
-            return f"returned {sorted(set(arrays_of(returned)['arrays']) ^ up)[:3]} beside the share rule"
-        if config["client"] == whole.plan.experiment.run.target:
+        sent = set(arrays_of(message)["arrays"])
+        if sent != down:
+            return f"sent {sorted(sent ^ down)[:3]} beside the share rule"
+        returned = set(record_to_arrays(arrays_of(reply)["arrays"]))
+        if returned != up:
+            return f"returned {sorted(returned ^ up)[:3]} beside the share rule"
+        if config["client"] == experiment.run.target:
             return "the unseen domain was asked to train"
-    expected = whole.plan.experiment.train.rounds * len(whole.plan.clients)
-    return "" if count == expected else f"{count} replies to train messages, expected {expected}"
-
-
-def resumes_elsewhere(whole: Evidence) -> str:
-    """When it is killed after the first round and finished by another process, records and model are the same"""
-    plan, _ = whole.interrupted
-    _finish_elsewhere(plan)
-    for name, table in (("rounds", whole.rounds), ("clients", whole.clients)):
-        if not _numbers(plan.folder / f"{name}.csv").equals(table):
-            return f"{name}.csv of the two processes differs from that of one"
-    last = load_file(plan.folder / "last.safetensors")
-    different = [name for name in whole.last if not np.array_equal(last[name], whole.last[name], equal_nan=True)]
-    return f"tensors of the two processes differ from those of one: {different[:3]}" if different else ""
-
-
-def replies_alone(whole: Evidence) -> str:
-    """A client's reply depends on its message and its store alone: a process of its own gives the same one"""
-    replies_of_run = replies(whole.messages)
-    for key, reply in replies(whole.interrupted[1]).items():
-        different = sorted(
-            name
-            for name in reply.keys() | replies_of_run[key].keys()
-            if reply.get(name) != replies_of_run[key].get(name)
-        )
-        if different:
-            return f"{key}: {different[0]} is another in a process of its own; is something kept in a variable?"
+    expected = experiment.train.rounds * len(evidence.plan.clients)
+    if count != expected:
+        return f"{count} replies to train messages, expected {expected}"
     return ""
 
 
-def survives(whole: Evidence) -> str:
+def resumes_elsewhere(evidence: Evidence) -> str:
+    """When it is killed after the first round and finished by another process, records and model are the same"""
+    plan, _ = evidence.interrupted
+    _finish_elsewhere(plan)
+    for name, table in {"rounds": evidence.rounds, "clients": evidence.clients}.items():
+        resumed = _without_times(plan.folder / f"{name}.csv")
+        if not resumed.equals(table):
+            return f"{name}.csv of the two processes differs from that of one"
+    last = load_file(plan.folder / "last.safetensors")
+    different = []
+    for name, array in evidence.last.items():
+        if not np.array_equal(last[name], array, equal_nan=True):
+            different.append(name)
+    if different:
+        return f"tensors of the two processes differ from those of one: {different[:3]}"
+    return ""
+
+
+def replies_alone(evidence: Evidence) -> str:
+    """A client's reply depends on its message and its store alone: a process of its own gives the same one"""
+    replies_of_run = replies(evidence.messages)
+    _, messages = evidence.interrupted
+    for key, alone in replies(messages).items():
+        together = replies_of_run[key]
+        for name in sorted(alone.keys() | together.keys()):
+            if alone.get(name) != together.get(name):
+                return f"{key}: {name} is another in a process of its own; is something kept in a variable?"
+    return ""
+
+
+def survives(evidence: Evidence) -> str:
     """With four of six clients per round, one that fails and a malformed record for each bank, the model is finite"""
-    changes = ["data.clients_per_domain=2", "train.clients_per_round=4", "run.on_client_failure=continue"]
-    changes = [*whole.overrides, *changes]
-    banks = list(whole.plan.recipe.contributors())
+    changes = [
+        *evidence.overrides,
+        "data.clients_per_domain=2",
+        "train.clients_per_round=4",
+        "run.on_client_failure=continue",
+    ]
+    banks = list(evidence.plan.recipe.contributors())
     with tempfile.TemporaryDirectory() as output:
-        plan = small_plan(whole.plan.experiment.method_name, output, changes)
+        plan = small_plan(evidence.plan.experiment.method_name, output, changes)
         rough = run_watched(plan, tamper=trouble(set(banks), FAILED_ROUND))
     failed = rough.clients[rough.clients["status"] != "ok"]
     if not (failed["round"] == FAILED_ROUND).any():
@@ -195,38 +240,49 @@ def survives(whole: Evidence) -> str:
     for bank in banks:
         if not failed["status"].str.contains(bank, regex=False).any():
             return f"a malformed record of the bank {bank!r} was accepted"
-    if not all(np.isfinite(array).all() for array in rough.last.values()):
-        return "the last model is not finite"
-    whole_run = len(rough.rounds) == plan.experiment.train.rounds + 1
-    return "" if whole_run else f"it stopped after round {rough.rounds['round'].max()}"
-
-
-def stays_on_one_device(whole: Evidence) -> str:
-    """On another device than the CPU it trains, too: every tensor of a step is there"""
-    with tempfile.TemporaryDirectory() as output, other_device():
-        run_watched(resolve(whole.plan.experiment.replace(run={"output": output}, train={"rounds": 1})))
+    for array in rough.last.values():
+        if not np.isfinite(array).all():
+            return "the last model is not finite"
+    if len(rough.rounds) != plan.experiment.train.rounds + 1:
+        return f"it stopped after round {rough.rounds['round'].max()}"
     return ""
 
 
-def reads_like_a_row(whole: Evidence) -> str:
+def stays_on_one_device(evidence: Evidence) -> str:
+    """On another device than the CPU it trains, too: every tensor of a step is there"""
+    with tempfile.TemporaryDirectory() as output, other_device():
+        experiment = evidence.plan.experiment.replace(run={"output": output}, train={"rounds": 1})
+        run_watched(resolve(experiment))
+    return ""
+
+
+def reads_like_a_row(evidence: Evidence) -> str:
     """Its parts are equal to a copy of themselves and print their settings; it says what its clients disclose"""
-    recipe = whole.plan.recipe
-    if "object at" in repr(recipe) or recipe != resolve(whole.plan.experiment).recipe:
+    recipe = evidence.plan.recipe
+    copy = resolve(evidence.plan.experiment).recipe
+    if "object at" in repr(recipe) or recipe != copy:
         return "a part is not a frozen dataclass of plain fields"
     if not recipe.disclosure():
         return "Recipe(discloses=...) is empty"
-    is_own = is_outside(whole.plan.experiment.method_name)
-    return "" if recipe.paper or is_own else "a row of fedsim names its paper: Recipe(paper=...)"
+    if recipe.paper or is_outside(evidence.plan.experiment.method_name):
+        return ""
+    return "a row of fedsim names its paper: Recipe(paper=...)"
 
 
 PROPERTIES = (
-    trains, differs_from_fedavg, shares_what_it_says, resumes_elsewhere, replies_alone, survives, stays_on_one_device,
+    trains,
+    differs_from_fedavg,
+    shares_what_it_says,
+    resumes_elsewhere,
+    replies_alone,
+    survives,
+    stays_on_one_device,
     reads_like_a_row,
-)  # fmt: skip
+)
 
 
 def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """(text of a property, why it does not hold or an empty string) for one property after the other.
+    """Yields (text of a property, why it does not hold or an empty string) for one property after the other.
 
     overrides: `key=value` settings that the method needs, such as "train.momentum=0"
     The difference from FedAvg is left out where FedAvg is refused (`without_fedavg`).
@@ -235,20 +291,29 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
     the reason why the property does not hold.
     """
     with tempfile.TemporaryDirectory() as output:
-        watched = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
+        plan = small_plan(method, output, overrides)
+        evidence = run_watched(plan, overrides=tuple(overrides))
         for check in PROPERTIES:
-            if check is differs_from_fedavg and (method == "fedavg" or without_fedavg(method, overrides)):
+            if check is differs_from_fedavg and not _is_compared(method, overrides):
                 continue
             try:
-                yield str(check.__doc__), check(watched)
+                reason = check(evidence)
             except Exception as error:
-                lines = str(error).strip().splitlines()
-                yield str(check.__doc__), f"{type(error).__name__}: {lines[-1] if lines else ''}"
+                lines = str(error).strip().splitlines() or [""]
+                reason = f"{type(error).__name__}: {lines[-1]}"
+            yield str(check.__doc__), reason
+
+
+def _is_compared(method: str, overrides: Sequence[str]) -> bool:
+    """Whether there is a run of FedAvg from which the method can differ."""
+    return method != "fedavg" and not without_fedavg(method, overrides)
 
 
 def without_fedavg(method: str, overrides: Sequence[str] = ()) -> str:
-    """Why FedAvg is refused with the settings of the method, which then cannot be compared with it; empty where it
-    is not refused."""
+    """Says why FedAvg is refused with the settings of the method, which then cannot be compared with it.
+
+    The text is empty where FedAvg is not refused.
+    """
     settings = (*assemble({"name": method}, {}).tried_with, *overrides)
     try:
         small_plan("fedavg", "unused", _common(settings)).build_net()
@@ -264,37 +329,45 @@ def without_fedavg(method: str, overrides: Sequence[str] = ()) -> str:
 def _fedavg(overrides: tuple[str, ...]) -> Evidence:
     """The run of FedAvg with the same settings, except those of the method's own parts."""
     with tempfile.TemporaryDirectory() as output:
-        return run_watched(small_plan("fedavg", output, _common(overrides)))
+        plan = small_plan("fedavg", output, _common(overrides))
+        return run_watched(plan)
 
 
 def _common(overrides: Sequence[str]) -> list[str]:
+    """The settings that are not those of the method's own parts."""
     return [text for text in overrides if not text.startswith("method.")]
 
 
-def _wire(evidence: Evidence) -> list[tuple]:
-    """Record names, tensors and metrics of every training exchange."""
-    return [
-        (config["client"], *(sorted((name, *record) for name, record in arrays_of(content).items())
-                             for content in (sent, returned)), sorted(metrics_of(returned)["metrics"]))
-        for config, sent, returned in evidence.training()
-    ]  # fmt: skip
+def _exchanges(evidence: Evidence) -> list[tuple]:
+    """(client, records of the message, records of the reply, names of its metrics) of every training exchange."""
+    exchanges = []
+    for config, sent, returned in evidence.training():
+        metrics = sorted(metrics_of(returned)["metrics"])
+        exchanges.append((config["client"], _records(sent), _records(returned), metrics))
+    return exchanges
+
+
+def _records(content: Any) -> list[tuple[str, ...]]:
+    """The name of each record of a message, followed by those of its tensors, in alphabetical order."""
+    return sorted((name, *record) for name, record in arrays_of(content).items())
 
 
 class _Killed(RunCallback):
     """Callback that ends a run after its first round, as if it was killed."""
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Raise after round 1."""
+        """Raises KeyboardInterrupt after round 1."""
         if row["round"] == 1:
             raise KeyboardInterrupt
 
 
 def _finish_elsewhere(plan: Plan) -> None:
-    """Finish a run in a new process."""
+    """Finishes a run in a new process; RuntimeError when that process fails."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # so that new processes need not import everything again
     variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    process = context.Process(target=_finish, args=(plan.experiment.toml(), variables, sys.path, str(Path.cwd())))
+    arguments = (plan.experiment.toml(), variables, sys.path, str(Path.cwd()))
+    process = context.Process(target=_finish, args=arguments)
     process.start()
     process.join()
     if process.exitcode:
@@ -302,6 +375,7 @@ def _finish_elsewhere(plan: Plan) -> None:
 
 
 def _finish(settings: str, variables: dict[str, str], path: list[str], folder: str) -> None:
+    """Finishes the run of these settings, with the variables, the import path and the working folder of the caller."""
     os.chdir(folder)
     os.environ.update(variables)
     sys.path[:] = path

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
-from sites import images_of_target, training_images, validation_images
+from raw_sites import images_of_target, training_images, validation_images
 from tape import LR, MOMENTUM, average, batch_norm, channel_norm, classified, copied, features, learned, recorded, sgd
 
 DOMAINS = 3  # of a mixed client
