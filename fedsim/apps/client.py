@@ -8,7 +8,7 @@ import contextlib
 import functools
 import platform
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -44,7 +44,7 @@ app = ClientApp()
 
 
 def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
-    """Turn exceptions into error replies that contain the whole traceback (Flower itself sends one line).
+    """Turns exceptions into error replies that contain the whole traceback (Flower itself sends one line).
 
     Records are unpacked before the handler is called, and packed after it if the message asks for it
     (strategies/wire/packing.py).
@@ -66,29 +66,43 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
 
 def limits(message: Message, context: Context) -> contextlib.AbstractContextManager[None]:
-    """What a site asks of the server, and a simulation does not: messages of the right form whose work ends in time."""
+    """Returns the time limit of a site's message; raises UserError for a message of a wrong form.
+
+    In a simulation nothing is checked and nothing is limited.
+    """
     if not is_site(context):
         return contextlib.nullcontext()
     return time_limit(check_message(message.content, SiteMessage).timeout)
 
 
 def echo_of(message: Message, context: Context) -> ConfigRecord:
-    """What a reply repeats of its message; that of a site also says which data it used, which may have changed since
-    the handshake in a process that has started anew."""
+    """Returns what a reply repeats of its message.
+
+    A site's reply also says which data it used: they may have changed since the handshake in a process that has
+    started anew.
+    """
     config = config_of(message.content)
     echo = {key: config[key] for key in ECHOED}
     if is_site(context) and config["client"]:
-        space = workspace(str(config["experiment"]), str(context.node_config.get("data-dir", "")))  # which is open
-        echo["data"] = space.fingerprint(str(config["client"]), str(config["token"]))["content"]
+        space = site_workspace(config, context)  # which is open
+        fingerprint = space.fingerprint(str(config["client"]), str(config["token"]))
+        echo["data"] = fingerprint["content"]
     return config_record(echo)
 
 
+def site_workspace(config: Mapping, context: Context) -> Workspace:
+    """Returns the workspace of a message's experiment with the data folder of this site."""
+    data_dir = str(context.node_config.get("data-dir", ""))
+    return workspace(str(config["experiment"]), data_dir)
+
+
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
-    """(the workspace of the message's experiment with this site's own folders, the message's config)."""
-    config, node = dict(config_of(message.content)), context.node_config
+    """Returns (the workspace of the message's experiment with this site's own folders, the message's config)."""
+    config = dict(config_of(message.content))
     if is_site(context):
-        config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
-        space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
+        state_dir = str(context.node_config.get("state-dir", ""))
+        config["state-dir"] = state_folder(state_dir, str(config["token"]))
+        space = site_workspace(config, context)
     else:
         space = workspace(str(config["experiment"]))
     space.use_scale(scale_in(config))
@@ -98,7 +112,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
 
 
 def refuse_unperturbed(space: Workspace, context: Context) -> None:
-    """UserError when this site has set its own privacy, and the recipe would take more from it than a perturbed model.
+    """Raises UserError when this site has set its own privacy, and the recipe takes more than a perturbed model.
 
     It is asked for every message, and first in the handshake: nothing leaves the site before.
     """
@@ -114,12 +128,14 @@ def refuse_unperturbed(space: Workspace, context: Context) -> None:
 
 
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
-    """(the client that the message is for, the message's config)."""
+    """Returns (the client that the message is for, the message's config)."""
     space, config = space_of(message, context)
-    if is_site(context) and [config["client"]] != node_clients(context, space.plan):
-        raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
-    client = space.client(str(config["client"]), str(config["state-dir"]), str(config["token"]))
-    client.store.peers = Path(str(context.node_config["peers"])) if "peers" in context.node_config else None
+    name = str(config["client"])
+    if is_site(context) and [name] != node_clients(context, space.plan):
+        raise UserError(f"this site is {holds(context)} and does not train or validate as {name!r}")
+    client = space.client(name, str(config["state-dir"]), str(config["token"]))
+    peers = context.node_config.get("peers")
+    client.store.peers = None if peers is None else Path(str(peers))
     return client, config
 
 
@@ -133,29 +149,50 @@ def handshake(message: Message, context: Context) -> RecordDict:
     """
     space, config = space_of(message, context)
     token, state_dir = str(config["token"]), str(config["state-dir"])
-    common = said_of_node(space, context)
-    sites: list[tuple[str, str, list[int]]] = []
+    common = node_facts(space, context)
+    clients: dict[str, Config] = {}
     if is_target(context, space.plan):
-        sites = [(space.experiment.run.target, "target", target_of(space, token).class_counts())]
+        name = space.experiment.run.target
+        evaluator = target_of(space, token)
+        clients[name] = client_facts(name, "target", evaluator.class_counts())
     else:
         for name in node_clients(context, space.plan):
-            sites.append((name, "source", space.class_counts(name, state_dir, token).tolist()))
-    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
-        data = space.fingerprint(sites[0][0], token)
+            counts = space.class_counts(name, state_dir, token)
+            clients[name] = client_facts(name, "source", counts.tolist())
+            moments = space.moments(name, state_dir, token)
+            if moments:
+                clients[name] |= moments_config(moments)
+    if clients and is_site(context):  # not in a simulation, where the server reads the same data itself
+        name = next(iter(clients))
+        data = space.fingerprint(name, token)
         common |= {f"data-{key}": value for key, value in data.items()}
-        common["findings"] = space.findings(sites[0][0])
+        common["findings"] = space.findings(name)
+    if not clients:
+        clients[""] = client_facts("", "source", [])
     records = RecordDict()
-    for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
-        answer: Config = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
-        if role == "source" and (moments := space.moments(name, state_dir, token)):
-            answer |= moments_config(moments)
-        records[f"site-{number}" if number else "site"] = ConfigRecord(answer)
+    for number, facts in enumerate(clients.values()):
+        key = f"site-{number}" if number else "site"
+        records[key] = ConfigRecord({**facts, **common})
     return records
 
 
-def said_of_node(space: Workspace, context: Context) -> Config:
-    """What a node says of itself in the handshake: its name, its versions, and its frozen weights."""
-    answer: Config = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
+def client_facts(name: str, role: str, class_counts: list[int]) -> Config:
+    """Returns what a node says in the handshake of one of its clients."""
+    return {
+        "client": name,
+        "role": role,
+        "examples": sum(class_counts),
+        "class-counts": class_counts,
+    }
+
+
+def node_facts(space: Workspace, context: Context) -> Config:
+    """Returns what a node says of itself in the handshake: its name, its versions, and its frozen weights."""
+    answer: Config = {
+        "holds": holds(context),
+        "version-python": platform.python_version(),
+        "version-fedsim": VERSION,
+    }
     answer |= {f"version-{package}": installed_version(package) for package in PACKAGES}
     if space.frozen_content:
         answer["frozen"] = space.frozen_content
@@ -166,14 +203,18 @@ def said_of_node(space: Workspace, context: Context) -> Config:
 
 
 def node_clients(context: Context, plan: Plan) -> list[str]:
-    """The names of a node's clients. A site has the client of its domain, or none when that domain does not train here.
+    """Returns the names of a node's clients.
 
-    In a simulation every node can act as every client, so that the clients are shared evenly between the nodes.
+    A site has the client of its domain, or none when that domain does not train here. In a simulation every node can
+    act as every client, so that the clients are shared evenly between the nodes.
     """
+    node = context.node_config
     if is_site(context):
-        name = matching(str(context.node_config["domain"]), plan.clients)
-        return [name] if name and context.node_config.get("role", "source") == "source" else []
-    place, nodes = (int(context.node_config.get(key, 0)) for key in ("partition-id", "num-partitions"))
+        name = matching(str(node["domain"]), plan.clients)
+        trains = node.get("role", "source") == "source"
+        return [name] if name and trains else []
+    place = int(node.get("partition-id", 0))
+    nodes = int(node.get("num-partitions", 0))
     return list(plan.clients[place :: max(nodes, 1)])
 
 
@@ -186,71 +227,86 @@ def is_target(context: Context, plan: Plan) -> bool:
     """Whether this site holds the unseen domain in order to evaluate it."""
     if not is_site(context) or context.node_config.get("role") != "target":
         return False
-    return matching(str(context.node_config["domain"]), [plan.experiment.run.target]) is not None
+    domain = str(context.node_config["domain"])
+    return matching(domain, [plan.experiment.run.target]) is not None
 
 
 def holds(context: Context) -> str:
-    """A text that names a site: its name, its domain and, for a target, its role."""
+    """Returns a text that names a site: its name, its domain and, for a target, its role; empty in a simulation."""
+    if not is_site(context):
+        return ""
     node = context.node_config
+    name = node.get("site", "a site")
     role = ", target" if node.get("role") == "target" else ""
-    return f"{node.get('site', 'a site')} ({node['domain']}{role})" if is_site(context) else ""
+    return f"{name} ({node['domain']}{role})"
+
+
+def arrays_in(message: Message) -> dict[str, ArrayDict]:
+    """Returns the tensors that came with a message, by the names of their records."""
+    records = arrays_of(message.content)
+    return {name: record_to_arrays(record) for name, record in records.items()}
 
 
 @app.query("target")
 @guarded
 def evaluate_target(message: Message, context: Context) -> RecordDict:
-    """Evaluate the global model on the unseen domain, on the site that holds it."""
+    """Evaluates the global model on the unseen domain, on the site that holds it."""
     space, config = space_of(message, context)
     if not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
-    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    records = arrays_in(message)
     arrays = records.pop("arrays")
-    uploads = {name.removeprefix(UPLOADS): arrays_of_client for name, arrays_of_client in records.items()}
+    uploads = {name.removeprefix(UPLOADS): of_client for name, of_client in records.items()}
     evaluator = target_of(space, str(config["token"]))
-    return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
+    score = evaluator(arrays, uploads)
+    return score_records(score, len(evaluator.labels), evaluator.task.metric)
 
 
 @functools.lru_cache(maxsize=1)
 def target_of(space: Workspace, run: str) -> TargetEvaluator:
-    """The evaluator of the unseen domain in the run with that token, whose images are read on first use and then
-    kept; another run with the same settings may find other images."""
+    """Returns the evaluator of the unseen domain in the run with that token.
+
+    Its images are read on first use and then stay in memory; another run with the same settings may find other images.
+    """
     return TargetEvaluator(space)
 
 
 @app.query("predict")
 @guarded
 def predict(message: Message, context: Context) -> RecordDict:
-    """Predict some batches of the unseen domain, in a process that was forked from the server's."""
+    """Predicts some batches of the unseen domain, in a process that was forked from the server's."""
     space, config = space_of(message, context)
     if space.target is None:
         raise UserError("this process does not evaluate the unseen domain")
     places = [int(place) for place in config["places"]]
-    logits = space.target.logits(record_to_arrays(arrays_of(message.content)["arrays"]), places)
-    return RecordDict({"logits": state_to_record(dict(zip(map(str, places), logits)))})
+    logits = space.target.logits(received_model(message), places)
+    of_batches = {str(place): of_batch for place, of_batch in zip(places, logits)}
+    return RecordDict({"logits": state_to_record(of_batches)})
 
 
 @app.query("visit")
 @guarded
 def visit(message: Message, context: Context) -> RecordDict:
-    """Use unlabelled images of the unseen domain, on the machine that holds them."""
+    """Uses unlabelled images of the unseen domain, on the machine that holds them."""
     space, config = space_of(message, context)
     if is_site(context) and not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
-    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
-    answer = space.unlabelled(str(config["token"])).answer(records, config)
+    images = space.unlabelled(str(config["token"]))
+    answer = images.answer(arrays_in(message), config)
     return RecordDict({name: state_to_record(arrays) for name, arrays in answer.items()})
 
 
 @app.query("collect")
 @guarded
 def collect(message: Message, context: Context) -> RecordDict:
-    """Reply with this client's contribution to one of the recipe's banks."""
+    """Replies with this client's contribution to one of the recipe's banks."""
     client, config = client_of(message, context)
-    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    records = arrays_in(message)
     received = records.pop("arrays", None)
     tensors = None if received is None else fitting(received, client.names("train"))
     client.records = records
-    content = RecordDict({config["bank"]: state_to_record(client.collect(config, tensors))})
+    entry = client.collect(config, tensors)
+    content = RecordDict({config["bank"]: state_to_record(entry)})
     forget_message(client)
     return content
 
@@ -258,35 +314,40 @@ def collect(message: Message, context: Context) -> RecordDict:
 @app.train()
 @guarded
 def train(message: Message, context: Context) -> RecordDict:
-    """Train on this client's images, starting from the received tensors."""
+    """Trains on this client's images, starting from the received tensors."""
     job = job_of(message, context)
-    return trained(job.client, job.client.train(job.tensors, job.config), message, context)
+    result = job.client.train(job.tensors, job.config)
+    return trained(job.client, result, message, context)
 
 
 def job_of(message: Message, context: Context) -> Job:
-    """The client, tensors and config of a message that asks for training."""
+    """Returns the client, tensors and config of a message that asks for training."""
     client, config = client_of(message, context)
-    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
+    records = arrays_in(message)
     tensors = fitting(records.pop("arrays"), client.names("train"))
     client.records = records
     return Job(client, tensors, config)
 
 
 def trained(client: DomainClient, result: Trained, message: Message, context: Context) -> RecordDict:
-    """The reply of a client that has trained."""
+    """Returns the reply of a client that has trained."""
     tensors, examples, metrics = result
-    sent = state_to_record(tensors)
-    extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
-    counted = MetricRecord({"num-examples": examples, **metrics})
-    state = config_record({"entries": client.stored})
-    content = content_of({"arrays": sent, **extra, "metrics": counted, "state": state})
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {"arrays": state_to_record(tensors)}
+    for name, values in client.outbox.items():
+        records[name] = state_to_record(values)
+    records["metrics"] = MetricRecord({"num-examples": examples, **metrics})
+    records["state"] = config_record({"entries": client.stored})
+    content = content_of(records)
     forget_message(client)
     return perturbed(content, message, context, client.experiment.train)
 
 
 def forget_message(client: DomainClient) -> None:
-    """Release what came with the message and what is sent in reply. Neither is state, and both may be as large as the
-    model, which hundreds of clients would keep until they are drawn again."""
+    """Releases what came with the message and what is sent in reply.
+
+    Neither is state, and both may be as large as the model, which hundreds of clients would keep until they are drawn
+    again.
+    """
     client.records.clear()
     client.outbox.clear()
 
@@ -294,26 +355,33 @@ def forget_message(client: DomainClient) -> None:
 @app.evaluate()
 @guarded
 def evaluate(message: Message, context: Context) -> RecordDict:
-    """Validate the received model."""
+    """Validates the received model."""
     client, config = client_of(message, context)
-    arrays = record_to_arrays(arrays_of(message.content)["arrays"])
-    loss, examples, metrics = client.validate_model(fitting(arrays, client.names("evaluate")), config)
-    return content_of({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
+    tensors = fitting(received_model(message), client.names("evaluate"))
+    loss, examples, metrics = client.validate_model(tensors, config)
+    record = MetricRecord({"num-examples": examples, "loss": loss, **metrics})
+    return content_of({"metrics": record})
 
 
 @app.query("doubt")
 @guarded
 def doubt(message: Message, context: Context) -> RecordDict:
-    """Reply with the sums over the validation examples that `run.doubt` needs, of the received model."""
+    """Replies with the sums over the validation examples that `run.doubt` needs, of the received model."""
     client, config = client_of(message, context)
-    arrays = record_to_arrays(arrays_of(message.content)["arrays"])
-    sums, examples = client.doubt(fitting(arrays, client.names("evaluate")), config)
-    return RecordDict({SUMS: state_to_record(sums), "metrics": MetricRecord({"num-examples": examples})})
+    tensors = fitting(received_model(message), client.names("evaluate"))
+    sums, examples = client.doubt(tensors, config)
+    metrics = MetricRecord({"num-examples": examples})
+    return RecordDict({SUMS: state_to_record(sums), "metrics": metrics})
+
+
+def received_model(message: Message) -> ArrayDict:
+    """Returns the tensors of the model that came with a message."""
+    return record_to_arrays(arrays_of(message.content)["arrays"])
 
 
 def fitting(arrays: ArrayDict, names: list[str]) -> ArrayDict:
-    """The arrays in the client's order; a ValueError names those that are missing or unexpected."""
-    if arrays.keys() != set(names):
-        wrong = sorted(arrays.keys() ^ set(names))
+    """Returns the arrays in the client's order; raises ValueError that names those that are missing or unexpected."""
+    wrong = sorted(arrays.keys() ^ set(names))
+    if wrong:
         raise ValueError(f"the server's tensors do not fit this client's share rule: {wrong[:4]}")
     return {name: arrays[name] for name in names}

@@ -22,9 +22,9 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 def named_recipe(method: str | Recipe) -> str:
-    """The name of a method in settings: a row's, `module:name` of a recipe in a module, or one of its content.
+    """Returns the name of a method in settings: a row's, `module:name` of a recipe in a module, or one of its content.
 
-    The last name is known only in processes that have called this function.
+    The last name is known only in processes that have called this function. Raises UserError for another object.
     """
     if isinstance(method, str):
         return method
@@ -33,44 +33,59 @@ def named_recipe(method: str | Recipe) -> str:
     rows = [name for name, row in METHODS.items() if row is method]
     if rows:
         return rows[0]
-    if reference := reference_of(method):
+    reference = reference_of(method)
+    if reference:
         return reference
-    name = f"recipe-{content_hash(json.dumps(values_of(method), sort_keys=True).encode())[:8]}"
+    values = json.dumps(values_of(method), sort_keys=True)
+    digest = content_hash(values.encode())
+    name = f"recipe-{digest[:8]}"
     GIVEN[name] = method
     return name
 
 
 def reference_of(value: object) -> str:
-    """`module:name` of an object at the top level of a module; empty when it is in none, or in a notebook or script."""
+    """Returns `module:name` of an object at the top level of a module.
+
+    The text is empty when the object is in no module, or in that of a notebook or script.
+    """
     home = getattr(value, "__module__", "")
     for name in sorted(sys.modules, key=lambda name: name != home):
         module = sys.modules[name]
         if name == "__main__" or getattr(module, "__spec__", None) is None:
             continue
-        attributes = [key for key, other in vars(module).items() if other is value and key.isidentifier()]
-        if attributes:
-            return f"{name}:{attributes[0]}"
+        for attribute, other in vars(module).items():
+            if other is value and attribute.isidentifier():
+                return f"{name}:{attribute}"
     return ""
 
 
 def named_model(model: Model) -> str:
-    """The name of a network in settings: `module:name` of its class in a module, or one that this process knows.
+    """Returns the name of a network in settings: `module:name` of its class, or one that only this process knows.
 
     Where a module is given, its weights are those with which each new network begins.
     """
     module = made(model)
-    given = type(model) if isinstance(model, nn.Module) else model
-    reference = reference_of(given) if makes(given, nn.Module) else ""
-    if reference and not isinstance(model, nn.Module):
-        return reference
-    name = reference or f"own-{type(module).__name__}-{_content_of(module)}"
-    make = copies_of(model) if isinstance(model, nn.Module) else model
-    BACKBONES_GIVEN[name] = module_row(make, type(module).__name__)
+    if isinstance(model, nn.Module):
+        reference = reference_of_maker(type(model))
+        make: Callable[[], nn.Module] = copies_of(model)
+    else:
+        reference = reference_of_maker(model)
+        if reference:
+            return reference
+        make = model
+    kind = type(module).__name__
+    name = reference or f"own-{kind}-{_content_of(module)}"
+    BACKBONES_GIVEN[name] = module_row(make, kind)
     return name
 
 
+def reference_of_maker(make: Callable[[], nn.Module]) -> str:
+    """Returns `module:name` of a class or function that makes a network without arguments; empty for another one."""
+    return reference_of(make) if makes(make, nn.Module) else ""
+
+
 def _content_of(module: nn.Module | None) -> str:
-    """A short hash of a network's layers and, where it can be read, of the source of its class."""
+    """Returns a short hash of a network's layers and, where it can be read, of the source of its class."""
     try:
         source = inspect.getsource(type(module))
     except (OSError, TypeError):
@@ -79,7 +94,7 @@ def _content_of(module: nn.Module | None) -> str:
 
 
 def made(model: Model | None, seed: int = 0) -> nn.Module | None:
-    """The module that a user gives, or that his class or function makes; UserError for anything else.
+    """Returns the module that a user gives, or that his class or function makes; raises UserError for anything else.
 
     seed: of the run, which determines the weights of a module that is made
     """

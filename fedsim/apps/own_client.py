@@ -70,27 +70,35 @@ class Node:
     def __init__(self, method: str, backbone: str, data: Load, state: str, settings: dict[str, Json]) -> None:
         experiment = app_experiment(method, settings)
         build_recipe(experiment)
-        self.method, self.backbone, self.data, self.settings = method, backbone, data, settings
-        self.state = state or str(of_home(os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")) / "app-state")
+        self.method = method
+        self.backbone = backbone
+        self.data = data
+        self.settings = settings
+        self.state = state or usual_state()
         self._held: dict[int, tuple[str, Held]] = {}  # by node
 
     def answer(self, message: Message, context: Context) -> Message:
-        """The reply to a message: the introduction before the first round, otherwise that of the site's client."""
+        """Returns the reply to a message.
+
+        It is the introduction before the first round, otherwise the reply of the site's client.
+        """
         try:
             name, held = self._open(context)
             message.content = unpack(message.content)
-            if "experiment" in configs_of(message.content).get("config", ConfigRecord()):
+            config = configs_of(message.content).get("config", ConfigRecord())
+            if "experiment" in config:
                 self._adapt(message)
                 return site_app(message, self._site(context, message, name))
             if message.metadata.message_type != "evaluate":
                 raise UserError("this ClientApp is fedsim.client_app, and the server is not fedsim.strategy")
         except UserError as error:
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
-        introduction = ConfigRecord({DOMAIN: name, FEDSIM: json.dumps(self._facts(held))})
+        facts = json.dumps(self._facts(held))
+        introduction = ConfigRecord({DOMAIN: name, FEDSIM: facts})
         return Message(RecordDict({"config": introduction}), reply_to=message)
 
     def _open(self, context: Context) -> tuple[str, Held]:
-        """The name and the data of a node, which are read once in a process."""
+        """Returns the name and the data of a node, which are read once in a process."""
         node = context.node_id
         if node not in self._held:
             self._held[node] = self._load(context)
@@ -99,22 +107,29 @@ class Node:
         return name, held
 
     def _load(self, context: Context) -> tuple[str, Held]:
-        """What the user's function gives for a node; UserError when it gives something else."""
+        """Returns the name and the data that the user's function gives for a node.
+
+        Raises UserError when the function fails or gives something else.
+        """
         try:
             given = self.data(context)
         except UserError:
             raise
         except Exception as error:  # the user's own code may raise any error
-            raise UserError(f"data(context) failed: {type(error).__name__}: {first_line(error)}") from error
-        if not (isinstance(given, tuple) and len(given) == 3 and isinstance(given[0], str) and given[0]):
-            raise UserError("data(context) must return (name of the domain, training Dataset, validation Dataset)")
+            kind = type(error).__name__
+            raise UserError(f"data(context) failed: {kind}: {first_line(error)}") from error
+        message = "data(context) must return (name of the domain, training Dataset, validation Dataset)"
+        if not isinstance(given, tuple) or len(given) != 3:
+            raise UserError(message)
         name, training, validation = given
+        if not isinstance(name, str) or not name:
+            raise UserError(message)
         if "/" in name:
             raise UserError(f"data(context) calls the domain {name!r}: give each client a name of its own, without /")
         return name, hold(name, training, validation)
 
     def _facts(self, held: Held) -> JsonTable:
-        """What the server must know of a client before the run can be planned."""
+        """Returns what the server must know of a client before the run can be planned."""
         return {
             "method": self.method,
             "settings": self.settings,
@@ -128,20 +143,28 @@ class Node:
         config["experiment"] = adapted(str(config["experiment"]), self.backbone)
 
     def _site(self, context: Context, message: Message, name: str) -> Context:
-        """The context of a deployed site with this domain."""
-        target = target_of(str(config_of(message.content)["experiment"]))
-        site = {"domain": name, "role": "target" if name == target else "source", "state-dir": self.state}
-        node_config = {**context.node_config, **site}
+        """Returns the context of a deployed site with this domain."""
+        config = config_of(message.content)
+        target = target_of(str(config["experiment"]))
+        role = "target" if name == target else "source"
+        node_config = {**context.node_config, "domain": name, "role": role, "state-dir": self.state}
         return Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
+
+
+def usual_state() -> str:
+    """Returns the folder for what clients keep between rounds where none is given."""
+    cache = of_home(os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim"))
+    return str(cache / "app-state")
 
 
 @lru_cache(maxsize=4)  # every message of a run has the same
 def adapted(experiment: str, backbone: str) -> str:
-    """The TOML text of an experiment with another backbone."""
-    return parse_experiment(experiment).replace(model={"backbone": backbone}).toml()
+    """Returns the TOML text of an experiment with another backbone."""
+    settings = parse_experiment(experiment)
+    return settings.replace(model={"backbone": backbone}).toml()
 
 
 @lru_cache(maxsize=4)
 def target_of(experiment: str) -> str:
-    """The unseen domain of an experiment in TOML."""
+    """Returns the unseen domain of an experiment in TOML."""
     return parse_experiment(experiment).run.target

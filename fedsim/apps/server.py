@@ -21,6 +21,9 @@ from fedsim.runs.serve import serve
 from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
 from strategies.wire.grids import QuickGrid
 
+# The settings that stand in a run config under a name of their own.
+SETTINGS = {"method": "method.name", "target": "run.target", "output": "run.output"}
+
 app = ServerApp()
 
 
@@ -28,7 +31,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`."""
     with marked():
-        plan = resolve(experiment_of(dict(context.run_config)))
+        experiment = experiment_of(dict(context.run_config))
+        plan = resolve(experiment)
         admission.check_images(plan)
         serve(QuickGrid(grid), plan, [LogLines()])
         tidy_finished(results_folder(plan.experiment), [plan.folder])
@@ -36,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Mark errors that a user can correct by a prefix of their text, because Flower keeps only the text of an error.
+    """Marks errors that a user can correct by a prefix of their text, because Flower keeps only the text of an error.
 
     An error of a disk or a file also names the machine, which may be another one than the user's.
     """
@@ -48,11 +52,12 @@ def marked() -> Iterator[None]:
         if error.errno not in MENDABLE:
             raise
         text, _ = explain(error)
-        raise UserError(f"{USER_ERROR}the server {socket.gethostname()}: {text}") from None
+        machine = socket.gethostname()
+        raise UserError(f"{USER_ERROR}the server {machine}: {text}") from None
 
 
 def experiment_of(run_config: dict) -> Experiment:
-    """The experiment of Flower's flat run config.
+    """Returns the experiment of Flower's flat run config.
 
     Its keys are `experiment` (path, name or TOML text), `method`, `target`, `seed`, `output` and `overrides` (one
     string of key=value words).
@@ -61,9 +66,11 @@ def experiment_of(run_config: dict) -> Experiment:
     if "\n" in text:
         return parse_experiment(text)
     overrides = shlex.split(str(run_config.get("overrides", "")))
-    for key, name in (("method", "method.name"), ("target", "run.target"), ("output", "run.output")):
-        if run_config.get(key):
-            overrides.append(f"{name}={run_config[key]}")
-    if int(run_config.get("seed", -1)) >= 0:
-        overrides.append(f"run.seed={run_config['seed']}")
+    for key, name in SETTINGS.items():
+        value = run_config.get(key)
+        if value:
+            overrides.append(f"{name}={value}")
+    seed = run_config.get("seed", -1)
+    if int(seed) >= 0:
+        overrides.append(f"run.seed={seed}")
     return read_experiment(text, overrides)

@@ -104,27 +104,40 @@ def strategy(
             if getattr(experiment.train, setting) and not output:
                 raise UserError(f"{setting} looks at the records of a run: give fedsim.strategy(..., output=...) a "
                                 "folder")  # fmt: skip
-        if reason := of_our_client(recipe):
+        reason = of_our_client(recipe)
+        if reason:
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
                             "fedsim.client_app there, and client='fedsim' here")  # fmt: skip
     elif model is None:
         raise UserError("client='fedsim' needs the network: give model=... to fedsim.strategy")
     asked = Asked(name, settings, output, client == "fedsim", min_available_nodes, score, evaluates)
-    return AppStrategy(asked, experiment, recipe, made(model, experiment.run.seed))
+    net = made(model, experiment.run.seed)
+    return AppStrategy(asked, experiment, recipe, net)
 
 
 def app_experiment(method: str, settings: Mapping[str, Json]) -> Experiment:
-    """The experiment of an app's run, before its clients are known; UserError for settings that do not fit."""
+    """Returns the experiment of an app's run, before its clients are known.
+
+    Raises UserError for settings that do not fit.
+    """
     parts = [*assemble({"name": method}, {}).named, *SLOTS, "add"]
     experiment = experiment_of(method, {"name": "app", **settings}, parts)
-    for name in RESERVED:
+    for name, reason in RESERVED.items():
         section = "train" if name == "rounds" else "run"
-        if getattr(getattr(experiment, section), name) != getattr(getattr(Experiment(), section), name):
-            raise UserError(f"fedsim.strategy and fedsim.client_app take no {name}: {RESERVED[name]}")
-    if experiment.data.task not in ("", CLASSIFICATION.name):
-        raise UserError(f"data.task = {experiment.data.task!r}: fedsim.strategy and fedsim.client_app take examples of "
+        if differ_in(section, name, experiment, Experiment()):
+            raise UserError(f"fedsim.strategy and fedsim.client_app take no {name}: {reason}")
+    task = experiment.data.task
+    if task not in ("", CLASSIFICATION.name):
+        raise UserError(f"data.task = {task!r}: fedsim.strategy and fedsim.client_app take examples of "
                         "classes, measured by accuracy; use fedsim.run, or a deployment")  # fmt: skip
     return experiment.replace(data={"dataset": DATASET}, run={"runtime": "deployment"})
+
+
+def differ_in(section: str, name: str, experiment: Experiment, usual: Experiment) -> bool:
+    """Whether two experiments have different values of a section's setting."""
+    value = getattr(getattr(experiment, section), name)
+    usual_value = getattr(getattr(usual, section), name)
+    return value != usual_value
 
 
 def refuse_client_settings(experiment: Experiment) -> None:
@@ -132,15 +145,16 @@ def refuse_client_settings(experiment: Experiment) -> None:
     usual = Experiment().replace(data={"dataset": DATASET})
     for section, kind in SECTIONS.items():
         for name in kind.model_fields:
-            is_servers = section == "run" or name in OF_ROUNDS
-            if not is_servers and getattr(getattr(experiment, section), name) != getattr(getattr(usual, section), name):
+            if section == "run" or name in OF_ROUNDS:
+                continue  # it is the server's
+            if differ_in(section, name, experiment, usual):
                 raise UserError(f"{name} acts on the client, and a ClientApp of your own has its own {name}; leave it "
                                 "out, or send it to your clients by start(..., train_config=...)")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call of `fedsim.strategy` asks for, beside the method and the network; the fields are its arguments."""
+    """The arguments of a call of `fedsim.strategy`, without the network."""
 
     method: str
     settings: Mapping[str, Json]
@@ -155,7 +169,10 @@ class AppStrategy(WholeRounds):
     """A strategy for the nodes of any Flower app; `fedsim.strategy` makes it."""
 
     def __init__(self, asked: Asked, experiment: Experiment, recipe: Recipe, net: nn.Module | None) -> None:
-        self.asked, self.experiment, self.recipe, self.net = asked, experiment, recipe, net
+        self.asked = asked
+        self.experiment = experiment
+        self.recipe = recipe
+        self.net = net
 
     def start(
         self,
@@ -192,9 +209,13 @@ class AppStrategy(WholeRounds):
             call.site,
             self.asked.score,
         )
-        nodes.train_config, nodes.evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        nodes.train_config = train_config or ConfigRecord()
+        nodes.evaluate_config = evaluate_config or ConfigRecord()
         roster = self._meet(nodes, call)
-        introductions = self._said_by_our_clients(nodes, [*roster.sites, *([call.site] if call.site else [])])
+        clients = list(roster.sites)
+        if call.site:
+            clients.append(call.site)
+        introductions = self._introductions(nodes, clients)
         if not introductions:
             return self._with_any_clients(nodes, roster, call)
         if train_config or evaluate_config:
@@ -202,96 +223,125 @@ class AppStrategy(WholeRounds):
         return self._with_our_clients(grid, call, roster, introductions)
 
     def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:
-        """The initial model; UserError without one, and for tensors that are not those of the given module."""
-        if self.net is None and arrays is None:
-            raise UserError("there is no initial model: give model=... to fedsim.strategy, or initial_arrays to start")
-        if self.net is None or arrays is None:
-            return arrays if arrays is not None else state_to_record(self.net.state_dict())  # type: ignore[union-attr]
-        if arrays.keys() != self.net.state_dict().keys():
-            odd = sorted(arrays.keys() ^ self.net.state_dict().keys())
+        """Returns the initial model.
+
+        Raises UserError without one, and for tensors that are not those of the given module.
+        """
+        if self.net is None:
+            if arrays is None:
+                raise UserError(
+                    "there is no initial model: give model=... to fedsim.strategy, or initial_arrays to start"
+                )
+            return arrays
+        state = self.net.state_dict()
+        if arrays is None:
+            return state_to_record(state)
+        odd = sorted(arrays.keys() ^ state.keys())
+        if odd:
             raise UserError(f"initial_arrays are not the tensors of the model: {', '.join(odd[:4])}")
         return arrays
 
     def _meet(self, nodes: AppGrid, call: "Call") -> OpenRoster:
-        """The clients that are online, by name; UserError when one of them trains on the unseen domain."""
+        """Returns the clients that are online, by name; raises UserError when one trains on the unseen domain."""
         run = self.experiment.replace(run={"timeout": call.timeout}).run
-        config: Config = {"experiment": "", "state-dir": "", "token": secrets.token_hex(8), "timeout": call.timeout}
+        config: Config = {
+            "experiment": "",
+            "state-dir": "",
+            "token": secrets.token_hex(8),
+            "timeout": call.timeout,
+        }
         roster = OpenRoster(nodes, self.asked.least, config, target=call.site)
         roster.gather(run)
         domains = domains_of(roster)
         if call.target in domains:
-            raise UserError(f"target {call.target!r} is among the sources ({', '.join(domains)}), which train on it; "
+            sources = ", ".join(domains)
+            raise UserError(f"target {call.target!r} is among the sources ({sources}), which train on it; "
                             "the unseen domain needs another name")  # fmt: skip
         return roster
 
-    def _said_by_our_clients(self, nodes: AppGrid, clients: Sequence[str]) -> dict[str, JsonTable]:
-        """What clients of `fedsim.client_app` said of themselves, by name; empty where none is such a client.
+    def _introductions(self, nodes: AppGrid, clients: Sequence[str]) -> dict[str, JsonTable]:
+        """Returns what clients of `fedsim.client_app` said of themselves, by name; empty where none is such a client.
 
         Raises UserError when some are and others are not, and when the method needs them and none is.
         """
-        introductions = {
-            client: json.loads(nodes.introduced[client]) for client in clients if client in nodes.introduced
-        }
-        others = [client for client in clients if client not in introductions]
+        introductions: dict[str, JsonTable] = {}
+        others: list[str] = []
+        for client in clients:
+            if client in nodes.introduced:
+                introductions[client] = json.loads(nodes.introduced[client])
+            else:
+                others.append(client)
         if others and (introductions or self.asked.of_fedsim):
             raise UserError(f"client {others[0]!r} is not fedsim.client_app, and {self.asked.method} with "
                             "client='fedsim' needs it on every client")  # fmt: skip
         return introductions
 
     def _with_any_clients(self, nodes: AppGrid, roster: OpenRoster, call: "Call") -> Result:
-        """The run with ClientApps that know nothing of fedsim."""
+        """Plays the run with ClientApps that know nothing of fedsim."""
         if self.experiment.run.select_by in OF_CLASSES:
             raise UserError("ClientApps of your own reply with an accuracy and a loss; select_by is primary or loss")
         run = {"keep_predictions": False, "evaluate_target": "server", **self._output()}
         model = {} if self.net is None else {"backbone": class_of(self.net)}
-        experiment = call.planned(self.experiment, domains_of(roster)).replace(run=run, model=model)
-        plan = replace(resolve(experiment), clients=tuple(roster.sites))
+        experiment = call.planned(self.experiment, domains_of(roster))
+        plan = resolve(experiment.replace(run=run, model=model))
+        plan = replace(plan, clients=tuple(roster.sites))
+        space = AppSpace(plan, self.net, call.arrays)
         validates = self.asked.evaluates and not nodes.silent
-        rounds = Rounds(AppSpace(plan, self.net, call.arrays), nodes, roster, validates)
+        rounds = Rounds(space, nodes, roster, validates)
         server = rounds.strategy.server
         if roster.target:
             server.target = TargetSite(server.exchange, roster)
         elif call.data is not None and self.net is not None:
-            server.target = DatasetTarget(copy.deepcopy(self.net), call.data, plan.experiment, rounds.space.device)
+            net = copy.deepcopy(self.net)
+            server.target = DatasetTarget(net, call.data, plan.experiment, space.device)
         if self.asked.output:
-            return rounds.play_recorded(call.evaluate_fn, None if call.data is None else len(call.data))
+            tested = None if call.data is None else len(call.data)
+            return rounds.play_recorded(call.evaluate_fn, tested)
         return rounds.play(call.arrays, call.rounds, call.evaluate_fn)
 
     def _output(self) -> JsonTable:
-        """The setting of the folder for records."""
+        """Returns the setting of the folder for records; empty without such a folder."""
         return {"output": self.asked.output} if self.asked.output else {}
 
     def _with_our_clients(
-        self, grid: Grid, call: "Call", roster: OpenRoster, introductions: Mapping[str, JsonTable]
+        self,
+        grid: Grid,
+        call: "Call",
+        roster: OpenRoster,
+        introductions: Mapping[str, JsonTable],
     ) -> Result:
-        """The run with the clients of `fedsim.client_app`: that of a deployment, whose sites are the clients."""
+        """Plays the run with the clients of `fedsim.client_app`: that of a deployment, whose sites are the clients."""
         if self.recipe.visits and not call.site:
             raise UserError(f"{self.asked.method} visits the unseen domain: give start(..., target=...) the name of a "
                             "client that holds it")  # fmt: skip
         net = copy.deepcopy(self.net)
         assert net is not None
         net.load_state_dict(call.arrays.to_torch_state_dict())
-        names, facts = own_names(net), agreed(introductions, self.asked)
+        names = own_names(net)
+        facts = agreed(introductions, self.asked)
         shape = tuple(facts["shape"])
         if call.data is not None:
             hold_target(call.target, call.data, shape, facts["images"])
-        experiment = app_experiment(self.asked.method, {**self.asked.settings, **facts["settings"]})
+        settings = {**self.asked.settings, **facts["settings"]}
+        experiment = app_experiment(self.asked.method, settings)
         experiment = call.planned(experiment, domains_of(roster))
         classes = [str(number) for number in range(outputs_of(net))]
         of_data = {"classes": classes, "split": "lists", **settings_for(shape, facts["images"])}
+        model = {"backbone": named_model(net)}
         metrics = Metrics(call.rounds, names, call.evaluate_fn)
         with tempfile.TemporaryDirectory(prefix="fedsim-app-") as folder:
             run = {"output": folder, **self._output()}
-            plan = resolve(experiment.replace(data=of_data, model={"backbone": named_model(net)}, run=run))
+            plan = resolve(experiment.replace(data=of_data, model=model, run=run))
             serve(QuickGrid(grid), plan, sinks=[metrics])
-            result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
+            arrays = load_file(plan.folder / "last.safetensors")
+        result = Result(arrays=renamed(arrays, names))
         metrics.add_to(result)
         return result
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a call of `start` asks for.
+    """The arguments of a call of `start`.
 
     arrays: the initial model. target: the name of the unseen domain, and data its Dataset, where the server has it
     """
@@ -306,10 +356,12 @@ class Call:
     @property
     def site(self) -> str:
         """The client that holds the unseen domain; empty: none does."""
-        return self.target if self.data is None and self.target != NO_TARGET else ""
+        if self.data is not None or self.target == NO_TARGET:
+            return ""
+        return self.target
 
     def planned(self, experiment: Experiment, domains: Sequence[str]) -> Experiment:
-        """The experiment with the domains of the clients, the unseen one, the rounds and the time limit."""
+        """Returns the experiment with the domains of the clients, the unseen one, the rounds and the time limit."""
         place = "site" if self.site else "server"
         return experiment.replace(
             data={"domains": [*domains, self.target]},
@@ -319,8 +371,9 @@ class Call:
 
 
 def domains_of(roster: OpenRoster) -> list[str]:
-    """The domains of the clients that train, sorted."""
-    return sorted({client.partition("/")[0] for client in roster.sites})
+    """Returns the domains of the clients that train, sorted."""
+    domains = {client.partition("/")[0] for client in roster.sites}
+    return sorted(domains)
 
 
 def hold_target(name: str, data: Any, shape: Sequence[int], are_images: bool) -> None:
@@ -331,40 +384,63 @@ def hold_target(name: str, data: Any, shape: Sequence[int], are_images: bool) ->
 
 
 def agreed(introductions: Mapping[str, JsonTable], asked: Asked) -> JsonTable:
-    """What all clients say of themselves; UserError when they differ, or when the server asks for something else."""
+    """Returns what all clients say of themselves.
+
+    Raises UserError when they differ, or when the server asks for something else.
+    """
     first, facts = next(iter(introductions.items()))
+    settings = facts["settings"]
     for client, other in introductions.items():
-        if other["method"] != asked.method:
-            raise UserError(f"client {client!r} runs {other['method']!r}, and the server {asked.method!r}")
+        method = other["method"]
+        if method != asked.method:
+            raise UserError(f"client {client!r} runs {method!r}, and the server {asked.method!r}")
         refuse_other_shape(client, other["shape"], facts["shape"])
-        for name in sorted(facts["settings"].keys() | other["settings"].keys()):
-            values = [each["settings"].get(name, "the default") for each in (facts, other)]
-            if values[0] != values[1]:
-                raise UserError(f"clients {first!r} and {client!r} differ in {name}: {values[0]} and {values[1]}")
-    for name, value in facts["settings"].items():
-        if asked.settings.get(name, value) != value:
-            raise UserError(f"{name} is {value} in fedsim.client_app, and {asked.settings[name]} in fedsim.strategy")
-    return {**facts, "images": all(other["images"] for other in introductions.values())}
+        name, values = first_difference(settings, other["settings"])
+        if name:
+            raise UserError(f"clients {first!r} and {client!r} differ in {name}: {values}")
+    for name, value in settings.items():
+        of_server = asked.settings.get(name, value)
+        if of_server != value:
+            raise UserError(f"{name} is {value} in fedsim.client_app, and {of_server} in fedsim.strategy")
+    are_images = all(other["images"] for other in introductions.values())
+    return {**facts, "images": are_images}
+
+
+def first_difference(settings: JsonTable, others: JsonTable) -> tuple[str, str]:
+    """Returns (name, both values as a text) of the first setting that differs; empty texts where none does."""
+    for name in sorted(settings.keys() | others.keys()):
+        value = settings.get(name, "the default")
+        other = others.get(name, "the default")
+        if value != other:
+            return name, f"{value} and {other}"
+    return "", ""
 
 
 def refuse_other_shape(client: str, shape: Sequence[int], usual: Sequence[int]) -> None:
     """Raises UserError when the examples of a client have another shape than the others'."""
-    if list(shape) != list(usual):
-        raise UserError(f"{client}: its examples have the shape {list(shape)}, the others' {list(usual)}")
+    shape, usual = list(shape), list(usual)
+    if shape != usual:
+        raise UserError(f"{client}: its examples have the shape {shape}, the others' {usual}")
 
 
 def class_of(net: nn.Module) -> str:
-    """The class of a module as `module:name`, for the records."""
-    return f"{type(net).__module__}:{type(net).__name__}"
+    """Returns the class of a module as `module:name`, for the records."""
+    kind = type(net)
+    return f"{kind.__module__}:{kind.__name__}"
 
 
 def unseen(target: Target) -> tuple[str, Any]:
-    """(name of the unseen domain, its Dataset); no Dataset where a client holds it, and where there is none."""
+    """Returns (name of the unseen domain, its Dataset).
+
+    There is no Dataset where a client holds the domain, and where there is none. Raises UserError for another object.
+    """
     if target is None:
         return NO_TARGET, None
     if isinstance(target, str):
         return target, None
-    name, data = target if isinstance(target, tuple) and len(target) == 2 else (UNSEEN, target)
+    name, data = UNSEEN, target
+    if isinstance(target, tuple) and len(target) == 2:
+        name, data = target
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise UserError(f"target is {type(data).__name__}; give a Dataset of (input, class), (name, Dataset), or the "
                         "name of a client")  # fmt: skip

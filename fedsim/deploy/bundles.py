@@ -37,7 +37,7 @@ class Pins:
 
     @classmethod
     def read(cls, kit: Path) -> "Pins | None":
-        """The bundles that the kit allows; None when it allows every bundle."""
+        """Returns the bundles that the kit allows; None when it allows every bundle."""
         return cls(kit) if (kit / ALLOWED).is_file() else None
 
     def allows(self, fab: Any, trusted_entities: object = None) -> bool:
@@ -49,31 +49,38 @@ class Pins:
         return False
 
     def hashes(self) -> set[str]:
-        """The hashes in `apps/allowed`; text after a hash on its line is a remark."""
-        lines = (self.kit / ALLOWED).read_text().splitlines()
-        return {line.split()[0].lower() for line in lines if line.strip() and not line.startswith("#")}
+        """Returns the hashes in `apps/allowed`; text after a hash on its line is a remark."""
+        hashes: set[str] = set()
+        for line in (self.kit / ALLOWED).read_text().splitlines():
+            if line.strip() and not line.startswith("#"):
+                hashes.add(line.split()[0].lower())
+        return hashes
 
-    def signed(self, found: str) -> bool:
+    def signed(self, digest: str) -> bool:
         """Whether the operator's key has signed that hash."""
-        signature, operator = self.kit / "apps" / f"{found}.sig", self.kit / OPERATOR
+        signature = self.kit / "apps" / f"{digest}.sig"
+        operator = self.kit / OPERATOR
         if not signature.is_file() or not operator.is_file():
             return False
         key = load_ssh_public_key(operator.read_bytes())
         try:
             assert isinstance(key, Ed25519PublicKey)
-            key.verify(bytes.fromhex(signature.read_text().strip()), text(found))
+            key.verify(bytes.fromhex(signature.read_text().strip()), text(digest))
         except (InvalidSignature, ValueError, AssertionError):
             return False
         return True
 
 
-def text(found: str) -> bytes:
-    """The text that is signed for a bundle."""
-    return f"fedsim app {found}".encode()
+def text(digest: str) -> bytes:
+    """Returns the text that is signed for a bundle with this hash."""
+    return f"fedsim app {digest}".encode()
 
 
 def sign(app: Path, private: Path) -> tuple[str, str]:
-    """(hash, signature) of an app folder's bundle; UserError when it cannot be built, or for a file without the key."""
+    """Returns (hash, signature) of an app folder's bundle.
+
+    Raises UserError when the bundle cannot be built, and for a file without the key.
+    """
     try:
         key = load_pem_private_key(private.read_bytes(), None)
         assert isinstance(key, Ed25519PrivateKey)
@@ -84,7 +91,10 @@ def sign(app: Path, private: Path) -> tuple[str, str]:
 
 
 def bundle_hash(app: Path) -> str:
-    """SHA-256 of the bundle that `flwr run` would submit for an app folder."""
+    """Returns the SHA-256 of the bundle that `flwr run` would submit for an app folder.
+
+    Raises UserError when Flower cannot build it.
+    """
     build = private("flwr.cli.build:build_fab_from_disk")
     try:
         return hashlib.sha256(build(app)).hexdigest()
@@ -93,7 +103,10 @@ def bundle_hash(app: Path) -> str:
 
 
 def own_bundles() -> dict[str, str]:
-    """Hashes of fedsim's own bundles by name: what `fedsim run` and `fedsim deploy check` submit."""
+    """Returns the hashes of fedsim's own bundles by name: what `fedsim run` and `fedsim deploy check` submit."""
+    bundles: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fedsim-bundles-") as folder:
-        apps = {"run": RUN, "check": CHECK}
-        return {f"fedsim-{name}": bundle_hash(write_app(Path(folder) / name, app)) for name, app in apps.items()}
+        for name, app in (("run", RUN), ("check", CHECK)):
+            written = write_app(Path(folder) / name, app)
+            bundles[f"fedsim-{name}"] = bundle_hash(written)
+    return bundles

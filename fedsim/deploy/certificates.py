@@ -30,29 +30,36 @@ CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from this time before 
 
 
 def write_ca(name: str, days: int, key_file: Path, certificate_file: Path) -> None:
-    """A new CA that may sign certificates but no further CAs; its key with mode 0600."""
+    """Writes a new CA that may sign certificates but no further CAs; its key with mode 0600."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _subject(name, "CA")
-    certificate = _builder(subject, subject, key, max(days, CA_DAYS), ca=True).sign(key, hashes.SHA384())
+    builder = _builder(subject, subject, key, max(days, CA_DAYS), ca=True)
+    certificate = builder.sign(key, hashes.SHA384())
     write_private(key_file, _pem(key))
     certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
 
 
 def write_server_certificate(
-    name: str, hosts: Sequence[str], days: int, ca: tuple[Path, Path], files: tuple[Path, Path]
+    name: str,
+    hosts: Sequence[str],
+    days: int,
+    ca: tuple[Path, Path],
+    files: tuple[Path, Path],
 ) -> None:
-    """The server's key (0600) and certificate for all its host names and IP addresses.
+    """Writes the server's key (0600) and certificate for all its host names and IP addresses.
 
     `ca` and `files` are (key file, certificate file); the certificate ends with the CA's at the latest.
     """
     ca_key, issuer = read_ca(*ca)
     key = ec.generate_private_key(ec.SECP256R1())
-    names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
+    names = [_general_name(host) for host in hosts]
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    subject = _subject(name, "server")
     certificate = (
-        _builder(_subject(name, "server"), issuer.subject, key, days, ca=False, latest=issuer.not_valid_after_utc)
+        _builder(subject, issuer.subject, key, days, ca=False, latest=issuer.not_valid_after_utc)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(authority, critical=False)
         .sign(ca_key, hashes.SHA384())
     )
     write_private(files[0], _pem(key))
@@ -60,7 +67,7 @@ def write_server_certificate(
 
 
 def write_site_key(site: str, key_file: Path, public_file: Path) -> None:
-    """A site's own P-384 key in OpenSSH format (0600), by which the SuperLink knows it, and its public half."""
+    """Writes a site's own P-384 key in OpenSSH format (0600), by which the SuperLink knows it, and its public half."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -68,14 +75,15 @@ def write_site_key(site: str, key_file: Path, public_file: Path) -> None:
 
 
 def write_operator_key(key_file: Path, public_file: Path) -> None:
-    """A new Ed25519 key that signs app bundles (0600), and its public half for the kits."""
+    """Writes a new Ed25519 key that signs app bundles (0600), and its public half for the kits."""
     key = Ed25519PrivateKey.generate()
-    write_private(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public_file.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" operator\n")
+    write_private(key_file, _pem(key))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public_file.write_bytes(public + b" operator\n")
 
 
 def read_ca(key_file: Path, certificate_file: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The CA's key and certificate; UserError when they cannot be read or do not belong together."""
+    """Returns the CA's key and certificate; raises UserError when they cannot be read or do not belong together."""
     try:
         key = load_pem_private_key(key_file.read_bytes(), None)
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -88,8 +96,16 @@ def read_ca(key_file: Path, certificate_file: Path) -> tuple[ec.EllipticCurvePri
 
 def write_private(file: Path, content: bytes) -> None:
     """Writes a new file that only its owner can read, from the moment of its creation."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    """Returns a host name or an IP address as a certificate has it."""
+    if is_ip(host):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    return x509.DNSName(host)
 
 
 def _builder(
@@ -100,8 +116,11 @@ def _builder(
     ca: bool,
     latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
+    """Returns what all certificates have in common; one with `latest` ends then at the latest."""
     now = datetime.now(UTC)
     end = now + timedelta(days=days)
+    if latest:
+        end = min(end, latest)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -109,7 +128,7 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(min(end, latest) if latest else end)
+        .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(_key_usage(signs_certificates=ca), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -139,5 +158,5 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

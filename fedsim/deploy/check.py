@@ -85,34 +85,46 @@ class Finding:
 def check(
     federation: Federation, experiment: Experiment | None, wait: float, least: int = 0
 ) -> tuple[list[Finding], list[str]]:
-    """One finding per site, and the problems that belong to no site. It takes at most `wait` and a few minutes.
+    """Returns one finding per site, and the problems that belong to no site. It takes `wait` and a few minutes at most.
 
     least: above 0 sites also send statistics of their data, of which no number is about fewer rows
+
+    Raises UserError for statistics without an experiment, and when the sites cannot be asked.
     """
     if least and not experiment:
         raise UserError("--statistics are of the data that an experiment names: fedsim deploy check heart.toml ...")
     control = Control(federation)
     online = control.online()
-    given, refused = experiment, refusal(experiment, federation) if experiment else ""
+    refused = ""
+    named = None
     if experiment:
-        experiment = with_names(experiment, federation)
-    answers = ask_sites(control, experiment, wait, least) if any(online.values()) else []
-    findings, missing = compare_sites(federation, experiment, registered_nodes(federation), online, answers)
+        refused = refusal(experiment, federation)
+        named = with_names(experiment, federation)
+    answers = ask_sites(control, named, wait, least) if any(online.values()) else []
+    findings, missing = compare_sites(federation, named, registered_nodes(federation), online, answers)
     contacts = read_contacts(federation.kit("server") / CONTACTS)
     for finding in findings:
-        add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
-    if refused and given and (unnamed := names_lacking(given, findings)):
-        refused = unnamed
-    return findings, missing or ([refused] if refused else [])
+        contact = contacts.get(finding.site.name, Contact())
+        add_contact(finding, contact, time.time())
+    if missing:
+        return findings, missing
+    if experiment and refused:
+        return findings, [names_lacking(experiment, findings) or refused]
+    return findings, []
 
 
 def refusal(experiment: Experiment, federation: Federation) -> str:
-    """Why `fedsim run` would not run this experiment on the federation as it is checked here; "" if it would."""
+    """Returns why `fedsim run` would not run the experiment on the federation as it is checked; "" if it would."""
     deployed = experiment.replace(run={"runtime": "deployment", "federation": federation.name})
     try:
-        plan, target = resolve(deployed), with_names(experiment, federation).run.target
-        if (taken := plan.experiment.run.target) != target:
-            return f"the run would take {taken!r}, the last domain, as the unseen one; set run.target to {target!r}"
+        plan = resolve(deployed)
+        target = with_names(experiment, federation).run.target
+        target_of_run = plan.experiment.run.target
+        if target_of_run != target:
+            return (
+                f"the run would take {target_of_run!r}, the last domain, as the unseen one; "
+                f"set run.target to {target!r}"
+            )
         place_on_sites(plan, federation.clients)
     except UserError as error:
         return f"the run would be refused: {error}"
@@ -120,75 +132,96 @@ def refusal(experiment: Experiment, federation: Federation) -> str:
 
 
 def names_lacking(experiment: Experiment, findings: Sequence[Finding]) -> str:
-    """What the experiment must name because only the sites have the images of its folder; "" if it lacks no name."""
+    """Returns what the experiment must name because only the sites have its folder's images; "" if it lacks no name."""
     data = experiment.data
     domains = sorted({domain_of(finding.site.domain) for finding in findings})
-    here = any((data_root(data) / domain).is_dir() for domain in domains)
-    if data.dataset != "folder" or here or (data.domains and data.classes):
+    are_here = any((data_root(data) / domain).is_dir() for domain in domains)
+    if data.dataset != "folder" or are_here or (data.domains and data.classes):
         return ""
-    classes = sorted({name for finding in findings if finding.answer for name in finding.answer.classes})
+    classes: set[str] = set()
+    for finding in findings:
+        if finding.answer:
+            classes.update(finding.answer.classes)
+    names = json.dumps(sorted(classes), ensure_ascii=False) if classes else "[...]"
     return (
         "the images are on the sites and not on this server, so that the experiment must say their names: "
         f"data.domains = {json.dumps(domains, ensure_ascii=False)} and "
-        f"data.classes = {json.dumps(classes, ensure_ascii=False) if classes else '[...]'}"
+        f"data.classes = {names}"
     )
 
 
 def add_contact(finding: Finding, contact: Contact, now: float) -> None:
-    """Add what the server's gate knows of a site: why it is refused, its clock, a second node with its key."""
+    """Adds what the server's gate knows of a site: why it is refused, its clock, a second node with its key."""
     is_refused = now - contact.refused_at < REFUSED_SECONDS
     # A site whose clock was moved counts as online for a minute, and its answer does not come through the gate.
     if is_refused and (not finding.online or finding.problems):
         finding.problems.insert(0, f"refused: {contact.refused}")
-    if finding.online and (problem := clock_problem(contact.offset)):
-        finding.notes.append(problem)
+    of_clock = clock_problem(contact.offset)
+    if finding.online and of_clock:
+        finding.notes.append(of_clock)
     if now - contact.double_at < REFUSED_SECONDS:
         finding.notes.append(f"{contact.double}; if that is not you, remove the key (DEPLOY.md, Changes)")
 
 
 def with_names(experiment: Experiment, federation: Federation) -> Experiment:
-    """The experiment with what the operator's machine cannot see: the domains of a folder data set, and the target."""
-    targets = federation.clients("target")
-    if experiment.data.dataset == "folder" and not experiment.data.domains:
+    """Returns the experiment with what the operator's machine cannot see.
+
+    This is the target and, of a folder data set, the domains.
+    """
+    is_folder = experiment.data.dataset == "folder"
+    if is_folder and not experiment.data.domains:
         domains = sorted({domain_of(site.domain) for site in federation.sites})
         experiment = experiment.replace(data={"domains": domains})
-    target = experiment.run.target or (targets[0] if len(targets) == 1 else "")
-    if experiment.data.dataset != "folder":
+    target = experiment.run.target
+    targets = federation.clients("target")
+    if not target and len(targets) == 1:
+        target = targets[0]
+    if is_folder:
+        target = target or sorted(experiment.data.domains)[-1]
+    else:
         bench = benchmark(experiment.data)
         target = resolve_domain(bench, target) if target else bench.domains[-1]
-    return experiment.replace(run={"target": target or sorted(experiment.data.domains)[-1]})
+    return experiment.replace(run={"target": target})
 
 
 def ask_sites(control: Control, experiment: Experiment | None, wait: float, least: int = 0) -> list[dict[str, Any]]:
-    """The answers of the connected nodes, by a run of the check app; UserError when this run does not end."""
+    """Returns the answers of the connected nodes, by a run of the check app.
+
+    Raises UserError when this run does not begin or does not end.
+    """
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
         report = Path(name) / "report.json"
-        packages = [package.requirement for package in packages_of(experiment)] if experiment else []
-        config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
-        config["statistics"] = least
-        config["packages"] = " ".join(dict.fromkeys(packages))
+        config = {"experiment": "", "report": str(report), "wait": float(wait), "statistics": least, "packages": ""}
+        if experiment:
+            requirements = [package.requirement for package in packages_of(experiment)]
+            config["experiment"] = experiment.toml()
+            config["packages"] = " ".join(dict.fromkeys(requirements))
         started = control.submit(Path(name), CHECK, config)
         if "run-id" not in started:
             raise UserError(f"the SuperLink refused the check: {started.get('error-message', started)}")
+        run_id = str(started["run-id"])
         try:
-            return _await_report(control, report, str(started["run-id"]), wait + START_SECONDS)
+            return _await_report(control, report, run_id, wait + START_SECONDS)
         except KeyboardInterrupt:  # an interrupted check must leave nothing running
-            control.flwr("stop", str(started["run-id"]), CONNECTION)
+            control.flwr("stop", run_id, CONNECTION)
             raise
 
 
 def _await_report(control: Control, report: Path, run_id: str, seconds: float) -> list[dict[str, Any]]:
+    """Returns the answers that the check app writes; raises UserError when it fails or takes longer than `seconds`."""
     now = time.monotonic()
-    deadline, look = now + seconds, now + STATUS_SECONDS
+    deadline = now + seconds
+    next_look = now + STATUS_SECONDS
     while not report.is_file():
         if time.monotonic() > deadline:
             control.flwr("stop", run_id, CONNECTION)
             raise UserError(f"the check (run {run_id}) did not end within {seconds:g} s; is the server overloaded?")
-        if time.monotonic() > look:
-            look = time.monotonic() + STATUS_SECONDS
-            run = next(iter(control.flwr("list", CONNECTION, "--run-id", run_id).get("runs") or [{}]))
-            if str(run.get("status", "")).startswith("finished") and not report.is_file():
-                raise UserError(f"the check (run {run_id}) failed on the server: {run.get('status-details')}")
+        if time.monotonic() > next_look:
+            next_look = time.monotonic() + STATUS_SECONDS
+            runs = control.flwr("list", CONNECTION, "--run-id", run_id).get("runs") or [{}]
+            status = str(runs[0].get("status", ""))
+            if status.startswith("finished") and not report.is_file():
+                raise UserError(f"the check (run {run_id}) failed on the server: {runs[0].get('status-details')}")
         time.sleep(POLL_SECONDS)
     return json.loads(report.read_text())
 
@@ -200,7 +233,7 @@ def compare_sites(
     online: dict[int, bool],
     answers: list[dict[str, Any]],
 ) -> tuple[list[Finding], list[str]]:
-    """(a finding per site, problems of no site): the nodes' answers beside the federation and the experiment."""
+    """Returns (a finding per site, problems of no site): the answers beside the federation and the experiment."""
     by_node = {answer["node"]: answer for answer in answers}
     findings = []
     for site in federation.sites:
@@ -221,16 +254,19 @@ def compare_sites(
 
 
 def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
+    """Adds to a finding what the site's answer says, and where it differs from the federation and this machine."""
     try:
         answer = Answer.model_validate(raw)
     except ValidationError as error:
-        finding.problems.append(f"its answer is not valid: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}")
+        first = error.errors()[0]
+        finding.problems.append(f"its answer is not valid: {first['loc'][0]}: {first['msg']}")
         return
     finding.answer = answer
     if answer.problem:
         finding.problems.append(_reason(answer.problem))
+    elif not answer.site:
+        finding.problems.append("its answer is empty: install the server's fedsim there")
     if not answer.site:
-        finding.problems += [] if answer.problem else ["its answer is empty: install the server's fedsim there"]
         return
     if answer.site != finding.site.name:
         finding.problems.append(
@@ -244,7 +280,8 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
         there, here = getattr(answer, key), getattr(finding.site, key)
         if there != here:
             finding.problems.append(f"its site.env says {key} {there!r}, the federation {here!r}")
-    for package, here in {**installed_versions(), "python": platform.python_version()}.items():
+    versions = {**installed_versions(), "python": platform.python_version()}
+    for package, here in versions.items():
         there = getattr(answer, package)
         if there != here and package in ("fedsim", "flwr"):
             finding.problems.append(f"{package} {there} there, {here} here: install the same")
@@ -253,9 +290,10 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
 
 
 def _reason(problem: str) -> str:
-    """The last line of what a site reports as its problem, with its causes where it gave no sign."""
+    """Returns the last line of what a site reports as its problem, with its causes where it gave no sign."""
     lines = problem.strip().splitlines() or ["no reason"]
-    return lines[-1] + (AWAY if GONE in lines[-1] else "")
+    reason = lines[-1]
+    return reason + AWAY if GONE in reason else reason
 
 
 def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
@@ -266,8 +304,7 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
     classes = benchmark(experiment.data).classes if named else ()
     for finding in findings:
         domains = [target] if finding.site.role == "target" else expected
-        takes_part = matching(finding.site.domain, domains) is not None
-        if not takes_part:
+        if matching(finding.site.domain, domains) is None:
             finding.notes.append(f"takes no part: the unseen domain is {target!r}")
             finding.notes += finding.problems  # they do not keep this experiment from running
             finding.problems.clear()
@@ -277,67 +314,95 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
         present = answer.classes
         classes = classes or present
         if present and present != classes:
-            different = sorted(set(present) ^ set(classes))
-            finding.problems.append(f"its classes differ: {first_few(different, 5) or 'another order'}")
+            different = first_few(sorted(set(present) ^ set(classes)), 5)
+            finding.problems.append(f"its classes differ: {different or 'another order'}")
     provided = [finding.site.domain for finding in findings if finding.site.role == "source"]
     lacking = [client for client in expected if matching(client, provided) is None]
     return [f"no site holds {client!r}, which the experiment trains on" for client in lacking]
 
 
 def _add_data_findings(finding: Finding, answer: Answer, accepted: Sequence[str]) -> None:
-    """Add what the names and folders of a site's data show: what would refuse a run is a problem, the rest a note."""
+    """Adds what the names and folders of a site's data show: what would refuse a run is a problem, the rest a note."""
     absent = [name for name, count in zip(answer.classes, answer.counts) if not count]
     if absent:
         finding.notes.append(f"holds no image of {first_few(absent, 5)}")
     try:
-        told = read_findings(finding.site.domain, list(answer.findings))
+        data_findings = read_findings(finding.site.domain, list(answer.findings))
     except ValueError as error:
         finding.problems.append(f"its answer is not valid: {error}")
         return
-    for one in told:
-        is_refused = one.is_grave and one.kind not in accepted
-        (finding.problems if is_refused else finding.notes).append(one.line if is_refused else one.text)
+    for each in data_findings:
+        if each.is_grave and each.kind not in accepted:
+            finding.problems.append(each.line)
+        else:
+            finding.notes.append(each.text)
 
 
 def _folder_clients(experiment: Experiment) -> list[str]:
-    held_out = (experiment.run.target, experiment.run.validation_domain)
-    domains = [domain for domain in sorted(experiment.data.domains) if domain not in held_out]
-    return [client for domain in domains for client in clients_of(domain, experiment.data.clients_per_domain)]
+    """Returns the clients of a folder data set, whose domains but the held-out ones train."""
+    data, run = experiment.data, experiment.run
+    clients: list[str] = []
+    for domain in sorted(data.domains):
+        if domain not in (run.target, run.validation_domain):
+            clients += clients_of(domain, data.clients_per_domain)
+    return clients
 
 
 def show(federation: Federation, findings: list[Finding], missing: Sequence[str], title: str) -> bool:
     """Prints the findings, certificates that end soon, and what is wrong; returns whether nothing is."""
     console.print(table(federation, findings, title))
     bad = [f"{finding.site.name}: {finding.problems[0]}" for finding in findings if finding.problems]
-    for lines, style in ((warnings(federation), "yellow"), ([*bad, *missing], "red")):
+    bad += missing
+    for lines, style in ((warnings(federation), "yellow"), (bad, "red")):
         for line in lines:
             console.print(line, style=style, soft_wrap=True, markup=False, highlight=False)
-    return not bad and not missing
+    return not bad
 
 
 def table(federation: Federation, findings: list[Finding], title: str) -> Table:
-    """The findings as a table for the terminal."""
+    """Returns the findings as a table for the terminal."""
     # Several lines per site, so that no word is cut in a terminal of 80 columns.
     columns = [Column(name, no_wrap=True, overflow="fold") for name in ("site", "state", "versions", "images")]
     shown = Table(*columns, Column("verdict", overflow="fold"), box=SIMPLE_HEAD)
     shown.title = f"{federation.name}: {title}"
     for finding in findings:
+        site = finding.site
+        role = " (target)" if site.role == "target" else ""
+        name = f"{escape(site.name)}\n{escape(site.domain + role)}"
+        state = "online" if finding.online else "offline"
         answer = finding.answer or Answer(node=0)
-        rows = sum(max(count, 0) for count in answer.counts)
-        more = "more than " if HIDDEN in answer.counts else ""
-        images = f"{more}{rows}\nin {len(answer.classes)} classes" if answer.classes else "-"
-        red = [f"[red]{escape(text)}[/]" for text in finding.problems]
-        verdict = "\n".join([*red, *map(escape, finding.notes)]) or "[green]ok[/]"
-        stated = [(key, getattr(answer, key)) for key in ("fedsim", "flwr", "torch", "python", "device")]
-        versions = "\n".join(f"{key} {escape(text)}" for key, text in stated if text) or "-"
-        role = " (target)" if finding.site.role == "target" else ""
-        site = f"{escape(finding.site.name)}\n{escape(finding.site.domain + role)}"
-        shown.add_row(site, "online" if finding.online else "offline", versions, images, verdict)
+        shown.add_row(name, state, versions_text(answer), images_text(answer), verdict_text(finding))
     return shown
 
 
+def versions_text(answer: Answer) -> str:
+    """Returns a site's versions of packages and its device, a line each."""
+    lines = []
+    for key in ("fedsim", "flwr", "torch", "python", "device"):
+        text = getattr(answer, key)
+        if text:
+            lines.append(f"{key} {escape(text)}")
+    return "\n".join(lines) or "-"
+
+
+def images_text(answer: Answer) -> str:
+    """Returns how many images a site has, of how many classes."""
+    if not answer.classes:
+        return "-"
+    images = sum(max(count, 0) for count in answer.counts)
+    more = "more than " if HIDDEN in answer.counts else ""
+    return f"{more}{images}\nin {len(answer.classes)} classes"
+
+
+def verdict_text(finding: Finding) -> str:
+    """Returns a site's problems in red, then its notes; a site without any is ok."""
+    lines = [f"[red]{escape(problem)}[/]" for problem in finding.problems]
+    lines += [escape(note) for note in finding.notes]
+    return "\n".join(lines) or "[green]ok[/]"
+
+
 def show_statistics(findings: Sequence[Finding]) -> None:
-    """Print what the sites have said of their data, where they were asked."""
+    """Prints what the sites have said of their data, where they were asked."""
     classes: tuple[str, ...] = ()
     counts, columns, least = {}, {}, {}
     for finding in findings:

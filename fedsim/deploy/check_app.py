@@ -88,42 +88,53 @@ def answer(message: Message, context: Context) -> Message:
 
 
 def columns_text(settings: str, client_name: str, root: str, least: int) -> str:
-    """What the site says of its columns or channels, as JSON."""
+    """Returns what the site says of its columns or channels, as JSON."""
     data = with_own_folders(parse_experiment(settings), root).data
-    return json.dumps([column.model_dump() for column in statistics_of(data, client_name, least)])
+    columns = statistics_of(data, client_name, least)
+    return json.dumps([column.model_dump() for column in columns])
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that must fit together; "missing" for one that is not installed."""
-    return {"fedsim": VERSION} | {package: installed_version(package) or "missing" for package in VERSIONS}
+    """Returns the versions of the packages that must fit together; "missing" for one that is not installed."""
+    versions = {"fedsim": VERSION}
+    for package in VERSIONS:
+        versions[package] = installed_version(package) or "missing"
+    return versions
 
 
 def lacking(requirements: list[str]) -> list[str]:
-    """Which of these packages (`name==version`, or the name of a module) are missing here or have another version."""
+    """Returns a line for each of these packages that is missing here or has another version.
+
+    A package is given as `name==version`, or as the name of a module.
+    """
     missing = []
     for requirement in requirements:
         name, _, version = requirement.partition("==")
-        present = installed_version(name) if version else find_spec(name.partition(".")[0])  # which imports nothing
-        here = (present if version else "") if present else "missing"
-        if here == "missing":
+        if not version:
+            if not find_spec(name.partition(".")[0]):  # which imports nothing
+                missing.append(f"{requirement} is missing")
+            continue
+        version_there = installed_version(name)
+        if not version_there:
             missing.append(f"{requirement} is missing")
-        elif here != version:
-            missing.append(f"{name} is {here} there, {version} here")
+        elif version_there != version:
+            missing.append(f"{name} is {version_there} there, {version} here")
     return missing
 
 
 def device() -> str:
-    """The device on which training would run. This imports PyTorch, and so shows that it can be imported."""
+    """Returns the device on which training would run; it imports PyTorch, and so shows that it can be imported."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def site_data(settings: str, client_name: str, root: str) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
-    """Classes, counts and findings of a site's domain in the experiment; no image is opened.
+    """Returns the classes, counts and findings of a site's domain in the experiment; no image is opened.
 
     `root` is the site's own data folder (empty: its $FEDSIM_DATA); the folders of the experiment are the server's.
     """
     data = with_own_folders(parse_experiment(settings), root).data
     findings = domain_findings(data, client_name, benchmark(data), with_files=False)
-    return *count_classes(data, client_name), sent_findings(findings, str(data_root(data)))
+    classes, counts = count_classes(data, client_name)
+    return classes, counts, sent_findings(findings, str(data_root(data)))

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,42 +38,52 @@ class Control:
         self.federation = federation
         write_connection(federation)
         local = ",".join(["127.0.0.1", "localhost", federation.control_host, os.environ.get("NO_PROXY", "")])
+        programs = Path(sys.executable).parent
         self.environment = {
             **os.environ,
             **QUIET,
             "FLWR_HOME": str(federation.flwr_home),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
             "NO_PROXY": local,
             "no_proxy": local,
         }
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """The answer of `flwr ... --format json`; {"success": False, "error-message": ...} when it fails."""
+        """Returns the answer of `flwr ... --format json`; {"success": False, "error-message": ...} when it fails."""
         return ask_flwr(words, self.federation.flwr_home, self.environment)
 
     def submit(self, folder: Path, app: Mapping, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of `flwr run` for an app with this run config, which are written into a folder."""
+        """Returns the answer of `flwr run` for an app with this run config, which are written into a folder."""
         settings = folder / "settings.toml"
         settings.write_text(tomli_w.dumps(config))
-        return self.flwr("run", str(write_app(folder / "app", app)), CONNECTION, "--run-config", str(settings))
+        written = write_app(folder / "app", app)
+        return self.flwr("run", str(written), CONNECTION, "--run-config", str(settings))
 
     def online(self, wait: float = 0.0) -> dict[int, bool]:
-        """Node ids known to the SuperLink, and whether each is online.
+        """Returns the node ids known to the SuperLink, and whether each is online.
 
-        UserError when it does not answer within `wait` seconds (it is asked at least once).
+        Raises UserError when it does not answer within `wait` seconds (it is asked at least once).
         """
         deadline = time.monotonic() + wait
         while True:
             answer = self.flwr("supernode", "list", CONNECTION)
             if "nodes" in answer:
-                nodes = [node for node in answer["nodes"] if node["status"] not in ("unregistered", "deleted")]
-                return {int(node["node-id"]): node["status"] == "online" for node in nodes}
+                return nodes_online(answer["nodes"])
             if time.monotonic() > deadline:
                 raise UserError(
                     f"the SuperLink at {self.federation.control_address} does not answer "
                     f"({_last_line(answer)}); start it with {self.federation.kit('server') / 'start.sh'}"
                 )
             time.sleep(0.5)
+
+
+def nodes_online(nodes: Iterable[Mapping[str, Any]]) -> dict[int, bool]:
+    """Returns the ids of the SuperLink's nodes that are registered, and whether each is online."""
+    online: dict[int, bool] = {}
+    for node in nodes:
+        if node["status"] not in ("unregistered", "deleted"):
+            online[int(node["node-id"])] = node["status"] == "online"
+    return online
 
 
 def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, int]:
@@ -93,15 +103,17 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
 
 
 def _register_all(control: Control, records: Path, wait: float) -> None:
-    federation = control.federation
+    """Unregisters the keys that have changed or gone, and registers those that are new."""
+    public_keys = control.federation.kit("server") / "sites"
     registered = control.online(wait)
-    keys = {file.stem: file.read_text() for file in sorted((federation.kit("server") / "sites").glob("*.pub"))}
+    keys = {file.stem: file.read_text() for file in sorted(public_keys.glob("*.pub"))}
     for file in sorted(records.glob("*.json")):
         record = json.loads(file.read_text())
         if record["node"] not in registered:
             file.unlink()
         elif keys.get(file.stem) != record["key"]:
-            _checked(control.flwr("supernode", "unregister", str(record["node"]), CONNECTION), file.stem)
+            answer = control.flwr("supernode", "unregister", str(record["node"]), CONNECTION)
+            _checked(answer, file.stem)
             file.unlink()
     for site, key in keys.items():
         if not (records / f"{site}.json").is_file():
@@ -109,29 +121,32 @@ def _register_all(control: Control, records: Path, wait: float) -> None:
 
 
 def _register_one(control: Control, records: Path, site: str, key: str) -> None:
-    """Register a site's key and note its node id; one that was interrupted before the note is found again."""
+    """Registers a site's key and notes its node id; one that was interrupted before the note is found again."""
     public = control.federation.kit("server") / "sites" / f"{site}.pub"
     begun = records / f"{site}.begun"
-    interrupted = begun.is_file() and begun.read_text() == key
+    was_interrupted = begun.is_file() and begun.read_text() == key
     atomic_write(begun, key, durable=True)
     answer = control.flwr("supernode", "register", str(public), CONNECTION, "--name", site)
-    if not answer.get("success") and interrupted:
+    if not answer.get("success") and was_interrupted:
         noted = {json.loads(file.read_text())["node"] for file in records.glob("*.json")}
         unnoted = [node for node in control.online() if node not in noted]
         if len(unnoted) == 1:  # with several it is not certain which one has this key
             answer = {"success": True, "node-id": unnoted[0]}
     node = int(_checked(answer, site)["node-id"])
-    atomic_write(records / f"{site}.json", json.dumps({"node": node, "key": key}), durable=True)
+    record = json.dumps({"node": node, "key": key})
+    atomic_write(records / f"{site}.json", record, durable=True)
     begun.unlink()
 
 
 def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
-    """Copy a public key that a site has made itself into the server's kit.
+    """Copies a public key that a site has made itself into the server's kit.
 
-    UserError when the file holds no such key, when it is another site's, or when the site already has another one.
+    Raises UserError when the file holds no such key, when it is another site's, or when the site already has another
+    one.
     """
     key = key or Path("key.pub")
-    file = federation.kit("server") / "sites" / f"{federation.site(site).name}.pub"
+    public_keys = federation.kit("server") / "sites"
+    file = public_keys / f"{federation.site(site).name}.pub"
     try:
         text = key.read_text()
         public = load_ssh_public_key(text.encode())
@@ -139,8 +154,9 @@ def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
         raise UserError(f"{key} holds no public key: {error}") from None
     if not isinstance(public, EllipticCurvePublicKey):
         raise UserError(f"{key}: a key on a NIST curve is needed, as a site's start.sh makes it")
-    for other in sorted(file.parent.glob("*.pub")):  # the SuperLink takes a key once, and would then refuse them all
-        if other != file and other.read_text().split()[:2] == text.split()[:2]:
+    key_of_site = text.split()[:2]  # without its comment
+    for other in sorted(public_keys.glob("*.pub")):  # the SuperLink takes a key once, and would then refuse them all
+        if other != file and other.read_text().split()[:2] == key_of_site:
             raise UserError(
                 f"{key} holds the key of site {other.stem!r}; site {site!r} needs one of its own, which its own kit's "
                 "start.sh makes"
@@ -153,13 +169,16 @@ def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
 def write_key_map(federation: Federation) -> None:
     """Writes the registered keys in the form that nginx reads (`map` from the header to the site), and tells nginx."""
     kit = federation.kit("server")
-    lines = [f'"{b64encode(each.key).decode()}" {each.site};\n' for each in members(federation)]
+    lines = []
+    for member in members(federation):
+        key = b64encode(member.key).decode()
+        lines.append(f'"{key}" {member.site};\n')
     atomic_write(kit / "state" / "keys.map", "".join(lines), durable=True)
     reload_proxy(federation)
 
 
 def reload_proxy(federation: Federation) -> None:
-    """Make this kit's running nginx read its configuration, keys and certificates again; connections stay open."""
+    """Makes this kit's running nginx read its configuration, keys and certificates again; connections stay open."""
     run = federation.kit("server") / "run"
     lock, process = run / "nginx.lock", run / "nginx-master.pid"
     if lock.is_file() and is_locked(lock) and process.is_file():
@@ -167,12 +186,17 @@ def reload_proxy(federation: Federation) -> None:
 
 
 def registered_nodes(federation: Federation) -> dict[str, int]:
-    """Node ids by site, as `register` has noted them."""
-    files = sorted((federation.kit("server") / "state" / "nodes").glob("*.json"))
-    return {file.stem: int(json.loads(file.read_text())["node"]) for file in files}
+    """Returns the node ids by site, as `register` has noted them."""
+    records = federation.kit("server") / "state" / "nodes"
+    nodes: dict[str, int] = {}
+    for file in sorted(records.glob("*.json")):
+        record = json.loads(file.read_text())
+        nodes[file.stem] = int(record["node"])
+    return nodes
 
 
 def _checked(answer: dict[str, Any], site: str) -> dict[str, Any]:
+    """Returns an answer of `flwr` about a site; raises UserError with its reason when it is none of success."""
     if answer.get("success"):
         return answer
     reason = _last_line(answer)
@@ -185,5 +209,6 @@ def _checked(answer: dict[str, Any], site: str) -> dict[str, Any]:
 
 
 def _last_line(answer: dict[str, Any]) -> str:
-    lines = [line.strip() for line in str(answer.get("error-message", answer)).splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
+    """Returns the last line of what `flwr` says of a failure."""
+    message = str(answer.get("error-message", answer)).strip()
+    return message.splitlines()[-1].strip() if message else "no reason given"

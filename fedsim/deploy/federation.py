@@ -9,6 +9,7 @@ Relative paths are relative to the TOML file's folder.
 import ipaddress
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -132,21 +133,19 @@ class Federation(Settings):
     @classmethod
     def _host_and_port(cls, value: str) -> str:
         host, _, port = value.rpartition(":")
-        valid = is_ip(host[1:-1]) if host.startswith("[") else is_ip(host) or HOST.fullmatch(host)
-        if value and not (valid and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        if value and not (is_host(host) and is_port(port)):
             raise ValueError("host:port is needed, with a port from 1 to 65535, e.g. 127.0.0.1:9093")
         return value
 
     @model_validator(mode="after")
     def _distinct(self) -> "Federation":
         # Upper and lower case are one domain. One site may hold it as a source, and another as the unseen one.
-        domains, unseen = ([name.casefold() for name in self.clients(role)] for role in ("source", "target"))
         names = [site.name for site in self.sites]
-        for what, values in (("name", names), ("domain", domains), ("target domain", unseen)):
-            twice = sorted({value for value in values if values.count(value) > 1})
-            if twice:
-                hint = "; several clients of one domain are called name/0, name/1, ..." if what == "domain" else ""
-                raise ValueError(f"two sites have the {what} {twice[0]!r}{hint}")
+        domains = [name.casefold() for name in self.clients("source")]
+        unseen = [name.casefold() for name in self.clients("target")]
+        refuse_twice("name", names)
+        refuse_twice("domain", domains, "; several clients of one domain are called name/0, name/1, ...")
+        refuse_twice("target domain", unseen)
         if self.proxy == "nginx" and self.control_port == self.port:
             raise ValueError("port and the control port are the same; behind a proxy they must differ")
         if self.proxy == "none" and self.control_port != self.port:
@@ -156,20 +155,22 @@ class Federation(Settings):
         return self
 
     def clients(self, role: str) -> list[str]:
-        """Client names (domains) of the sites with that role, in the file's order."""
+        """Returns the client names (domains) of the sites with that role, in the file's order."""
         return [site.domain for site in self.sites if site.role == role]
 
     def site(self, name: str) -> Site:
-        """The site of that name; UserError with the nearest one."""
+        """Returns the site of that name; raises UserError with the nearest one."""
         by_name = {site.name: site for site in self.sites}
         if name not in by_name:
-            raise UserError(f"no site {name!r} in the federation; {nearest(name, by_name)}known: {', '.join(by_name)}")
+            names = ", ".join(by_name)
+            raise UserError(f"no site {name!r} in the federation; {nearest(name, by_name)}known: {names}")
         return by_name[name]
 
     @property
     def control_address(self) -> str:
         """host:port at which the operator reaches the SuperLink."""
-        return self.control or f"127.0.0.1:{9093 if self.proxy == 'nginx' else self.port}"
+        port = 9093 if self.proxy == "nginx" else self.port
+        return self.control or f"127.0.0.1:{port}"
 
     @property
     def control_host(self) -> str:
@@ -196,11 +197,14 @@ class Federation(Settings):
     def server_names(self) -> list[str]:
         """Every host name and IP address by which the server is reached, for its certificate."""
         hosts = [self.address, *self.names, self.control_host, "localhost", "127.0.0.1"]
-        return list(dict.fromkeys(hosts + ([] if self.listen_host == "0.0.0.0" else [self.listen_host])))
+        if self.listen_host != "0.0.0.0":
+            hosts.append(self.listen_host)
+        return list(dict.fromkeys(hosts))
 
     def kit(self, name: str) -> Path:
-        """Folder of a kit: "server", "operator" or a site's name."""
-        return self.kits / (name if name in RESERVED else self.site(name).name)
+        """Returns the folder of a kit: of "server", "operator" or a site's name; raises UserError for another name."""
+        folder = name if name in RESERVED else self.site(name).name
+        return self.kits / folder
 
     @property
     def ca_certificate(self) -> Path:
@@ -222,8 +226,27 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def is_host(text: str) -> bool:
+    """Whether this is a host name or an IP address, of which one in brackets is an address."""
+    if text.startswith("["):
+        return is_ip(text[1:-1])
+    return is_ip(text) or HOST.fullmatch(text) is not None
+
+
+def is_port(text: str) -> bool:
+    """Whether this is the number of a port."""
+    return re.fullmatch("[0-9]{1,5}", text) is not None and 1 <= int(text) <= 65535
+
+
+def refuse_twice(what: str, values: Sequence[str], hint: str = "") -> None:
+    """Raises ValueError when two sites have one of these values."""
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"two sites have the {what} {twice[0]!r}{hint}")
+
+
 def host_and_port(host: str, port: int) -> str:
-    """An address, with brackets around an IPv6 one."""
+    """Returns an address, with brackets around an IPv6 one."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -236,7 +259,7 @@ def is_federation(path: str) -> bool:
 
 
 def read_federation(path: str | Path) -> Federation:
-    """Federation of a TOML file; UserError names the wrong key and the nearest right one."""
+    """Returns the federation of a TOML file; raises UserError that names the wrong key and the nearest right one."""
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text())
@@ -244,24 +267,31 @@ def read_federation(path: str | Path) -> Federation:
         raise UserError(f"cannot read the federation file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML: {error}") from None
-    kits = table.get("kits") or f"{table.get('name', 'federation')}-kits"
+    name = table.get("name", "federation")
+    kits = path.resolve().parent / str(table.get("kits") or f"{name}-kits")
     try:
-        return Federation.model_validate({**table, "kits": (path.resolve().parent / str(kits))})
+        return Federation.model_validate({**table, "kits": kits})
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error, table)}") from None
 
 
 def _explain(error: ValidationError, table: dict[str, Any]) -> str:
-    """First problem of a validation error in one line, with the site's name where it is in a site."""
+    """Returns the first problem of a validation error in one line, with the site's name where it is in a site."""
     problems = error.errors()
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])  # often the typo
     place = list(problem["loc"])
     section: type[BaseModel] = Federation
     where = ""
     if len(place) > 1 and place[0] == "sites" and isinstance(place[1], int):
-        entry = table["sites"][place[1]]
-        where = f"site {entry.get('name', place[1] + 1)!r}: " if isinstance(entry, dict) else f"sites[{place[1]}]: "
-        section, place = Site, place[2:]
+        number = place[1]
+        entry = table["sites"][number]
+        if isinstance(entry, dict):
+            name = entry.get("name", number + 1)
+            where = f"site {name!r}: "
+        else:
+            where = f"sites[{number}]: "
+        section = Site
+        place = place[2:]
     key = ".".join(str(part) for part in place)
     fields = list(section.model_fields)
     if problem["type"] == "extra_forbidden":
@@ -269,4 +299,6 @@ def _explain(error: ValidationError, table: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{where}{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}{key}: {message} (got {problem.get('input')!r})" if key else f"{where}{message}"
+    if not key:
+        return f"{where}{message}"
+    return f"{where}{key}: {message} (got {problem.get('input')!r})"

@@ -36,7 +36,9 @@ AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0  # Flower's own limits of a site's cl
 FLEET, ACTIVATE, PUSH, OBJECT = "/v1/fleet/", "activate-node", "push-messages", "push-object"
 MOST_BYTES = {OBJECT: 6 << 20, PUSH: 8 << 20}  # Flower sends tensors in parts of 5 MiB, and a reply's table of contents
 SMALL_BYTES = 64 << 10  # every other request
+MOST_USED = 50_000  # signatures; above it the old ones are forgotten
 NOT_ADMITTED, CLOCK = 2004, 2990  # codes in the answer, which a SuperNode prints: Flower's own, and ours
+ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 Scope = MutableMapping[str, Any]
 
@@ -46,7 +48,10 @@ class RefusedError(Exception):
 
     def __init__(self, status: int, reason: str, code: int = NOT_ADMITTED, member: Member | None = None) -> None:
         super().__init__(reason)
-        self.status, self.reason, self.code, self.member = status, reason, code, member
+        self.status = status
+        self.reason = reason
+        self.code = code
+        self.member = member
 
 
 class Gate:
@@ -65,19 +70,25 @@ class Gate:
         trust_proxy: bool,
         kit: Path,
     ) -> None:
-        self.app, self.registry, self.audit, self.contacts = app, registry, audit, contacts
-        self.largest_reply, self.trust_proxy, self.kit = largest_reply, trust_proxy, kit
+        self.app = app
+        self.registry = registry
+        self.audit = audit
+        self.contacts = contacts
+        self.largest_reply = largest_reply
+        self.trust_proxy = trust_proxy
+        self.kit = kit
         self._used: dict[tuple[str, str], float] = {}  # by (site, signed time): the time until which it is remembered
         self._replies: dict[str, int] = {}  # bytes of the reply that a site is sending
         self._allowed: dict[str, int] = {}  # how many these may be
 
     async def __call__(self, scope: Scope, receive: Callable, send: Callable) -> None:
-        """Refuse a request, or let it through."""
+        """Refuses a request, or lets it through."""
         if scope["type"] != "http" or not scope["path"].startswith(FLEET):
             await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        kind, address = scope["path"].removeprefix(FLEET), self._address(scope, headers)
+        headers = headers_of(scope)
+        kind = scope["path"].removeprefix(FLEET)
+        address = self._address(scope, headers)
         try:
             member, offset = self._admit(kind, headers)
             self._check_length(kind, member, headers)
@@ -86,7 +97,8 @@ class Gate:
         except RefusedError as refusal:
             await self._refuse(send, refusal, address)
             return
-        double = self.contacts.seen(member.site, address, kind, offset, headers.get("flwr-package-version", ""))
+        version = headers.get("flwr-package-version", "")
+        double = self.contacts.seen(member.site, address, kind, offset, version)
         if double:
             self.audit.write("double", site=member.site, address=address, reason=double)
         await self._pass_on(kind, member, address, scope, receive, send)
@@ -96,19 +108,25 @@ class Gate:
         return headers.get("x-real-ip", direct) if self.trust_proxy else direct
 
     def _admit(self, kind: str, headers: dict[str, str]) -> tuple[Member, float]:
-        """The site whose key signed the request and how far its clock is ahead, in seconds; or RefusedError."""
+        """Returns the site whose key signed the request, and how far its clock is ahead in seconds.
+
+        Raises RefusedError for a key or a signature that is wrong, and for a clock that is.
+        """
         status = 400 if kind == ACTIVATE else 401
         member = self.registry.of_key(headers.get("flwr-public-key", ""))
         if member is None:
             raise RefusedError(status, "this key is not registered")
-        signed, signature = headers.get("flwr-timestamp", ""), headers.get("flwr-signature", "")
+        signed = headers.get("flwr-timestamp", "")
+        signature = headers.get("flwr-signature", "")
         try:
             key = load_pem_public_key(member.key)
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise TypeError("a key of another kind")
             key.verify(b64decode(signature, validate=True), signed.encode(), ALGORITHM)
             at = datetime.fromisoformat(signed)
-            offset = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+            if not at.tzinfo:
+                at = at.replace(tzinfo=UTC)
+            offset = (at - datetime.now(UTC)).total_seconds()
         except (InvalidSignature, ValueError, TypeError):
             raise RefusedError(status, "its signature is wrong", member=member) from None
         if not -BEHIND_SECONDS < offset < AHEAD_SECONDS:
@@ -120,8 +138,11 @@ class Gate:
         return member, offset
 
     def _use_once(self, member: Member, signed: str) -> None:
-        now, key = time.monotonic(), (member.site, signed)
-        if len(self._used) > 50_000 or (self._used and next(iter(self._used.values())) < now):
+        """Remembers a signature as long as its time is within the limits; raises RefusedError for a remembered one."""
+        now = time.monotonic()
+        key = (member.site, signed)
+        oldest = next(iter(self._used.values()), now)
+        if len(self._used) > MOST_USED or oldest < now:
             self._used = {used: until for used, until in self._used.items() if until >= now}
         if key in self._used:
             raise RefusedError(503, "this signature was used before", member=member)
@@ -139,18 +160,18 @@ class Gate:
             sent = self._replies.get(member.site, 0) + size
             most = self._allowed.get(member.site, self.largest_reply)
             if sent > most:
-                why = "largest_reply_mb" if most == self.largest_reply else "what its run expects"
-                reason = f"its reply is larger than {most} bytes ({why})"
-                raise RefusedError(413, reason, member=member)
+                limit = "largest_reply_mb" if most == self.largest_reply else "what its run expects"
+                raise RefusedError(413, f"its reply is larger than {most} bytes ({limit})", member=member)
             self._replies[member.site] = sent
         self.contacts.moved(member.site, up=size)
 
     async def _own_replies(self, member: Member, receive: Callable) -> Callable:
-        """Read the start of a reply and check that its source is the node of the key.
+        """Reads the start of a reply and checks that its source is the node of the key.
 
-        Returns a `receive` that gives the same bytes again.
+        Returns a `receive` that gives the same bytes again. Raises RefusedError for a reply of another node.
         """
-        body, more = bytearray(), True
+        body = bytearray()
+        more = True
         while more:
             message = await receive()
             if message["type"] != "http.request":
@@ -163,26 +184,35 @@ class Gate:
             request = private("flwr.proto.fleet_pb2:PushMessagesRequest").FromString(bytes(body))
         except DecodeError:
             raise RefusedError(400, "its reply cannot be read", member=member) from None
-        nodes = {request.node.node_id} | {message.metadata.src_node_id for message in request.messages_list}
+        replies = [message.metadata for message in request.messages_list]
+        nodes = {request.node.node_id} | {reply.src_node_id for reply in replies}
         if nodes != {member.node}:
-            other = [self.registry.of_node(node) for node in nodes - {member.node}]
-            names = ", ".join(each.site if each else "nobody" for each in other)
+            others = [self.registry.of_node(node) for node in nodes - {member.node}]
+            names = ", ".join(other.site if other else "nobody" for other in others)
             raise RefusedError(400, f"it sends a reply in the name of {names}", member=member)
         self._replies[member.site] = 0
-        runs = [message.metadata.run_id for message in request.messages_list]
-        self._allowed[member.site] = min(allowed(self.kit, run, self.largest_reply) for run in runs or [0])
+        runs = [reply.run_id for reply in replies] or [0]
+        self._allowed[member.site] = min(allowed(self.kit, run, self.largest_reply) for run in runs)
         return replaying({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
 
     async def _pass_on(
-        self, kind: str, member: Member, address: str, scope: Scope, receive: Callable, send: Callable
+        self,
+        kind: str,
+        member: Member,
+        address: str,
+        scope: Scope,
+        receive: Callable,
+        send: Callable,
     ) -> None:
+        """Gives a request to the SuperLink and notes its answer, in which an unexpected error becomes 503."""
         failed = False
 
         async def answer(message: Scope) -> None:
             nonlocal failed
             if message["type"] == "http.response.start":
                 if message["status"] == 500:
-                    failed, message = True, {**message, "status": 503}
+                    failed = True
+                    message = {**message, "status": 503}
                 self._note(kind, member, address, message["status"])
             elif message["type"] == "http.response.body":
                 self.contacts.moved(member.site, down=len(message.get("body", b"")))
@@ -208,17 +238,25 @@ class Gate:
         if site:
             self.contacts.refused(site, refusal.reason)
         body = json.dumps({"code": refusal.code, "detail": refusal.reason}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers.append((b"connection", b"close"))  # the rest of the body is not read
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),  # the rest of the body is not read
+        ]
         await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
-ALGORITHM = ec.ECDSA(hashes.SHA256())
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Returns the headers of a request, by their names in small letters."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+    return headers
 
 
 def replaying(message: Scope, receive: Callable) -> Callable:
-    """A `receive` that gives this message first."""
+    """Returns a `receive` that gives this message first."""
     waiting = [message]
 
     async def again() -> Scope:

@@ -37,9 +37,10 @@ def init(federation: Federation, force: bool = False, add: bool = False) -> list
     existing = [name for name in ("operator", "server", *names) if federation.kit(name).exists()]
     missing = [name for name in names if name not in existing]
     if existing and not force and not add:
+        lacking = ", ".join(missing) or "nothing"
         raise UserError(
             f"{federation.kits} has kits already ({', '.join(existing)}); "
-            f"--add writes what is missing ({', '.join(missing) or 'nothing'}), --force renews all keys"
+            f"--add writes what is missing ({lacking}), --force renews all keys"
         )
     written = ["operator", "server", *names]
     if not existing:
@@ -65,7 +66,8 @@ def _replace_all(federation: Federation) -> None:
     replaced = federation.kits.with_name(f"{federation.kits.name}.replaced")
     if replaced.exists():
         raise UserError(f"{replaced} is left from an interrupted --force: move what you need out of it and remove it")
-    running = [kit.name for kit in sorted(federation.kits.iterdir()) if any(map(is_locked, kit.glob("run/*lock")))]
+    kits = sorted(federation.kits.iterdir())
+    running = [kit.name for kit in kits if is_running(kit)]
     if running:
         raise UserError(f"{', '.join(running)} runs from {federation.kits}: call its stop.sh before --force")
     with _new_folder(federation) as folder:
@@ -78,7 +80,7 @@ def _replace_all(federation: Federation) -> None:
 
 
 def _move_missing(old: Path, new: Path) -> None:
-    """Keep what a renewed kit does not bring: state, cache, virtual environment, and kits of former sites."""
+    """Keeps what a renewed kit does not bring: state, cache, virtual environment, and kits of former sites."""
     if not new.exists():
         old.rename(new)
     elif old.is_dir():
@@ -91,30 +93,36 @@ def _add(federation: Federation, missing: Sequence[str]) -> None:
     if not federation.kit("server").exists() or not federation.kit("operator").exists():
         raise UserError(f"{federation.kits} lacks the operator's or the server's kit; --force renews all")
     server = federation.kit("server")
+    public_keys = server / "sites"
     _refuse_changes(read_federation(server / "federation.toml"), federation)
     with _new_folder(federation) as folder:
         keys, renewed = folder / ".sites", folder / ".federation.toml"  # no site's name begins with a dot
         keys.mkdir()
         for name in missing:
-            _site_kit(federation, federation.site(name), folder / name, keys, federation.ca_certificate)
+            site = federation.site(name)
+            _site_kit(federation, site, folder / name, keys, federation.ca_certificate)
         for public in list(keys.iterdir()):
-            public.rename(server / "sites" / public.name)
-        _write_peers(federation, [folder / name for name in missing], server / "sites")
+            public.rename(public_keys / public.name)
+        _write_peers(federation, [folder / name for name in missing], public_keys)
         for name in missing:
             (folder / name).rename(federation.kits / name)
-        for public in (server / "sites").glob("*.pub"):
-            if public.stem not in {site.name for site in federation.sites}:
+        names = {site.name for site in federation.sites}
+        for public in public_keys.glob("*.pub"):
+            if public.stem not in names:
                 public.unlink()  # `register` then unregisters that site
         _write_federation(federation, renewed)
         renewed.rename(server / "federation.toml")
 
 
 def _refuse_changes(old: Federation, new: Federation) -> None:
-    """UserError when the federation file changes something that is written in existing kits; --add only adds sites."""
-    before, after = (federation.model_dump(exclude={"sites", "kits"}) for federation in (old, new))
+    """Raises UserError when the federation file changes what is written in existing kits; --add only adds sites."""
+    before = old.model_dump(exclude={"sites", "kits"})
+    after = new.model_dump(exclude={"sites", "kits"})
     changed = [key for key in after if before[key] != after[key]]
-    sites = {site.name: site for site in old.sites}
-    changed += [f"site {site.name!r}" for site in new.sites if site.name in sites and sites[site.name] != site]
+    old_sites = {site.name: site for site in old.sites}
+    for site in new.sites:
+        if site != old_sites.get(site.name, site):
+            changed.append(f"site {site.name!r}")
     if changed:
         raise UserError(
             f"--add only adds sites, but the kits were written with another {', '.join(changed)}; "
@@ -123,18 +131,22 @@ def _refuse_changes(old: Federation, new: Federation) -> None:
 
 
 def _build(federation: Federation, folder: Path) -> None:
-    (folder / "operator").mkdir(mode=0o700)
-    server = folder / "server"
+    operator, server = folder / "operator", folder / "server"
+    operator.mkdir(mode=0o700)
     server.mkdir(mode=0o700)
-    ca = (folder / "operator" / "ca.key", server / "ca.crt")
+    ca = (operator / "ca.key", server / "ca.crt")
     write_ca(federation.name, federation.days, *ca)
-    write_operator_key(folder / "operator" / "apps.key", server / "operator.pub")
+    write_operator_key(operator / "apps.key", server / "operator.pub")
     files = (server / "server.key", server / "server.pem")
     write_server_certificate(federation.name, federation.server_names, federation.days, ca, files)
-    (server / "sites").mkdir()
+    public_keys = server / "sites"
+    public_keys.mkdir()
+    kits = []
     for site in federation.sites:
-        _site_kit(federation, site, folder / site.name, server / "sites", ca[1])
-    _write_peers(federation, [folder / site.name for site in federation.sites], server / "sites")
+        kit = folder / site.name
+        _site_kit(federation, site, kit, public_keys, ca[1])
+        kits.append(kit)
+    _write_peers(federation, kits, public_keys)
     _copy(
         "server",
         server,
@@ -147,9 +159,13 @@ def _build(federation: Federation, folder: Path) -> None:
     )
     if federation.proxy == "none":
         (server / "nginx.conf").unlink()
-    host = federation.control_host if federation.proxy == "nginx" else federation.listen_host
-    port = federation.control_port  # without a proxy it is that of the sites
-    _write_env(server / "server.env", HOST=host, PORT=port, PROXY=federation.proxy, PUBLIC=federation.public_address)
+    _write_env(
+        server / "server.env",
+        HOST=federation.control_host if federation.proxy == "nginx" else federation.listen_host,
+        PORT=federation.control_port,  # without a proxy it is that of the sites
+        PROXY=federation.proxy,
+        PUBLIC=federation.public_address,
+    )
     _write_federation(federation, server / "federation.toml")
     (server / "flwr").mkdir()
 
@@ -162,8 +178,10 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
     if federation.wheel:
         shutil.copy(_wheel(federation), kit)
     if federation.pin:
-        (kit / "apps").mkdir()
-        (kit / "apps" / "allowed").write_text("".join(f"{digest} {name}\n" for name, digest in own_bundles().items()))
+        apps = kit / "apps"
+        apps.mkdir()
+        lines = [f"{digest} {name}\n" for name, digest in own_bundles().items()]
+        (apps / "allowed").write_text("".join(lines))
         shutil.copyfile(ca_certificate.with_name("operator.pub"), kit / "operator.pub")
     _write_site_env(federation, site, kit)
     _write_site_texts(federation, site, kit)
@@ -191,8 +209,14 @@ def _write_site_env(federation: Federation, site: Site, kit: Path) -> None:
 
 def _write_site_texts(federation: Federation, site: Site, kit: Path) -> None:
     """Writes the scripts and the instructions of a site."""
-    folders = [f"{folder}:{folder}{mode}" for folder, mode in ((site.data_dir, ":ro"), (site.state_dir, "")) if folder]
-    needed = f" Runs also need `pip install {' '.join(federation.packages)}`."
+    folders = []
+    if site.data_dir:
+        folders.append(f"{site.data_dir}:{site.data_dir}:ro")
+    if site.state_dir:
+        folders.append(f"{site.state_dir}:{site.state_dir}")
+    packages = ""
+    if federation.packages:
+        packages = f" Runs also need `pip install {' '.join(federation.packages)}`."
     _copy(
         "site",
         kit,
@@ -201,27 +225,35 @@ def _write_site_texts(federation: Federation, site: Site, kit: Path) -> None:
         DOMAIN=site.domain,
         ROLE="it trains" if site.role == "source" else "it evaluates the unseen domain and never trains",
         PUBLIC=federation.public_address,
-        PACKAGES=needed if federation.packages else "",
-        VOLUMES="".join(f"\n      - {json.dumps(each)}" for each in folders),
+        PACKAGES=packages,
+        VOLUMES="".join(f"\n      - {json.dumps(folder)}" for folder in folders),
         DATA=f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
     )
 
 
 def _write_peers(federation: Federation, kits: Sequence[Path], public_keys: Path) -> None:
-    """The source sites' public keys by domain, with which sites check each other (`clients.identity`).
+    """Writes the source sites' public keys by domain, with which sites check each other (`clients.identity`).
 
-    Nothing when a site makes its key itself, or hides it from its client process, which then cannot sign."""
+    Writes nothing when a site makes its key itself, or hides it from its client process, which then cannot sign.
+    """
     sources = [site for site in federation.sites if site.role == "source"]
     if any(site.key == "site" or site.client_user for site in sources):
         return
-    files = {site.domain: public_keys / f"{site.name}.pub" for site in sources}
-    keys = [(domain, file.read_text().split()[:2]) for domain, file in files.items() if file.is_file()]
+    lines = []
+    for site in sources:
+        file = public_keys / f"{site.name}.pub"
+        if file.is_file():
+            key = file.read_text().split()[:2]
+            lines.append(f"{' '.join(key)} {site.domain}\n")
     for kit in kits:
-        (kit / "peers").write_text("".join(f"{' '.join(key)} {domain}\n" for domain, key in keys))
+        (kit / "peers").write_text("".join(lines))
 
 
 def _wheel(federation: Federation) -> Path:
-    """The wheel for the kits; a relative path is relative to the federation file's folder."""
+    """Returns the wheel for the kits; a relative path is relative to the federation file's folder.
+
+    Raises UserError when there is none.
+    """
     wheel = federation.kits.parent / federation.wheel
     if wheel.suffix != ".whl" or not wheel.is_file():
         raise UserError(f"no wheel at {wheel}; `pip wheel --no-deps .` in fedsim's source folder builds it")
@@ -229,12 +261,17 @@ def _wheel(federation: Federation) -> Path:
 
 
 def write_connection(federation: Federation) -> None:
-    """Write the operator's `flwr` connection, whose certificate path must be absolute: again wherever the kit lies."""
+    """Writes the operator's `flwr` connection, whose certificate path must be absolute: again wherever the kit lies."""
     certificate = str(federation.ca_certificate.resolve())
     connection = {"address": federation.control_address, "root-certificates": certificate}
     table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     federation.flwr_home.mkdir(mode=0o700, exist_ok=True)
     (federation.flwr_home / "config.toml").write_text(tomli_w.dumps(table))
+
+
+def is_running(kit: Path) -> bool:
+    """Whether a script of a kit runs."""
+    return any(is_locked(file) for file in kit.glob("run/*lock"))
 
 
 def is_locked(file: Path) -> bool:
@@ -248,32 +285,40 @@ def is_locked(file: Path) -> bool:
 
 
 def _write_federation(federation: Federation, file: Path) -> None:
-    """The federation as the server's kit holds it: the kits are its neighbours."""
-    file.write_text(tomli_w.dumps({**federation.model_dump(), "kits": ".."}))
+    """Writes the federation as the server's kit holds it: the kits are its neighbours."""
+    table = {**federation.model_dump(), "kits": ".."}
+    file.write_text(tomli_w.dumps(table))
 
 
 def _write_env(file: Path, **values: str | int) -> None:
-    file.write_text("".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items()))
+    """Writes the variables that a kit's scripts read."""
+    lines = []
+    for name, value in values.items():
+        quoted = shlex.quote(str(value))
+        lines.append(f"{name}={quoted}\n")
+    file.write_text("".join(lines))
 
 
 def _copy(kind: str, kit: Path, **values: str) -> None:
-    """Copy a kit's fixed files; texts get their @NAME@ words filled in, scripts have none."""
+    """Copies a kit's fixed files; texts get their @NAME@ words filled in, scripts have none."""
     for template in sorted((TEMPLATES / kind).iterdir()):
         text = template.read_text()
+        file = kit / template.name
         if template.suffix == ".sh":
-            (kit / template.name).write_text(text)
-            (kit / template.name).chmod(0o755)
+            file.write_text(text)
+            file.chmod(0o755)
             continue
         for name, value in values.items():
             text = text.replace(f"@{name}@", value)
-        (kit / template.name).write_text(text)
+        file.write_text(text)
 
 
 @contextmanager
 def _new_folder(federation: Federation) -> Iterator[Path]:
-    """A folder (0700) beside the kits, which is removed afterwards unless it was renamed."""
-    federation.kits.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{federation.kits.name}-", dir=federation.kits.parent))
+    """Makes a folder (0700) beside the kits, which is removed afterwards unless it was renamed."""
+    parent = federation.kits.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{federation.kits.name}-", dir=parent))
     try:
         yield folder
     finally:

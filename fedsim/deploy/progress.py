@@ -28,22 +28,25 @@ class Progress:
 
     def __init__(self, federation: str, run_id: str) -> None:
         described = read_federation(federation)
-        self.kit, self.federation, self.run_id = described.kit("server"), described.name, run_id
+        self.kit = described.kit("server")
+        self.federation = described.name
+        self.run_id = run_id
         self.audit = Audit(self.kit / AUDIT)
-        self.known: dict[str, Any] = {}
+        self.progress: dict[str, Any] = {}
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Note that the run has started or continues."""
+        """Notes that the run has started or continues."""
         note_run(folder, self.run_id, self.federation)
         run = experiment.run
         name = f"{experiment.method_name} on {experiment.data.dataset}, target {run.target}, seed {run.seed}"
-        self.known = {"name": name, "folder": str(folder), "rounds": experiment.train.rounds, "round": 0}
+        self.progress = {"name": name, "folder": str(folder), "rounds": experiment.train.rounds, "round": 0}
         self._write("running")
         self.audit.write("run", name=name, folder=str(folder))
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Each client's reply: its size, how far it moved the model, and what became of it."""
-        self.known |= {"round": row["round"], "clients": [{k: c.get(k) for k in ("client", "status")} for c in clients]}
+        """Notes each client's reply: its size, how far it moved the model, and what became of it."""
+        statuses = [{"client": client.get("client"), "status": client.get("status")} for client in clients]
+        self.progress |= {"round": row["round"], "clients": statuses}
         self._write("running")
         for client in clients:
             self.audit.write(
@@ -56,14 +59,15 @@ class Progress:
             )
 
     def on_end(self, summary: dict) -> None:
-        """Note that the run is finished."""
+        """Notes that the run is finished."""
         self._write("finished")
 
     def on_failure(self, error: BaseException) -> None:
-        """Note that the run has stopped."""
+        """Notes that the run has stopped."""
         self._write("stopped")
         self.audit.write("stopped", reason=str(error))
 
     def _write(self, state: str) -> None:
+        content = {**self.progress, "state": state, "time": time.time()}
         with contextlib.suppress(OSError):  # a full disk makes `fedsim deploy status` old, and does not end the run
-            atomic_write(self.kit / PROGRESS, json.dumps({**self.known, "state": state, "time": time.time()}))
+            atomic_write(self.kit / PROGRESS, json.dumps(content))

@@ -35,7 +35,7 @@ SILENCE_SECONDS = 60.0  # at most, without an answer of the SuperLink, which may
 
 
 def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Run one experiment on a federation, or follow or continue its run; returns the run's folder.
+    """Runs one experiment on a federation, or follows or continues its run; returns the run's folder.
 
     Raises UserError for what a user can correct, and ClientFailedError with the reason when the run failed. Ctrl-C
     stops the run.
@@ -56,23 +56,32 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 
 
 def submit(control: Control, experiment: Experiment, folder: Path) -> str:
-    """Submit the run; returns its id, which is also written into its folder."""
+    """Submits the run; returns its id, which is also written into its folder.
+
+    Raises ClientFailedError when Flower refuses it.
+    """
     with tempfile.TemporaryDirectory(prefix="fedsim-submit-") as name:
         answer = control.submit(Path(name), RUN_APP, {"experiment": experiment.toml()})
     if "run-id" not in answer:
         raise ClientFailedError(f"Flower refused the run: {answer.get('error-message', answer)}")
-    note_run(folder, str(answer["run-id"]), control.federation.name)
-    return str(answer["run-id"])
+    run_id = str(answer["run-id"])
+    note_run(folder, run_id, control.federation.name)
+    return run_id
 
 
 def running(control: Control, folder: Path) -> str:
-    """Id of the folder's run when it is running, otherwise an empty text. A run without its server app is stopped."""
-    if not (folder / RUN).is_file():
+    """Returns the id of the folder's run when it is running, otherwise an empty text.
+
+    A run without its server app is stopped.
+    """
+    file = folder / RUN
+    if not file.is_file():
         return ""
-    run_id = str(json.loads((folder / RUN).read_text())["run"])
+    run_id = str(json.loads(file.read_text())["run"])
     deadline = time.monotonic() + STATUS_SECONDS
     while not is_claimed(folder):
-        if status(control, run_id)[0].startswith(("finished", "unknown")):
+        state, _ = status(control, run_id)
+        if state.startswith(("finished", "unknown")):
             return ""
         if time.monotonic() > deadline:  # the server app has died; Flower will notice it later
             control.flwr("stop", run_id, CONNECTION)
@@ -82,25 +91,36 @@ def running(control: Control, folder: Path) -> str:
 
 
 def status(control: Control, run_id: str) -> tuple[str, str]:
-    """(status, details) of a run; "silent" when the SuperLink does not answer, "unknown" when it has no such run."""
+    """Returns (status, details) of a run.
+
+    The status is "silent" when the SuperLink does not answer, and "unknown" when it has no such run.
+    """
     answer = control.flwr("list", CONNECTION, "--run-id", run_id)
     if "runs" not in answer:
-        known = "not found" not in str(answer.get("error-message", "")).lower()
-        return ("silent" if known else "unknown"), str(answer.get("error-message", answer))
+        message = str(answer.get("error-message", ""))
+        state = "unknown" if "not found" in message.lower() else "silent"
+        return state, str(answer.get("error-message", answer))
     rows = answer["runs"]
-    return (str(rows[0]["status"]), str(rows[0].get("status-details", ""))) if rows else ("unknown", "")
+    if not rows:
+        return "unknown", ""
+    return str(rows[0]["status"]), str(rows[0].get("status-details", ""))
 
 
 def follow(
-    control: Control, run_id: str, experiment: Experiment, folder: Path, callbacks: Sequence[RunCallback]
+    control: Control,
+    run_id: str,
+    experiment: Experiment,
+    folder: Path,
+    callbacks: Sequence[RunCallback],
 ) -> None:
-    """Give new records to the callbacks until the run has ended.
+    """Gives new records to the callbacks until the run has ended.
 
     Raises ClientFailedError or UserError when it failed.
     """
     for callback in callbacks:
         callback.on_start(experiment, folder)
-    rounds, notes = new_rounds(folder), new_notes(folder)
+    rounds = new_rounds(folder)
+    notes = new_notes(folder)
     asked = began = time.monotonic()
     started = False
     while not is_finished(folder):
@@ -111,7 +131,8 @@ def follow(
             asked = time.monotonic() - STATUS_SECONDS  # so that the status is asked as soon as the folder is released
         elif time.monotonic() - asked >= STATUS_SECONDS:
             asked = time.monotonic()
-            if verdict(control, run_id, folder, DEAD_SECONDS if started else PATIENCE_SECONDS):
+            patience = DEAD_SECONDS if started else PATIENCE_SECONDS
+            if verdict(control, run_id, folder, patience):
                 break
             if not started and asked - began > START_SECONDS:
                 control.flwr("stop", run_id, CONNECTION)
@@ -127,18 +148,19 @@ def follow(
 
 
 def verdict(control: Control, run_id: str, folder: Path, patience: float) -> bool:
-    """Whether the run has completed; False while it is running. ClientFailedError or UserError when it failed.
+    """Whether the run has completed; False while it is running. Raises ClientFailedError or UserError when it failed.
 
     A run has failed when no process holds its folder for `patience` seconds, even if Flower says that it is running.
     """
-    deadline, silent = time.monotonic() + patience, time.monotonic() + SILENCE_SECONDS
+    deadline = time.monotonic() + patience
+    silent = time.monotonic() + SILENCE_SECONDS
     while True:
         state, details = status(control, run_id)
         if is_finished(folder):
             return True
         if state != "silent":
             silent = time.monotonic() + SILENCE_SECONDS
-        if is_claimed(folder) or (state != "silent" and state in ("pending", "starting")):
+        if is_claimed(folder) or state in ("pending", "starting"):
             return False
         if state.startswith("finished") or state == "unknown":
             raise failure(state, details)
@@ -155,7 +177,7 @@ def verdict(control: Control, run_id: str, folder: Path, patience: float) -> boo
 
 
 def failure(state: str, details: str) -> Exception:
-    """The error of a run that did not complete."""
+    """Returns the error of a run that did not complete: a UserError for what a user can correct."""
     if USER_ERROR in details:
         return UserError(details.split(USER_ERROR, 1)[1].strip())
     reason = details.removeprefix("ServerApp failed with exception: ")
@@ -173,7 +195,7 @@ def failure(state: str, details: str) -> Exception:
 
 
 def stop(control: Control, run_id: str, folder: Path) -> None:
-    """Stop a run and wait until its server app has released the folder."""
+    """Stops a run and waits until its server app has released the folder."""
     control.flwr("stop", run_id, CONNECTION)
     deadline = time.monotonic() + SILENCE_SECONDS
     while is_claimed(folder) and time.monotonic() < deadline:
@@ -181,7 +203,7 @@ def stop(control: Control, run_id: str, folder: Path) -> None:
 
 
 def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    """Give the rows of rounds to all callbacks, and the notes to those that have a method `note`."""
+    """Gives the rows of rounds to all callbacks, and the notes to those that have a method `note`."""
     for callback in callbacks:
         for row in rows:
             callback.on_round(row, [])
@@ -191,30 +213,37 @@ def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: li
 
 
 def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """The rows that were added to rounds.csv since the previous call of `next`."""
-    file, seen, size = folder / "rounds.csv", -1, -1
+    """Yields the rows that were added to rounds.csv since the previous call of `next`."""
+    file = folder / "rounds.csv"
+    last_round = -1
+    size = -1
     while True:
         rows: list[dict[str, Any]] = []
         if file.is_file() and file.stat().st_size != size:
             size = file.stat().st_size
             table = read_record(file)  # the server app may be writing a row
-            table = table if table.empty else table[table["round"] > seen].astype(object)
+            if not table.empty:
+                table = table[table["round"] > last_round].astype(object)
             rows = table.where(table.notna(), None).to_dict("records")
-            seen = max([seen, *(int(row["round"]) for row in rows)])
+            for row in rows:
+                last_round = max(last_round, int(row["round"]))
         yield rows
 
 
 def new_notes(folder: Path) -> Iterator[list[str]]:
-    """The warnings and errors that were added to run.log since the previous call of `next`; none from before."""
+    """Yields the warnings and errors that were added to run.log since the previous call of `next`; none from before."""
     file = folder / LOG
     place = file.stat().st_size if file.is_file() else 0
     while True:
-        lines: list[str] = []
+        notes: list[str] = []
         if file.is_file():
             with file.open(encoding="utf-8", errors="replace") as stream:
                 stream.seek(place)
                 text = stream.read()
-                whole = text[: text.rfind("\n") + 1]
-                place += len(whole.encode())
-            lines = [line.split(" WARNING ", 1)[1] for line in whole.splitlines() if " WARNING " in line]
-        yield lines
+            lines = text[: text.rfind("\n") + 1]  # the last line may not be written to its end
+            place += len(lines.encode())
+            for line in lines.splitlines():
+                _, level, note = line.partition(" WARNING ")
+                if level:
+                    notes.append(note)
+        yield notes

@@ -47,12 +47,12 @@ class ColumnNumbers(Settings):
 
 
 def hidden(count: int, least: int) -> int:
-    """A number of rows as a site tells it: HIDDEN for one between 1 and least - 1."""
+    """Returns a number of rows as a site tells it: HIDDEN for one between 1 and least - 1."""
     return HIDDEN if 0 < count < least else int(count)
 
 
 def numbers_of(name: str, values: np.ndarray, least: int) -> ColumnNumbers:
-    """What a site tells of a column's values [N], of which NaN are missing.
+    """Returns what a site tells of a column's values [N], of which NaN are missing.
 
     >>> numbers_of("age", np.array([40.0, 50, 60, 70, np.nan]), 4)
     ColumnNumbers(name='age', missing=-1, mean=55.0, deviation=11.2)
@@ -68,12 +68,12 @@ def numbers_of(name: str, values: np.ndarray, least: int) -> ColumnNumbers:
 
 
 def rounded(value: float) -> float:
-    """A number with three digits."""
+    """Returns a number with three digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def statistics_of(data: DataSettings, client: str, least: int) -> list[ColumnNumbers]:
-    """What the site of a client tells of the columns of its tables, or of the channels of its images, as in [0, 1]."""
+    """Returns what a client's site tells of the columns of its tables, or of the channels of its images in [0, 1]."""
     bench = benchmark(data)
     images, _ = read_images(reader(data, bench), resolve_domain(bench, domain_of(client)))
     values = images.reshape(len(images), images.shape[1], -1)
@@ -85,18 +85,26 @@ def statistics_of(data: DataSettings, client: str, least: int) -> list[ColumnNum
 
 
 def without_rests(categories: Sequence[ColumnNumbers]) -> list[ColumnNumbers]:
-    """The columns of categories (`sex=Male`), of which all are hidden where one is: the others would tell the rest."""
-    variables = [column.name.partition("=")[0] for column in categories]
-    secret = {variable for variable, column in zip(variables, categories, strict=True) if column.mean is None}
+    """Returns the columns of categories (`sex=Male`), of which all are hidden where one is.
+
+    The others would tell the rest.
+    """
+    secret = {variable_of(column) for column in categories if column.mean is None}
     columns = []
-    for variable, column in zip(variables, categories, strict=True):
-        is_secret = variable in secret
-        columns.append(column.model_copy(update={"mean": None, "deviation": None}) if is_secret else column)
+    for column in categories:
+        if variable_of(column) in secret:
+            column = column.model_copy(update={"mean": None, "deviation": None})
+        columns.append(column)
     return columns
 
 
+def variable_of(column: ColumnNumbers) -> str:
+    """Returns the variable of a category's column: `sex` for `sex=Male`."""
+    return column.name.partition("=")[0]
+
+
 def of_channel(name: str, values: np.ndarray, least: int) -> ColumnNumbers:
-    """What a site tells of a channel's uint8 pixels [N, pixels], where it has enough images."""
+    """Returns what a site tells of a channel's uint8 pixels [N, pixels], where it has enough images."""
     if len(values) < max(least, 1):
         return ColumnNumbers(name=name, missing=0)
     counts = np.zeros(256)
@@ -109,13 +117,13 @@ def of_channel(name: str, values: np.ndarray, least: int) -> ColumnNumbers:
 
 
 def least_of(node: Mapping[str, object], asked: int) -> int:
-    """The least number of rows that a site tells: the one that is asked for, or its own where that is greater."""
-    own = node.get(OWN, FEWEST)
-    return max(asked, own if isinstance(own, int) else FEWEST)
+    """Returns the least number of rows that a site tells: the one that is asked for, or its own if that is greater."""
+    of_site = node.get(OWN, FEWEST)
+    return max(asked, of_site if isinstance(of_site, int) else FEWEST)
 
 
 def count_text(count: int, least: int) -> str:
-    """A number of rows in a table: `< 5` for one that is hidden."""
+    """Returns a number of rows as a table shows it: `< 5` for one that is hidden."""
     return f"< {least}" if count == HIDDEN else f"{count:,}"
 
 
@@ -125,7 +133,7 @@ def statistics_table(
     columns: Mapping[str, Sequence[ColumnNumbers]],
     least: Mapping[str, int],
 ) -> Table:
-    """A column for each site: the rows of each class, then `mean ± deviation (missing)` of each column of the data.
+    """Returns a column for each site: the rows of each class, then `mean ± deviation (missing)` of the data's columns.
 
     counts, columns, least: by site. A site that sent no columns has a dash.
     """
@@ -136,7 +144,8 @@ def statistics_table(
     for place, name in enumerate(classes):
         texts = []
         for site, of_site in counts.items():
-            texts.append(count_text(of_site[place], least[site]) if place < len(of_site) else MISSING)
+            has_class = place < len(of_site)
+            texts.append(count_text(of_site[place], least[site]) if has_class else MISSING)
         shown.add_row(escape(name), *texts)
     shown.add_section()
     by_name: dict[str, dict[str, ColumnNumbers]] = {}
@@ -150,9 +159,12 @@ def statistics_table(
 
 
 def column_text(column: ColumnNumbers | None, least: int) -> str:
-    """`54.1 ± 9.3 (12)`; a dash for numbers that a site hides or has not."""
+    """Returns `54.1 ± 9.3 (12)` for a column; a dash for numbers that a site hides or has not."""
     if column is None:
         return MISSING
-    is_hidden = column.mean is None or column.deviation is None
-    text = MISSING if is_hidden else f"{column.mean:g} ± {column.deviation:g}"
-    return f"{text} ({count_text(column.missing, least)})" if column.missing else text
+    text = MISSING
+    if column.mean is not None and column.deviation is not None:
+        text = f"{column.mean:g} ± {column.deviation:g}"
+    if column.missing:
+        text += f" ({count_text(column.missing, least)})"
+    return text

@@ -23,7 +23,7 @@ PROGRESS = Path("run/progress.json")
 
 
 def clock_problem(offset: float) -> str:
-    """What to do about a site's clock, or an empty string."""
+    """Returns what to do about a site's clock, or an empty string."""
     if -BEHIND_SECONDS <= offset <= AHEAD_SECONDS:
         return ""
     where = "ahead of" if offset > 0 else "behind"
@@ -31,70 +31,96 @@ def clock_problem(offset: float) -> str:
 
 
 def status_table(federation: Federation, now: float | None = None) -> Group:
-    """Two lines per site, from the files that the gate and the run have written, and below them what went wrong."""
-    now, kit = now or time.time(), federation.kit("server")
-    contacts, progress = read_contacts(kit / CONTACTS), read_progress(kit)
-    title = f"{federation.name}: {describe(progress, now)}"
+    """Returns two lines per site, from the files that the gate and the run have written, and below what went wrong."""
+    now = now or time.time()
+    kit = federation.kit("server")
+    contacts = read_contacts(kit / CONTACTS)
+    progress = read_progress(kit)
+    title = printable(f"{federation.name}: {describe(progress, now)}")
     names = ("site", "state, round", "contact, since", "machine, clock", "bytes")
     columns = [Column(name, no_wrap=True, overflow="fold") for name in names]
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=escape(printable(title)), title_justify="left")
-    below: list[str] = []
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=escape(title), title_justify="left")
+    problems: list[str] = []
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
         table.add_row(*_site_cells(site, contact, progress, now))
-        below += _site_problems(site, contact, progress, now)
-    lines = [Text(printable(text)) for text in [*below, *warnings(federation)]]
+        problems += _site_problems(site, contact, progress, now)
+    lines = [Text(printable(text)) for text in [*problems, *warnings(federation)]]
     return Group(table, *lines)
 
 
 def _site_cells(site: Site, contact: Contact, progress: JsonTable, now: float) -> tuple[str, ...]:
-    """The cells of a site, in the order of the table's columns."""
-    state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
+    """Returns the cells of a site, in the order of the table's columns."""
+    state = "[green]connected[/]" if _is_recent(contact, now) else "[red]silent[/]"
     status = _status_in_run(progress, site.domain)
     if status:
-        state += f"\n{progress['round']}: {'ok' if status == 'ok' else 'failed'}"
-    domain = escape(site.domain + (" (target)" if site.role == "target" else ""))
+        verdict = "ok" if status == "ok" else "failed"
+        state += f"\n{progress['round']}: {verdict}"
+    role = " (target)" if site.role == "target" else ""
+    domain = escape(site.domain + role)
     return f"{site.name}\n{domain}", state, *_contact_cells(contact, now)
 
 
 def _site_problems(site: Site, contact: Contact, progress: JsonTable, now: float) -> list[str]:
-    """What went wrong at a site, a line each: its status in the last round, then what its contact says."""
+    """Returns what went wrong at a site, a line each: its status in the last round, then what its contact says."""
+    problems = []
     status = _status_in_run(progress, site.domain)
-    problems = [] if status in ("", "ok") else [f"round {progress['round']}: {status}"]
-    return [f"{site.name}: {text}" for text in [*problems, *_said(contact, now)]]
+    if status not in ("", "ok"):
+        problems.append(f"round {progress['round']}: {status}")
+    problems += _contact_problems(contact, now)
+    return [f"{site.name}: {text}" for text in problems]
 
 
 def _status_in_run(progress: JsonTable, domain: str) -> str:
-    """What the last round of the run says of a client; empty where it did not take part."""
-    return next((row["status"] for row in progress.get("clients", []) if row["client"] == domain), "")
+    """Returns what the last round of the run says of a client; empty where it did not take part."""
+    for row in progress.get("clients", []):
+        if row["client"] == domain:
+            return row["status"]
+    return ""
 
 
-def _here(contact: Contact, now: float) -> bool:
+def _is_recent(contact: Contact, now: float) -> bool:
+    """Whether a site was heard in the last minute."""
     return abs(now - contact.last) < RECENT_SECONDS  # a contact in the future: the clock was set back
 
 
 def _contact_cells(contact: Contact, now: float) -> tuple[str, str, str]:
-    """When the site was heard, from which machine, and how much went there and back."""
+    """Returns when the site was heard, from which machine, and how much went there and back."""
     if not contact.last:
         return "never", escape(contact.address) or "-", "-"
     clock = f"{contact.offset:+.1f} s"
-    clock = f"[red]{clock}[/]" if clock_problem(contact.offset) else clock
-    times = f"{ago(contact.last, now)}\n{ago(contact.since, now).removesuffix(' ago')}"
+    if clock_problem(contact.offset):
+        clock = f"[red]{clock}[/]"
+    since = ago(contact.since, now).removesuffix(" ago")
+    times = f"{ago(contact.last, now)}\n{since}"
     machine = f"{escape(contact.address)}\n{escape(contact.version)}, {clock}"
-    return times, machine, f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
+    traffic = f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
+    return times, machine, traffic
 
 
-def _said(contact: Contact, now: float) -> list[str]:
-    """Who else uses the site's key, when its SuperNode was started again, and why it was refused last."""
-    notes = [f"{contact.double} ({ago(contact.double_at, now)})"] if contact.double else []
+def _contact_problems(contact: Contact, now: float) -> list[str]:
+    """Returns who else uses the site's key, when its SuperNode was started again, and why it was refused last."""
+    problems = []
+    if contact.double:
+        problems.append(f"{contact.double} ({ago(contact.double_at, now)})")
     if contact.restarted:
-        times = (time.strftime("%b %d %H:%M:%S", time.localtime(at)) for at in (contact.restarted, contact.since))
-        notes.append("its SuperNode was started again at {}; admitted at {}".format(*times))
-    return notes + ([f"last refusal: {contact.refused} ({ago(contact.refused_at, now)})"] if contact.refused else [])
+        restarted, admitted = clock_time(contact.restarted), clock_time(contact.since)
+        problems.append(f"its SuperNode was started again at {restarted}; admitted at {admitted}")
+    if contact.refused:
+        problems.append(f"last refusal: {contact.refused} ({ago(contact.refused_at, now)})")
+    return problems
+
+
+def clock_time(at: float) -> str:
+    """Returns a time as the day and the time of the clock here."""
+    return time.strftime("%b %d %H:%M:%S", time.localtime(at))
 
 
 def read_progress(kit: Path) -> dict[str, Any]:
-    """What the run that was last seen has done so far; empty without one. UserError for a damaged file."""
+    """Returns what the run that was last seen has done so far; empty without one.
+
+    Raises UserError for a damaged file.
+    """
     file = kit / PROGRESS
     try:
         content = json.loads(file.read_text())
@@ -109,17 +135,16 @@ def read_progress(kit: Path) -> dict[str, Any]:
 
 
 def describe(progress: dict[str, Any], now: float) -> str:
-    """A run in one line."""
+    """Returns a run in one line."""
     if not progress:
         return "no run yet"
-    return (
-        f"{progress['name']}, round {progress['round']} of {progress['rounds']}, {progress['state']} "
-        f"({ago(progress['time'], now)})"
-    )
+    rounds = f"round {progress['round']} of {progress['rounds']}"
+    changed = ago(progress["time"], now)
+    return f"{progress['name']}, {rounds}, {progress['state']} ({changed})"
 
 
 def ago(at: float, now: float) -> str:
-    """A time in words."""
+    """Returns a time in words, as one before now."""
     if not at:
         return "never"
     if at - now > RECENT_SECONDS:
@@ -132,5 +157,5 @@ def ago(at: float, now: float) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Bytes in MB."""
+    """Returns a number of bytes in MB."""
     return f"{count / 1e6:.1f} MB"

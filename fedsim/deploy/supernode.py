@@ -52,7 +52,7 @@ class ContactFile:
         self.file, self.worked = file, 0.0
 
     def note(self, state: str = "") -> None:
-        """Note that the server has answered. A full disk may not end the polling: the times are set all the same."""
+        """Notes that the server has answered. A full disk may not end the polling: the times are set all the same."""
         if state or not self.file.is_file():
             with contextlib.suppress(OSError):
                 self.file.write_text(f"{state or 'polling'}\n")
@@ -61,16 +61,21 @@ class ContactFile:
 
 
 def serve(kit: Path, words: Sequence[str]) -> int:
-    """Run the SuperNode of a site's kit until its polling ends; the process' exit code."""
+    """Runs the SuperNode of a site's kit until its polling ends; returns the process' exit code.
+
+    words: the options of `flower-supernode`
+    """
     check_node_config(words)
     look_often()
-    if client := os.environ.get("FEDSIM_CLIENT"):  # the folder of a client process that has a user of its own
+    client = os.environ.get("FEDSIM_CLIENT")  # the folder of a client process that has a user of its own
+    if client:
         write_program(kit, Path(client))
     contact = ContactFile(kit / "run" / "contact")
     contact.file.unlink(missing_ok=True)
     replace(f"{CONNECTION}FleetHttpClient", lambda client: watched(client, contact))
     keep_trying(contact)
-    replace(f"{START}time", lambda clock: SimpleNamespace(**{**vars(clock), "sleep": pause(contact)}))
+    sleep = pause(contact)
+    replace(f"{START}time", lambda clock: SimpleNamespace(**{**vars(clock), "sleep": sleep}))
     replace(f"{START}pull_objects", failing_with_the_run)
     replace(f"{CONNECTION}{CONFIRM}", confirming)
     pins = Pins.read(kit)
@@ -83,16 +88,18 @@ def serve(kit: Path, words: Sequence[str]) -> int:
 
 
 def check_node_config(words: Sequence[str]) -> None:
-    """UserError where Flower would leave out a part of the node config unsaid, or own privacy is not whole."""
+    """Raises UserError where Flower would leave out a part of the node config, or own privacy is not complete."""
     from click import ClickException
 
     from fedsim.runs.local_privacy import own_privacy
 
-    text = words[words.index(NODE_CONFIG) + 1] if NODE_CONFIG in words[:-1] else ""
-    left = " ".join(PAIR.sub("", text).split())
-    if left:
+    text = ""
+    if NODE_CONFIG in words[:-1]:
+        text = words[words.index(NODE_CONFIG) + 1]
+    rest = " ".join(PAIR.sub("", text).split())
+    if rest:
         raise UserError(
-            f"{left!r} in this site's settings is not key=value; NODE_CONFIG in site.env has no spaces beside '=', and "
+            f"{rest!r} in this site's settings is not key=value; NODE_CONFIG in site.env has no spaces beside '=', and "
             "no folder in it has an apostrophe"
         )
     try:
@@ -138,7 +145,9 @@ def watched(client: type, contact: ContactFile) -> type:
             answer = super().PullMessages(request)
             if answer.messages_list:
                 contact.worked = time.monotonic()
-            contact.note("working" if answer.messages_list else "polling")
+                contact.note("working")
+            else:
+                contact.note("polling")
             return answer
 
         def SendNodeHeartbeat(self, request: Any) -> Any:  # noqa: N802
@@ -163,7 +172,8 @@ def keep_trying(contact: ContactFile) -> None:
     from httpx import TransportError
 
     def link_broke(error: Exception) -> bool:
-        return isinstance(error, TransportError) and contact.file.is_file() and "certificate" not in str(error).lower()
+        is_of_link = isinstance(error, TransportError) and "certificate" not in str(error).lower()
+        return is_of_link and contact.file.is_file()
 
     def patient(make: Callable[[], Any]) -> Callable[[], Any]:
         def making() -> Any:

@@ -12,9 +12,10 @@ from fedsim.settings.experiment import Experiment
 
 def refuse_attackers(experiment: Experiment, recipe: Recipe, bench: Benchmark, clients: tuple[str, ...]) -> None:
     """Raises UserError for attackers that this run cannot have."""
-    run, names = experiment.run, {*clients, *map(domain_of, clients)}
+    run = experiment.run
     if not run.attackers:
         return
+    names = {*clients, *map(domain_of, clients)}
     if run.runtime == "deployment":
         raise UserError("run.attackers is a setting of simulations; nobody makes a real site lie")
     for client, text in run.attackers.items():
@@ -24,27 +25,31 @@ def refuse_attackers(experiment: Experiment, recipe: Recipe, bench: Benchmark, c
                 f"clients: {', '.join(clients)}"
             )
         attack = parse_attack(text)
-        if attack.name in OF_LABELS and not TASKS[bench.task].has_classes:
-            raise UserError(f"run.attackers: {attack.name} changes classes, and the task here is {bench.task}")
-        if attack.name not in OF_LABELS and recipe.fuse.masked:
+        if attack.name in OF_LABELS:
+            if not TASKS[bench.task].has_classes:
+                raise UserError(f"run.attackers: {attack.name} changes classes, and the task here is {bench.task}")
+        elif recipe.fuse.masked:
             raise UserError(
                 f"run.attackers: {attack.name} changes an update, and secure_mean has masked it already; attack the "
                 f"labels ({', '.join(OF_LABELS)})"
             )
-        if attack.client and (attack.client not in clients or attack_on(run.attackers, attack.client)):
-            raise UserError(f"run.attackers: {text} copies {attack.client!r}, which is no honest client")
+        copied = attack.client
+        if copied and (copied not in clients or attack_on(run.attackers, copied)):
+            raise UserError(f"run.attackers: {text} copies {copied!r}, which is no honest client")
     if all(attack_on(run.attackers, client) for client in clients):
         raise UserError("run.attackers: every client lies; leave one honest")
 
 
 def liar_notes(experiment: Experiment) -> list[str]:
-    """A line on the clients that lie in a run; none where all are honest."""
+    """Returns a line on the clients that lie in a run; none where all are honest."""
     liars = liars_text([experiment.run.attackers])
-    return [f"a run {liars}: it shows what a method makes of them, and is no result of the method"] if liars else []
+    if not liars:
+        return []
+    return [f"a run {liars}: it shows what a method makes of them, and is no result of the method"]
 
 
 def attacked(data: ClientData, experiment: Experiment) -> ClientData:
-    """The data of a client, its training labels turned round (y -> M - 1 - y) where it is a `label_flip` attacker."""
+    """Returns the data of a client; a `label_flip` attacker's training labels are turned round (y -> M - 1 - y)."""
     attack = data_attack(experiment, data.client)
     if attack is None or attack.name != "label_flip":
         return data
@@ -54,15 +59,19 @@ def attacked(data: ClientData, experiment: Experiment) -> ClientData:
 
 
 def shifted_share(experiment: Experiment, client: str) -> float:
-    """l of a `label_shift` attacker; 0 for all others."""
+    """Returns l of a `label_shift` attacker; 0 for all others."""
     attack = data_attack(experiment, client)
-    return (attack.number or 0.0) if attack and attack.name == "label_shift" else 0.0
+    if attack is None or attack.name != "label_shift":
+        return 0.0
+    return attack.number or 0.0
 
 
 def data_attack(experiment: Experiment, client: str) -> Attack | None:
-    """The attack of a client on its labels, in a simulation; None without."""
+    """Returns the attack of a client on its labels, in a simulation; None without."""
     run = experiment.run
     if run.runtime == "deployment" or not run.attackers:
         return None
     attack = attack_on(run.attackers, client)
-    return attack if attack and attack.name in OF_LABELS else None
+    if attack is None or attack.name not in OF_LABELS:
+        return None
+    return attack

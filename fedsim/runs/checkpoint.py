@@ -13,8 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write, file_mode, writing
+from fedsim.common.values import JsonTable
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.runs.origin import Origin, metadata_of
+from strategies.parts import ArrayDict, Entries
 from strategies.state import ServerState
 
 FOLDER = "checkpoint"  # in a run's folder
@@ -43,11 +45,12 @@ def unfinished(path: Path) -> Path:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically: a reader sees the old file or the new one, never a part."""
+    """Writes a safetensors file atomically: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished(path)
     with writing(path):
-        save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
+        in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        save_file(in_order, temporary, metadata=metadata)
     temporary.chmod(file_mode())  # safetensors makes files that only their owner can read
     temporary.replace(path)
 
@@ -58,7 +61,7 @@ def arrays_file(folder: Path, round: int) -> Path:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, origins: Sequence[Origin] = ()) -> Path:
-    """Write the arrays into a file named after their round, then atomically the file that names this round.
+    """Writes the arrays into a file named after their round, then atomically the file that names this round.
 
     Returns the path of the arrays' file. It is an ordinary model file, so that `best.safetensors` can be a link to it.
     origins: the runs that trained the model
@@ -66,24 +69,21 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, origins: Sequence[Orig
     file = arrays_file(folder, checkpoint.round)
     write_arrays(file, checkpoint.arrays, metadata_of(checkpoint.round, origins))
     state = checkpoint.state
-    tensors = {
-        json.dumps([bank, owner, name]): array
-        for bank, owners in state.banks.items()
-        for owner, arrays in owners.items()
-        for name, array in arrays.items()
-    }
-    tensors |= {
-        json.dumps([part, name]): array for part, arrays in state.tensors.items() for name, array in arrays.items()
-    }
+    tensors: dict[str, np.ndarray] = {}
+    banks: dict[str, dict[str, list[str]]] = {}  # the names of the tensors, by bank and owner
+    for bank, owners in state.banks.items():
+        banks[bank] = {owner: list(arrays) for owner, arrays in owners.items()}
+        for owner, arrays in owners.items():
+            tensors |= {json.dumps([bank, owner, name]): array for name, array in arrays.items()}
+    for part, arrays in state.tensors.items():
+        tensors |= {json.dumps([part, name]): array for name, array in arrays.items()}
     meta = {
         "round": checkpoint.round,
         "data": checkpoint.data,
         "order": list(checkpoint.arrays),
         "parts": state.parts,
         "tensors": {part: list(arrays) for part, arrays in state.tensors.items()},
-        "banks": {
-            bank: {owner: list(arrays) for owner, arrays in owners.items()} for bank, owners in state.banks.items()
-        },
+        "banks": banks,
         **{name: getattr(state, name) for name in PLAIN},
     }
     write_arrays(folder / STATE, tensors, {"fedsim": json.dumps(meta)})
@@ -102,7 +102,7 @@ def run_token(folder: Path) -> str:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give a file a second name atomically; on a file system without links the file is copied."""
+    """Gives a file a second name atomically; on a file system without links the file is copied."""
     temporary = unfinished(target)
     temporary.unlink(missing_ok=True)
     try:
@@ -114,7 +114,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint, or None when there is none; UserError when its files cannot be read."""
+    """Returns the checkpoint, or None when there is none; raises UserError when its files cannot be read."""
     path = folder / STATE
     if not path.is_file():
         return None
@@ -123,22 +123,26 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             meta = json.loads(file.metadata()["fedsim"])
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
         arrays = load_file(arrays_file(folder, meta["round"]))
-        state = ServerState(
-            parts=meta["parts"],
-            tensors={
-                part: {name: tensors[json.dumps([part, name])] for name in names}
-                for part, names in meta["tensors"].items()
-            },
-            banks={
-                bank: {
-                    owner: {name: tensors[json.dumps([bank, owner, name])] for name in own}
-                    for owner, own in owners.items()
-                }
-                for bank, owners in meta["banks"].items()
-            },
-            **{name: meta[name] for name in PLAIN},
-        )
+        state = state_of(meta, tensors)
         model = {name: arrays[name] for name in meta["order"]}
         return Checkpoint(meta["round"], model, state, meta["data"])
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove the run's folder") from None
+
+
+def state_of(meta: JsonTable, tensors: Mapping[str, np.ndarray]) -> ServerState:
+    """Returns the server's state of a checkpoint.
+
+    meta: what the metadata of its file say. tensors: all tensors of the file
+    """
+    of_parts: dict[str, ArrayDict] = {}
+    for part, names in meta["tensors"].items():
+        of_parts[part] = {name: tensors[json.dumps([part, name])] for name in names}
+    banks: dict[str, Entries] = {}
+    for bank, owners in meta["banks"].items():
+        entries: dict[str, ArrayDict] = {}
+        for owner, names in owners.items():
+            entries[owner] = {name: tensors[json.dumps([bank, owner, name])] for name in names}
+        banks[bank] = entries
+    plain = {name: meta[name] for name in PLAIN}
+    return ServerState(parts=meta["parts"], tensors=of_parts, banks=banks, **plain)

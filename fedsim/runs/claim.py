@@ -37,7 +37,9 @@ class Claim:
     """A run's folder that this process holds."""
 
     def __init__(self, file: Path, handle: IO[str], text: str) -> None:
-        self._file, self._handle, self._text = file, handle, text
+        self._file = file
+        self._handle = handle
+        self._text = text
         self._over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, daemon=True)
 
@@ -49,10 +51,11 @@ class Claim:
             return False
 
     def check(self) -> None:
-        """Raise ClaimedError when another process has taken the folder over; called before records are written."""
+        """Raises ClaimedError when another process has taken the folder over; called before records are written."""
         if self.stands():
             return
-        holder, silent = _look(self._file)[0], f"because this one gave no sign for {GONE_SECONDS:g} s"
+        holder, _ = _look(self._file)
+        silent = f"because this one gave no sign for {GONE_SECONDS:g} s"
         if not holder:
             raise ClaimedError(
                 f"{self._file} is gone: somebody removed it, or its folder, or another process took the folder over, "
@@ -81,7 +84,7 @@ class Claim:
 
 @contextmanager
 def claim(folder: Path) -> Iterator[Claim]:
-    """Claim a run's folder and remove what killed writers left in it.
+    """Claims a run's folder and removes what killed writers left in it.
 
     Raises ClaimedError when another process still has it after PATIENCE_SECONDS.
     """
@@ -89,7 +92,8 @@ def claim(folder: Path) -> Iterator[Claim]:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (taken := _take(file)) is None:
         if time.monotonic() >= deadline:
-            holder = _look(file)[0] or "unknown"
+            name, _ = _look(file)
+            holder = name or "unknown"
             raise ClaimedError(
                 f"{folder} is being written by another process ({holder}); wait until it ends, or stop it; what a "
                 f"machine that is gone has claimed is free {GONE_SECONDS:g} s after its last sign"
@@ -103,23 +107,26 @@ def claim(folder: Path) -> Iterator[Claim]:
 def is_claimed(folder: Path) -> bool:
     """Whether a living process, on any machine, holds the folder."""
     try:
-        return _look(folder / FILE)[1]
+        _, is_alive = _look(folder / FILE)
+        return is_alive
     except OSError:  # whoever writes there is told why
         return False
 
 
 def free(folder: Path) -> bool:
-    """Remove the claim of a dead holder, if there is one; False while its holder lives."""
+    """Removes the claim of a dead holder, if there is one; returns False while its holder lives."""
+    file = folder / FILE
     with alone(folder):
-        holder, alive = _look(folder / FILE, whole=True)
-        if not alive:
-            _clear(folder / FILE, holder)
-        return not alive
+        text, is_alive = _look(file, whole=True)
+        if not is_alive:
+            _clear(file, text)
+        return not is_alive
 
 
 def _take(file: Path) -> Claim | None:
-    """The claim of this process; None while another one has it."""
-    text = f"process {os.getpid()} on {socket.gethostname()}\n{kernel()} {secrets.token_hex(8)}\n"
+    """Returns the claim of this process; None while another one has it."""
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    text = f"{holder}\n{kernel()} {secrets.token_hex(8)}\n"
     file.parent.mkdir(parents=True, exist_ok=True)  # the holder may have removed the folder of a run that was refused
     try:
         if not free(file.parent):
@@ -142,7 +149,7 @@ def _take(file: Path) -> Claim | None:
 
 
 def _look(file: Path, whole: bool = False) -> tuple[str, bool]:
-    """(the holder that the claim names, or its `whole` text; whether it is alive); ("", False) without a claim."""
+    """Returns (the claim's holder, or its `whole` text; whether the holder is alive); ("", False) without a claim."""
     try:
         with file.open(encoding="utf-8", errors="replace") as handle:  # NFS then asks for the file's present time
             text = handle.read()
@@ -162,7 +169,7 @@ def _look(file: Path, whole: bool = False) -> tuple[str, bool]:
 
 
 def _clear(file: Path, text: str) -> None:
-    """Remove the claim with this text, but no other: a process of another machine may have taken it over already."""
+    """Removes the claim with this text, but no other: a process of another machine may have taken it over already."""
     aside = file.with_name(f".gone{FILE}.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
         file.rename(aside)
@@ -174,7 +181,7 @@ def _clear(file: Path, text: str) -> None:
 
 @cache
 def kernel() -> str:
-    """What tells the running system of this machine from those of others, whose locks its kernel does not know."""
+    """Returns what tells the running system of this machine from others, whose locks its kernel does not know."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

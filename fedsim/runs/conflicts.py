@@ -26,17 +26,23 @@ ELSEWHERE = "choose another --output or name, or remove the folder"
 
 
 def local_fingerprints(experiment: Experiment) -> Fingerprints:
-    """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
+    """Returns the fingerprints of the data that this process can read.
+
+    There are none in a deployment, whose images are on its sites.
+    """
     return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
 
 
 def server_fingerprints(experiment: Experiment, recipe: Recipe) -> Fingerprints:
-    """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
-    return {name: data for _, part in recipe.pairs for name, data in part.server_data(experiment).items()}
+    """Returns the fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
+    by_name: Fingerprints = {}
+    for _, part in recipe.pairs:
+        by_name |= part.server_data(experiment)
+    return by_name
 
 
 def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
-    """(fingerprints of the data that this process can read, those of the images that parts use on the server)."""
+    """Returns the fingerprints (of the data that this process can read, of the images that parts use on the server)."""
     return local_fingerprints(experiment), server_fingerprints(experiment, recipe)
 
 
@@ -49,13 +55,13 @@ def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> No
 
 
 def _refuse(folder: Path, differs: str) -> None:
-    """Raise the UserError for other data, if they differ."""
+    """Raises the UserError for other data, if they differ."""
     if differs:
         raise UserError(f"{folder} holds a run on other data ({differs}); {ELSEWHERE}")
 
 
 def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:
-    """UserError when the folder holds a run with other settings, other data or another file of initial weights.
+    """Raises UserError when the folder holds a run with other settings, other data or another file of initial weights.
 
     A run of fewer rounds is no other run where it can go on.
     """
@@ -68,7 +74,8 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
     elif changed:
         raise UserError(f"{folder} holds a run with other settings ({', '.join(changed[:5])}); {ELSEWHERE}")
     recorded = read_environment(folder)
-    if parts := differing_parts(recorded.get("recipe", {}), values_of(recipe)):
+    parts = differing_parts(recorded.get("recipe", {}), values_of(recipe))
+    if parts:
         raise UserError(
             f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(parts[:5])}; {ELSEWHERE}"
         )
@@ -87,7 +94,7 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
 
 
 def changed_settings(then: Experiment, now: Experiment) -> list[str]:
-    """The settings that differ between a recorded experiment and the one that is asked for, and change its numbers."""
+    """Returns the settings that differ between a recorded experiment and the one asked for, and change its numbers."""
     changed = differing_keys(then.model_dump(), now.model_dump())
     if of_home(then.model.weights).resolve() == of_home(now.model.weights).resolve():
         # The runtime flower names the file by its whole path.
@@ -103,24 +110,32 @@ def _changes_numbers(key: str) -> bool:
 
 
 def too_late(finished: Iterable[tuple[Path, Experiment]]) -> str:
-    """What to say when finished runs, each with the experiment that is asked for, lack records of it; mostly empty."""
-    lacking = {}
+    """Returns what to say when finished runs lack records that their experiments ask for; mostly an empty text.
+
+    finished: (folder, the experiment that is asked for) of each run
+    """
+    lacking: dict[Path, list[str]] = {}
     for folder, asked in finished:
         changed = differing_keys(read_settings(folder).model_dump(), asked.model_dump())
-        if late := [key for key in RECORDS if key in changed]:
+        late = [key for key in RECORDS if key in changed]
+        if late:
             lacking[folder] = late
     if not lacking:
         return ""
-    keys, first = dict.fromkeys(key for late in lacking.values() for key in late), next(iter(lacking))
-    folders = f"the folder {first}" if len(lacking) == 1 else f"{len(lacking)} folders, of which {first} is the first"
+    keys = dict.fromkeys(key for late in lacking.values() for key in late)
+    first = next(iter(lacking))
+    folders = f"the folder {first}"
+    if len(lacking) > 1:
+        folders = f"{len(lacking)} folders, of which {first} is the first"
     return f"{', '.join(keys)} changed too late for what it records; choose another --output, or remove {folders}"
 
 
 def differing_keys(a: object, b: object, prefix: str = "") -> list[str]:
-    """Dotted names of the values in which two settings tables differ."""
-    if not (isinstance(a, dict) and isinstance(b, dict)):
+    """Returns the dotted names of the values in which two settings tables differ."""
+    if not isinstance(a, dict) or not isinstance(b, dict):
         return [] if a == b else [prefix]
     names: list[str] = []
     for key in sorted(a.keys() | b.keys()):
-        names += differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
+        name = f"{prefix}.{key}" if prefix else key
+        names += differing_keys(a.get(key), b.get(key), name)
     return names

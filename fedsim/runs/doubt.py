@@ -48,11 +48,12 @@ def refuse_doubt(experiment: Experiment, recipe: Recipe, bench: Benchmark) -> No
 
 
 def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable:
-    """What is recorded of the doubt of the model in `best.safetensors`; empty where no client could answer.
+    """Returns what is recorded of the doubt of the model in `best.safetensors`; empty where no client could answer.
 
     round: the last round, as whose further phase the clients are asked
     """
-    file, alpha = folder / "best.safetensors", server.experiment.run.doubt
+    file = folder / "best.safetensors"
+    alpha = server.experiment.run.doubt
     if not file.is_file():
         logger.warning("run.doubt: no round was selected, so that nothing is fitted")
         return {}
@@ -60,12 +61,18 @@ def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable
     server.exchange.begin(round)
 
     def slopes_at(temperatures: np.ndarray) -> np.ndarray:
+        """Returns the slopes of the validation loss at these temperatures, summed over the clients."""
         replies = sums_of_sources(server, grid, model, {"temperatures": temperatures.tolist()})
-        return sum((sums["slopes"] for sums, _ in replies.values()), np.zeros(len(temperatures)))
+        slopes = np.zeros(len(temperatures))
+        for sums, _ in replies.values():
+            slopes = slopes + sums["slopes"]
+        return slopes
 
     temperature = fit_temperature(slopes_at)
     replies = sums_of_sources(server, grid, model, {"temperature": temperature})
-    counts = sum((sums["counts"] for sums, _ in replies.values()), np.zeros(BINS, np.int64))
+    counts = np.zeros(BINS, np.int64)
+    for sums, _ in replies.values():
+        counts = counts + sums["counts"]
     if not counts.sum():
         logger.warning("run.doubt: no client answered, so that nothing is fitted")
         return {}
@@ -75,12 +82,17 @@ def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable
 
 
 def doubt_columns(folder: Path, round: int | None) -> Row:
-    """The columns of summary.csv about the doubt of `best.safetensors` on the unseen domain; empty without predictions.
+    """Returns the columns of summary.csv about the doubt of `best.safetensors` on the unseen domain.
+
+    They are empty without predictions.
 
     round: that of best_validation
     """
     doubt = read_doubt(folder)
-    if doubt is None or round is None or not predictions_file(folder, round).is_file():
+    if doubt is None or round is None:
         return {}
-    content = predictions_in(predictions_file(folder, round)), doubt
+    file = predictions_file(folder, round)
+    if not file.is_file():
+        return {}
+    content = predictions_in(file), doubt
     return {f"target_{name}": measure(content) for name, measure in DOUBTS.items()}

@@ -17,9 +17,12 @@ WEIGHTS_KEY = "weights"  # likewise
 
 
 def frozen_content(
-    state: Mapping[str, torch.Tensor], places: Mapping[str, str], weights: str = "none", classes: Sequence[str] = ()
+    state: Mapping[str, torch.Tensor],
+    places: Mapping[str, str],
+    weights: str = "none",
+    classes: Sequence[str] = (),
 ) -> str:
-    """Hash of the names and values of the entries that every machine builds itself; "" without any.
+    """Returns the hash of the names and values of the entries that every machine builds itself; "" without any.
 
     They are the frozen ones and, with weights of a file or a publisher, the personal ones, which begin with them on
     each client. Machines whose hashes differ compute different features, although all tensors that travel fit. What a
@@ -29,37 +32,41 @@ def frozen_content(
     classes: the names that a head of texts reads; they are compared too, and so is a backbone that comes with its text
     encoder from a file or a publisher
     """
-    read = weights != "none"
-    built = ("frozen", "local", "upload") if read else ("frozen",)
-    names = sorted(
-        name for name, place in places.items() if place in built or (read and classes and name.startswith("backbone."))
-    )
-    parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
-    parts += [(name.encode(), b"") for name in classes]
-    return content_hash(*(part for pair in parts for part in pair)) if parts else ""
+    are_read = weights != "none"
+    built = ("frozen", "local", "upload") if are_read else ("frozen",)
+    has_texts = are_read and bool(classes)
+    parts: list[bytes] = []
+    for name, place in sorted(places.items()):
+        if place not in built and not (has_texts and name.startswith("backbone.")):
+            continue
+        values = state[name].detach().cpu().contiguous().numpy()
+        parts += [name.encode(), values.tobytes()]
+    for name in classes:
+        parts += [name.encode(), b""]
+    return content_hash(*parts) if parts else ""
 
 
 def frozen_record(net: Net) -> dict[str, str]:
-    """What environment.json says about the frozen tensors of a run's initial network; empty without any."""
+    """Returns what environment.json says about the frozen tensors of a run's initial network; empty without any."""
     content = frozen_content(net.state_dict(), dict.fromkeys(net.frozen, "frozen"))
     return {KEY: content} if content else {}
 
 
 def refuse_other_frozen(folder: Path, record: Mapping[str, str], weights: str) -> None:
-    """UserError when the run in a folder had other frozen tensors than its initial network has now.
+    """Raises UserError when the run in a folder had other frozen tensors than its initial network has now.
 
     record: the `frozen_record` of the network. weights: the setting model.weights
     """
-    if read_environment(folder).get(KEY) != record.get(KEY):
-        reason = (
-            "this version of PyTorch makes others of the seed; take the versions in its environment.json"
-            if weights == "none"
-            else f"model.weights = {weights!r} gives others now; put back the weights with which it began"
-        )
-        raise UserError(f"{folder} holds a run with other frozen weights: {reason}")
+    if read_environment(folder).get(KEY) == record.get(KEY):
+        return
+    if weights == "none":
+        reason = "this version of PyTorch makes others of the seed; take the versions in its environment.json"
+    else:
+        reason = f"model.weights = {weights!r} gives others now; put back the weights with which it began"
+    raise UserError(f"{folder} holds a run with other frozen weights: {reason}")
 
 
 def weights_record(weights: str) -> dict[str, str]:
-    """What environment.json says about the file of `model.weights`; empty where it names no file on this machine."""
+    """Returns what environment.json says about the file of `model.weights`; empty where it names no file here."""
     file = weights_file(weights)
     return {WEIGHTS_KEY: content_hash(file.read_bytes())} if file else {}

@@ -16,23 +16,29 @@ FOLDER = "inference"
 
 
 def keep_entries(folder: Path, which: str, bank: str, entries: Entries) -> None:
-    """Write the entries of the rule's bank, by client, for the model `which` that a run's folder has; nothing without
-    a bank."""
-    if bank:
-        tensors = {
-            json.dumps([client, name]): array for client, arrays in entries.items() for name, array in arrays.items()
-        }
-        note = note_of(folder / f"{which}.safetensors")
-        assert note is not None  # the run has just written the model
-        write_arrays(folder / FOLDER / f"{which}.safetensors", tensors, metadata_of(note.round, note.origins))
+    """Writes the entries of the rule's bank, by client, for the model `which` that a run's folder has.
+
+    Nothing is written without a bank.
+    """
+    if not bank:
+        return
+    tensors = {}
+    for client, arrays in entries.items():
+        for name, array in arrays.items():
+            tensors[json.dumps([client, name])] = array
+    note = note_of(folder / f"{which}.safetensors")
+    assert note is not None  # the run has just written the model
+    file = folder / FOLDER / f"{which}.safetensors"
+    write_arrays(file, tensors, metadata_of(note.round, note.origins))
 
 
 def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
-    """The entries in the order of the clients' names, in which the run's evaluation had them; None without the file.
+    """Returns the entries in the order of the clients' names, as the run's evaluation had them; None without the file.
 
     Raises UserError when they are of another round than the model.
     """
-    file, model = folder / FOLDER / f"{which}.safetensors", folder / f"{which}.safetensors"
+    model = folder / f"{which}.safetensors"
+    file = folder / FOLDER / model.name
     if not file.is_file():
         return None
     if round_of(file) != round_of(model):
@@ -48,7 +54,7 @@ def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
 
 
 def take_over_best(folder: Path, waiting: Path, saved: int) -> None:
-    """Move the best model that waits in a checkpoint's folder into the run's folder, with its entries.
+    """Moves the best model that waits in a checkpoint's folder into the run's folder, with its entries.
 
     It is of a round after the checkpoint before. When it is of a round after `saved` too, the run was killed; the round
     will be repeated and the model is removed.

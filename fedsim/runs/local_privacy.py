@@ -22,10 +22,10 @@ EXAMPLE = 'NODE_CONFIG="dp-clip=0.5 dp-epsilon=1.0" in site.env'
 
 
 def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
-    """(clip, epsilon, delta) that a site has set for itself in its node config; None when it has set nothing.
+    """Returns (clip, epsilon, delta) that a site has set for itself in its node config; None when it has set nothing.
 
-    UserError for whatever could have been meant as such a setting and is not one: a site that believes in its noise
-    must never train without it.
+    Raises UserError for whatever could have been meant as such a setting and is not one: a site that believes in its
+    noise must never train without it.
     """
     for key in node:
         if key not in OWN and key not in OTHERS and _resembles(key):
@@ -33,26 +33,32 @@ def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
     given = [key for key in OWN if key in node]
     if not given:
         return None
-    if lacking := [key for key in OWN[:2] if key not in node]:
+    lacking = [key for key in OWN[:2] if key not in node]
+    if lacking:
         raise UserError(f"this site sets {given[0]} without {lacking[0]}, and both are needed: {EXAMPLE}")
     for key in given:
         value = node[key]
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value <= 0 or (key == "dp-delta" and value >= 1):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value <= 0 or (key == "dp-delta" and value >= 1):
             range_of_value = "between 0 and 1" if key == "dp-delta" else "a finite number above 0"
             raise UserError(f"this site's {key} must be {range_of_value}, not {value!r}: {EXAMPLE}")
-    return float(node["dp-clip"]), float(node["dp-epsilon"]), float(node.get("dp-delta", OWN_DELTA))
+    clip = float(node["dp-clip"])
+    epsilon = float(node["dp-epsilon"])
+    delta = float(node.get("dp-delta", OWN_DELTA))
+    return clip, epsilon, delta
 
 
 def _resembles(key: str) -> bool:
     """Whether a key may be a misspelled one of OWN: `dp_clip`, `DP-CLIP`, `epsilon`."""
-    plain = re.sub("[^a-z]", "", key.lower())
+    letters = re.sub("[^a-z]", "", key.lower())
+    if letters.startswith("dp"):
+        return True
     settings = [re.sub("[^a-z]", "", setting) for setting in OWN]
-    return plain.startswith("dp") or bool(difflib.get_close_matches(plain, [*settings, "clip", "epsilon"], 1, 0.75))
+    return bool(difflib.get_close_matches(letters, [*settings, "clip", "epsilon"], 1, 0.75))
 
 
 def perturbed(content: RecordDict, message: Message, context: Context, train: TrainSettings) -> RecordDict:
-    """The content of a training reply, its update clipped and with noise added; unchanged without `dp-clip`.
+    """Returns the content of a training reply, its update clipped and with noise added; unchanged without `dp-clip`.
 
     delta = theta_k - theta ;  delta min(1, C / ||delta||_2) + N(0, sigma^2) ,  sigma = 2C sqrt(2 ln(1.25/d)) / epsilon
 

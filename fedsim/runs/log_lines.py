@@ -18,24 +18,30 @@ class LogLines:
     """One log line per round and per problem, to the standard output and into the run's `run.log`."""
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Log where the records are written."""
+        """Logs where the records are written."""
         self.basis = rule_title(DEFAULT_RULE, [experiment])
         logger.setLevel(logging.INFO)
+        form = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
         for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            handler.setFormatter(form)
             logger.addHandler(handler)
+        run = experiment.run
         logger.info(
             "%s on %s, target %s, seed %d: records in %s",
-            *(experiment.method_name, experiment.data.dataset, experiment.run.target, experiment.run.seed, folder),
+            experiment.method_name,
+            experiment.data.dataset,
+            run.target,
+            run.seed,
+            folder,
         )
-        threads = experiment.run.threads or "as many as there are cores"
+        threads = run.threads or "as many as there are cores"
         logger.info("CPU threads of each process: %s; cores free to this one: %d", threads, free_cores())
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Log the round, and the primary metric in validation and on the target."""
+        """Logs the round, and the primary metric in validation and on the target."""
         task = task_in(row)
-        shown = [f"{name} {task.text(value)}" for name, value in scores(row)]
-        logger.info("round %d: %s", row["round"], "  ".join(shown))
+        texts = [f"{name} {task.text(value)}" for name, value in scores(row)]
+        logger.info("round %d: %s", row["round"], "  ".join(texts))
 
     def on_end(self, summary: dict) -> None:
         """Logs the result of the run."""
@@ -47,5 +53,6 @@ class LogLines:
             logger.info("done: %s on %s (round %d, %s)", task.text(value), summary["target"], round, self.basis)
 
     def on_failure(self, error: BaseException) -> None:
-        """Log why the run stopped."""
-        logger.error("stopped: %s", error if isinstance(error, Exception) else "from outside")  # a signal
+        """Logs why the run stopped."""
+        reason = error if isinstance(error, Exception) else "from outside"  # by a signal
+        logger.error("stopped: %s", reason)

@@ -21,7 +21,7 @@ from strategies.share.everything import Everything
 
 
 def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
-    """What the settings and the data set say."""
+    """Returns what the settings and the data set say."""
     return {
         Trait.MASKS: TASKS[bench.task].maps,
         Trait.IMAGES: bench.images,
@@ -35,7 +35,10 @@ def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
 
 
 def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float) -> Facts:
-    """What the network and the sites say. examples: training images by client; tested: images of the unseen domain."""
+    """Returns what the network and the sites say.
+
+    examples: training images by client. tested: images of the unseen domain
+    """
     return {
         Trait.STEM: bool(batch_norm_paths(net, ())),
         Size.CLIENT_IMAGES: max(examples, default=0),
@@ -45,40 +48,57 @@ def run_facts(net: Net, examples: Sequence[int], tested: int, adapt_share: float
 
 
 def no_effect_notes(experiment: Experiment, recipe: Recipe, row: Recipe, facts: Facts) -> list[str]:
-    """One line for each changed setting on which nothing depends in this run. row: the recipe of the method's row"""
+    """Returns a line for each changed setting on which nothing depends in this run.
+
+    row: the recipe of the method's row
+    """
     facts = {**facts, **method_facts(recipe)}
-    idle_settings = [(f"{section}.", name, needs) for section, name, needs in _idle_settings(experiment, facts)]
+    notes = []
+    for section, name, needs in _idle_settings(experiment, facts):
+        notes.append(_no_effect_note(f"{section}.", name, needs))
     usual_parts = {type(part): part for _, part in row.pairs}
     for part in dict.fromkeys(part for _, part in recipe.pairs):
         usual = usual_parts.get(type(part)) or make(type(part))
-        idle_settings += [(f"method.{part_name(part)}.", *idle) for idle in unmet(part, usual, facts).items()]
-    return [
-        f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}"
-        for prefix, name, needs in idle_settings
-    ]
+        prefix = f"method.{part_name(part)}."
+        for name, needs in unmet(part, usual, facts).items():
+            notes.append(_no_effect_note(prefix, name, needs))
+    return notes
+
+
+def _no_effect_note(prefix: str, name: str, needs: tuple[Only, ...]) -> str:
+    """Returns the line on a setting without effect. prefix: the table of the setting, with a point behind it"""
+    return f"{prefix}{name} has no effect here, only with {in_words(needs, prefix)}"
 
 
 def share_notes(net: Net, share: Share) -> list[str]:
-    """A line where a share rule finds no tensor to keep from the others, e.g. FedBN on a network without batch norm."""
-    if isinstance(share, Everything) or share.partial or not {*share.place(net).values()} <= {"shared", "frozen"}:
+    """Returns a line where a share rule finds no tensor to keep, such as FedBN on a network without batch norm."""
+    if isinstance(share, Everything) or share.partial:
+        return []
+    keeps_some = not {*share.place(net).values()} <= {"shared", "frozen"}
+    if keeps_some:
         return []
     return [f"method.share has no effect here: {part_name(share)} finds nothing to keep back in this network, "
             "which is shared whole, as in FedAvg"]  # fmt: skip
 
 
 def refuse_no_effect(experiment: Experiment, bench: Benchmark) -> None:
-    """UserError for the first changed setting of a section that has no effect and whose field says `refused`.
+    """Raises UserError for the first changed setting of a section that has no effect and whose field says `refused`.
 
     Who sets an epsilon, for example, believes the run to be private. A grid over the other setting says itself where
     there is an effect.
     """
     for section, name, needs in _idle_settings(experiment, data_facts(experiment, bench)):
+        if not needs[0].refused:
+            continue
         others = [f"{section}.{other}=" for one in needs for other in one.others]
-        if needs[0].refused and not any(other in experiment.run.label for other in others):
-            raise UserError(f"{section}.{name} has an effect only with {in_words(needs, f'{section}.')}; leave it out")
+        if not any(other in experiment.run.label for other in others):
+            effect = in_words(needs, f"{section}.")
+            raise UserError(f"{section}.{name} has an effect only with {effect}; leave it out")
 
 
 def _idle_settings(experiment: Experiment, facts: Facts) -> Iterator[tuple[str, str, tuple[Only, ...]]]:
+    """Yields (section, setting, what it needs) of each changed setting without effect."""
     for section, kind in SECTIONS.items():
-        for name, needs in unmet(getattr(experiment, section), kind(), facts).items():
+        settings = getattr(experiment, section)
+        for name, needs in unmet(settings, kind(), facts).items():
             yield section, name, needs

@@ -36,7 +36,7 @@ def data_notes(
     target: str,
     tested: Sequence[int],
 ) -> list[str]:
-    """Own splits that are joined, more images than are published, and tested classes that no client trains.
+    """Returns notes on splits that are joined, more images than are published, and classes that no client trains.
 
     images: by domain or client. sources: training images of every client by class, empty for one that has not
     answered. tested: tested images of the unseen domain by class.
@@ -57,27 +57,28 @@ def data_notes(
             notes.append(f"{domain} has {count:,} images, and {bench.title} was published with {published:,}; "
                          "results do not compare with published ones if the others are copies")  # fmt: skip
     if TASKS[bench.task].has_classes and all(sources) and len(tested):
-        unseen = untrained_classes(bench.classes, sources, tested)
-        if unseen:
-            notes.append(f"no client has training images of {', '.join(unseen)}, which {target} is tested on; "
+        untrained = untrained_classes(bench.classes, sources, tested)
+        if untrained:
+            notes.append(f"no client has training images of {', '.join(untrained)}, which {target} is tested on; "
                          "if classes are spelled in two ways, make them equal")  # fmt: skip
     return notes
 
 
 def untrained_classes(classes: Sequence[str], sources: Sequence[Sequence[int]], tested: Sequence[int]) -> list[str]:
-    """The classes that the unseen domain is tested on and of which no client has training images."""
+    """Returns the classes that the unseen domain is tested on and of which no client has training images."""
     trained = [sum(column) for column in zip(*sources)]
     return [name for name, images, tests in zip(classes, trained, tested) if tests and not images]
 
 
 def comparison_notes(plan: Plan) -> list[str]:
-    """A line for each part that compares clients or domains, where there are too few of them to compare."""
+    """Returns a line for each part that compares clients or domains, where there are too few of them to compare."""
     return few_client_notes(plan) + one_domain_notes(plan)
 
 
 def few_client_notes(plan: Plan) -> list[str]:
-    """A line for each part that compares the clients of a round, where fewer than three of them train."""
-    count = min(plan.experiment.train.clients_per_round or len(plan.clients), len(plan.clients))
+    """Returns a line for each part that compares the clients of a round, where fewer than three of them train."""
+    drawn = plan.experiment.train.clients_per_round or len(plan.clients)
+    count = min(drawn, len(plan.clients))
     if count >= LEAST_CLIENTS:
         return []
     clients = "1 client trains" if count == 1 else f"{count} clients train"
@@ -86,7 +87,7 @@ def few_client_notes(plan: Plan) -> list[str]:
 
 
 def one_domain_notes(plan: Plan) -> list[str]:
-    """A line for each part that compares the domains of one client, where every client has one."""
+    """Returns a line for each part that compares the domains of one client, where every client has one."""
     if plan.recipe.pooled or domains_of_client(plan) > 1:
         return []
     advice = f"set data.mix, or train deepall+{plan.experiment.method_name} on pooled data"
@@ -99,7 +100,7 @@ def one_domain_notes(plan: Plan) -> list[str]:
 
 
 def domains_of_client(plan: Plan) -> int:
-    """The number of domains of which a client has examples, where data are not pooled.
+    """Returns the number of domains of which a client has examples, where data are not pooled.
 
     With fewer clients than domains (`data.clients`) clients differ, and 2 stands for several.
     """
@@ -113,17 +114,22 @@ def domains_of_client(plan: Plan) -> int:
 
 
 def weight_notes(experiment: Experiment, bench: Benchmark) -> list[str]:
-    """A line where images are normalized by other numbers than those of the pretrained weights' training."""
+    """Returns a line where images are normalized by other numbers than those of the pretrained weights' training."""
     model, data = experiment.model, experiment.data
-    if not bench.images or bench.channels != 3 or model.weights == "none" or weights_file(model.weights):
+    if not bench.images or bench.channels != 3:
+        return []
+    if model.weights == "none" or weights_file(model.weights):
         return []
     statistics = weight_statistics(model)
     if statistics is None:
         return []
     normalize = make_transforms(data, bench.channels, statistics).normalize
-    if (tuple(normalize.mean), tuple(normalize.std)) == (tuple(statistics.mean), tuple(statistics.std)):
+    has_mean = tuple(normalize.mean) == tuple(statistics.mean)
+    has_std = tuple(normalize.std) == tuple(statistics.std)
+    if has_mean and has_std:
         return []
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (statistics.mean, statistics.std))
+    mean = ", ".join(f"{value:g}" for value in statistics.mean)
+    std = ", ".join(f"{value:g}" for value in statistics.std)
     return [
         f"the weights of {model.backbone} were trained on images with the mean {mean} and the deviation {std}, and "
         f"data.normalize = {data.normalize!r} does not take these; data.normalize = 'weights' does"
@@ -131,21 +137,22 @@ def weight_notes(experiment: Experiment, bench: Benchmark) -> list[str]:
 
 
 def code_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Sites whose code from outside of fedsim is not the server's; they may train by another formula.
+    """Returns a line for each site whose code from outside of fedsim is not the server's; it may train otherwise.
 
     server: the server's versions of the packages from outside. sites: the versions that each site reported.
     """
     notes = []
     for client, versions in sites.items():
         for package, version in server.items():
-            if (other := versions.get(package, version)) != version:
+            other = versions.get(package, version)
+            if other != version:
                 notes.append(f"the site of {client} has {package} {other}, the server {version}; its results may be "
                              "another method's")  # fmt: skip
     return notes
 
 
 def version_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """One line for each package of fedsim's own whose version differs between the server and some sites.
+    """Returns a line for each package of fedsim's own whose version differs between the server and some sites.
 
     server: the server's versions by package. sites: the versions that each site reported.
     """
@@ -153,7 +160,8 @@ def version_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, st
     for package, here in server.items():
         others: dict[str, list[str]] = {}
         for client, versions in sites.items():
-            if (there := versions.get(package, here)) != here:
+            there = versions.get(package, here)
+            if there != here:
                 others.setdefault(there, []).append(client)
         if others:
             places = [f"{here} on the server"]
@@ -166,7 +174,9 @@ def version_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, st
 
 
 def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | None:
-    """(before the first round, in one round) over all clients; None where it depends on what other clients will send.
+    """Returns the work (before the first round, in one round) of all clients together.
+
+    It is None where the work depends on what other clients will send.
 
     counts: the training images of every client. Where some clients are drawn, a round has their average share.
     """
@@ -181,37 +191,55 @@ def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | N
 
 
 def budget_notes(plan: Plan, counts: Sequence[int]) -> list[str]:
-    """One line where a run trains on more or fewer images than FedAvg would, or takes more or fewer steps."""
+    """Returns a line where a run trains on more or fewer images than FedAvg would, or takes more or fewer steps."""
     train, name = plan.experiment.train, plan.experiment.method_name
-    work = None if plan.recipe.pooled or train.budget != "paper" or not all(counts) else planned_work(plan, counts)
+    if plan.recipe.pooled or train.budget != "paper" or not all(counts):
+        return []
+    work = planned_work(plan, counts)
     if work is None:
         return []
     before, each = work
     plain = _sum(fedavg_amount(count, train) for count in counts)
     share = _drawn(plan, counts) * train.rounds
-    ratios = [(a + train.rounds * b) / (share * c) for a, b, c in zip(before, each, plain, strict=True)]
-    if all(1 <= (1 + BUDGET_TOLERANCE) * ratio <= (1 + BUDGET_TOLERANCE) ** 2 for ratio in ratios):
+    of_images = (before.images + train.rounds * each.images) / (share * plain.images)
+    of_steps = (before.steps + train.rounds * each.steps) / (share * plain.steps)
+    if _is_usual(of_images) and _is_usual(of_steps):
         return []
-    first = f", {before.steps:,.0f} of its {before.steps + train.rounds * each.steps:,.0f} steps before round 1"
+    first = ""
+    if before.steps:
+        steps = before.steps + train.rounds * each.steps
+        first = f", {before.steps:,.0f} of its {steps:,.0f} steps before round 1"
     return [
-        f"{name} trains on {times(ratios[0])} times the images of FedAvg and takes {times(ratios[1])} times its steps"
-        f"{first if before.steps else ''}; train.budget = 'images' gives every method FedAvg's number of images"
+        f"{name} trains on {times(of_images)} times the images of FedAvg and takes {times(of_steps)} times its steps"
+        f"{first}; train.budget = 'images' gives every method FedAvg's number of images"
     ]
 
 
+def _is_usual(ratio: float) -> bool:
+    """Whether a run's work is that of FedAvg, by the ratio of the two."""
+    return 1 <= (1 + BUDGET_TOLERANCE) * ratio <= (1 + BUDGET_TOLERANCE) ** 2
+
+
 def _drawn(plan: Plan, counts: Sequence[int]) -> float:
-    return min(plan.experiment.train.clients_per_round or len(counts), len(counts)) / len(counts)
+    """Returns the share of the clients that train in a round."""
+    clients = len(counts)
+    drawn = plan.experiment.train.clients_per_round or clients
+    return min(drawn, clients) / clients
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:
-    spent = list(amounts)
-    return Amount(sum(each.images for each in spent), sum(each.steps for each in spent))
+    """Returns the images and the steps of several amounts together."""
+    amounts = list(amounts)
+    images = sum(amount.images for amount in amounts)
+    steps = sum(amount.steps for amount in amounts)
+    return Amount(images, steps)
 
 
 def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
-    """What one client's parts plan for a round."""
+    """Returns what one client's parts plan for a round."""
     train = plan.experiment.train
     domains = np.resize(np.arange(domains_of_client(plan)), counts[client])  # a plan looks at their number
+    data = SimpleNamespace(examples=counts[client], held=[counts[client]], domains=domains)
     round_ = LocalRound(
         client=plan.clients[client],
         net=LATE,  # no plan looks at the network, or at what is stored
@@ -223,7 +251,8 @@ def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Am
         seed=0,
         device=torch.device("cpu"),
         store=ClientStore(None),
-        data=cast(LocalData, SimpleNamespace(examples=counts[client], held=[counts[client]], domains=domains)),
+        data=cast(LocalData, data),
         clients=plan.clients,
     )
-    return Amount.of(local_plan(plan.recipe, round_, counts, plan.sources)[1])
+    _, batches = local_plan(plan.recipe, round_, counts, plan.sources)
+    return Amount.of(batches)

@@ -49,13 +49,17 @@ class ModelNote(BaseModel):
 
 
 def metadata_of(number: int, origins: Sequence[Origin], **more: str) -> dict[str, str]:
-    """The metadata of a model file. number: the round of the model. more: further texts, such as its client."""
-    note: JsonTable = {**ModelNote(round=number, origins=list(origins)).model_dump(), **more}
-    return {ENTRY: json.dumps(note, sort_keys=True)}
+    """Returns the metadata of a model file.
+
+    number: the round of the model. more: further texts, such as its client
+    """
+    note = ModelNote(round=number, origins=list(origins))
+    table: JsonTable = {**note.model_dump(), **more}
+    return {ENTRY: json.dumps(table, sort_keys=True)}
 
 
 def note_of(file: Path) -> ModelNote | None:
-    """What the metadata of a file of tensors say; None for a file that no run has written.
+    """Returns what the metadata of a file of tensors say; None for a file that no run has written.
 
     Raises UserError for a file that is damaged, and for an entry that is not what a run writes.
     """
@@ -70,7 +74,7 @@ def note_of(file: Path) -> ModelNote | None:
 
 
 def round_of(file: Path) -> int:
-    """The round of the model in a file that a run has written."""
+    """Returns the round of the model in a file that a run has written; raises UserError for another file."""
     note = note_of(file)
     if note is None:
         raise UserError(f"{file} says no round; another program has written it")
@@ -78,12 +82,13 @@ def round_of(file: Path) -> int:
 
 
 def own_origin(experiment: Experiment, data: Fingerprints) -> Origin:
-    """The origin that this run writes. data: the fingerprints of its domains, or of its clients"""
-    return Origin(target=experiment.run.target, domains={name: dict(table) for name, table in data.items()})
+    """Returns the origin that this run writes. data: the fingerprints of its domains, or of its clients"""
+    domains = {name: dict(table) for name, table in data.items()}
+    return Origin(target=experiment.run.target, domains=domains)
 
 
 def weight_files(experiment: Experiment, recipe: Recipe) -> Iterator[tuple[str, Path]]:
-    """(setting, file) of all files of weights with which a run begins, those of parts too."""
+    """Yields (setting, file) of all files of weights with which a run begins, those of parts too."""
     settings = {"model.weights": experiment.model.weights}
     for _, part in recipe.pairs:
         for name in part.__dataclass_fields__:
@@ -97,17 +102,19 @@ def weight_files(experiment: Experiment, recipe: Recipe) -> Iterator[tuple[str, 
 
 
 def origins_of(file: Path) -> list[Origin]:
-    """The runs that trained the weights in a file: those of its metadata, otherwise that of the folder beside it."""
+    """Returns the runs that trained the weights in a file: those of its metadata, otherwise that of its folder."""
     note = note_of(file) if file.suffix == ".safetensors" else None
     if note is not None and note.origins:
         return note.origins
-    if not (file.parent / "experiment.toml").is_file():
+    folder = file.parent
+    if not (folder / "experiment.toml").is_file():
         return []
-    return [own_origin(read_settings(file.parent), read_environment(file.parent).get("data", {}))]
+    data = read_environment(folder).get("data", {})
+    return [own_origin(read_settings(folder), data)]
 
 
 def earlier_origins(experiment: Experiment, recipe: Recipe) -> list[Origin]:
-    """The origins of all weights with which a run begins."""
+    """Returns the origins of all weights with which a run begins."""
     origins: list[Origin] = []
     for _, file in weight_files(experiment, recipe):
         origins += [origin for origin in origins_of(file) if origin not in origins]
@@ -115,7 +122,7 @@ def earlier_origins(experiment: Experiment, recipe: Recipe) -> list[Origin]:
 
 
 def refuse_seen(experiment: Experiment, recipe: Recipe, data: Fingerprints) -> None:
-    """UserError when weights with which a run begins were trained on its unseen domain, or selected by it.
+    """Raises UserError when weights with which a run begins were trained on its unseen domain, or selected by it.
 
     data: the fingerprints of the domains that this process can read. The images decide where both are known, under
     whatever name; otherwise the name does, because the sites of a deployment have their own images.
@@ -123,7 +130,8 @@ def refuse_seen(experiment: Experiment, recipe: Recipe, data: Fingerprints) -> N
     target = experiment.run.target
     for setting, file in weight_files(experiment, recipe):
         for origin in origins_of(file):
-            if name := seen_as(origin, target, data.get(target)):
+            name = seen_as(origin, target, data.get(target))
+            if name:
                 raise UserError(
                     f"{setting}: {file} is of a run that trained on {name!r}, which would be unseen here; take the "
                     f"model of a run whose unseen domain is {target!r}, or other weights"
@@ -131,7 +139,7 @@ def refuse_seen(experiment: Experiment, recipe: Recipe, data: Fingerprints) -> N
 
 
 def seen_as(origin: Origin, target: str, unseen: Mapping[str, str | int] | None) -> str:
-    """The name under which a run trained on the unseen domain; empty when it did not.
+    """Returns the name under which a run trained on the unseen domain; empty when it did not.
 
     unseen: the fingerprint of the unseen domain; None where it is not known. Under another name only images without
     names and paths are compared: the contents of some data sets are hashes of what all of their domains are made of.
@@ -140,10 +148,12 @@ def seen_as(origin: Origin, target: str, unseen: Mapping[str, str | int] | None)
         domain = domain_of(name)
         if domain == origin.target:
             continue
-        is_same = domain == target
+        has_name = domain == target
         if unseen:
-            compared = IDENTITY if domain == target else IDENTITY[-1:]
-            is_same = any(key in fingerprint and fingerprint[key] == unseen.get(key) for key in compared)
+            hashes = IDENTITY if has_name else IDENTITY[-1:]
+            is_same = any(key in fingerprint and fingerprint[key] == unseen.get(key) for key in hashes)
+        else:
+            is_same = has_name
         if is_same:
             return domain
     return ""

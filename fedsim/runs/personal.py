@@ -15,13 +15,16 @@ KEPT = "personal"  # store entry of the tensors that the share rule keeps on a c
 
 
 def personal_entries(recipe: Recipe, places: Mapping[str, str]) -> list[str]:
-    """The store entries of a client's own model: what the share rule keeps, then the models of parts."""
-    entries = [KEPT] if {"upload", "local"} & set(places.values()) else []
-    return entries + [part.personal for part in recipe.client_parts() if part.personal]
+    """Returns the store entries of a client's own model: what the share rule keeps, then the models of parts."""
+    entries = []
+    if {"upload", "local"} & set(places.values()):
+        entries.append(KEPT)
+    entries += [part.personal for part in recipe.client_parts() if part.personal]
+    return entries
 
 
 def check_personal(experiment: Experiment, recipe: Recipe, places: Mapping[str, str]) -> None:
-    """UserError when personal models are asked for and the method has none."""
+    """Raises UserError when personal models are asked for and the method has none."""
     if experiment.run.keep_personal and not personal_entries(recipe, places):
         raise UserError(
             f"run.keep_personal is set, but all tensors of {experiment.method_name!r} are shared; remove the setting"
@@ -47,13 +50,13 @@ def write_personal(
     for client in clients:
         state = client_folder(str(folder / "state"), client)
         assert state is not None  # of a run with a folder
-        entries_of_client = [
-            entry for name in entries if (entry := newest_entry(state, name, stored.get(client, -1))) is not None
-        ]
-        if not entries_of_client:
-            continue
-        model = dict(arrays)
-        for entry in entries_of_client:
-            model |= {name: tensor.numpy() for name, tensor in entry.items()}
-        file = folder / f"personal-{client.replace('/', '-')}.safetensors"
-        write_arrays(file, model, metadata(client))
+        personal: dict[str, np.ndarray] = {}
+        has_entries = False
+        for name in entries:
+            entry = newest_entry(state, name, stored.get(client, -1))
+            if entry is not None:
+                has_entries = True
+                personal |= {tensor_name: tensor.numpy() for tensor_name, tensor in entry.items()}
+        if has_entries:
+            file = folder / f"personal-{client.replace('/', '-')}.safetensors"
+            write_arrays(file, {**arrays, **personal}, metadata(client))

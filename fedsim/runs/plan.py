@@ -1,5 +1,7 @@
-"""The resolved settings of a run, made once per process and passed on: experiment, recipe, data set, clients,
-folder."""
+"""The resolved settings of a run, made once per process and passed on.
+
+They are its experiment, recipe, data set, clients and folder.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -58,20 +60,24 @@ class Plan:
     @cached_property
     def folder(self) -> Path:
         """Folder of the run's records."""
-        return folder_of(self.experiment, "@".join(filter(None, (self.experiment.method_name, self.changes))))
+        method = self.experiment.method_name
+        if self.changes:
+            method += f"@{self.changes}"
+        return folder_of(self.experiment, method)
 
     @property
     def sources(self) -> int:
         """The number of clients that hold source data; for a pooled run, the clients that were pooled."""
-        run = self.experiment.run
-        return len(client_names(self.experiment.data, run.target, self.data) if self.recipe.pooled else self.clients)
+        if not self.recipe.pooled:
+            return len(self.clients)
+        return len(client_names(self.experiment.data, self.experiment.run.target, self.data))
 
     def build_net(self) -> Net:
-        """A new network of this run with its initial weights, which the run's seed determines."""
+        """Returns a new network of this run with its initial weights, which the run's seed determines."""
         return build_net(self.experiment, self.recipe, self.data)
 
     def refuse_misfits(self) -> None:
-        """Raise the UserError of `build_net` for parts that the network cannot have; weights are not read or made."""
+        """Raises the UserError of `build_net` for parts that the network cannot have; weights are not read or made."""
         bare = replace(self, experiment=self.experiment.replace(model={"weights": "none"}))
         try:
             with torch.device("meta"):  # tensors with a shape and without numbers
@@ -83,7 +89,9 @@ class Plan:
 
 
 def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | None = None) -> Plan:
-    """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit.
+    """Returns the plan of an experiment.
+
+    Raises UserError for an unknown target, data set or method, and for parts that do not fit.
 
     `recorded`: the experiment is that of an existing run, which is only read. Such a run may have settings that are
     refused for a new one. `bench`: the facts of its data set, which are then not read from disk.
@@ -94,10 +102,13 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
         find_augmentation(experiment.data.augment)
         if TASKS[bench.task].maps:
             check_joint(experiment.data.augment)
-        if reason := next(_excluded(experiment), ""):
+        reason = next(_excluded(experiment), "")
+        if reason:
             raise UserError(reason)
         refuse_unknown_domains(experiment, bench)
-    experiment = _with_threads(_with_target(_with_size(experiment), bench, recorded))
+    experiment = _with_size(experiment)
+    experiment = _with_target(experiment, bench, recorded)
+    experiment = _with_threads(experiment)
     recipe = build_recipe(experiment, recorded)
     if not recorded:
         check_loss(experiment.train, recipe, bench)
@@ -106,7 +117,10 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
                             f"{bench.task} has none of; set it to primary or loss")  # fmt: skip
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
-    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, bench))
+    if recipe.pooled:
+        clients: tuple[str, ...] = (POOLED,)
+    else:
+        clients = tuple(client_names(experiment.data, experiment.run.target, bench))
     if not recorded:
         refuse_attackers(experiment, recipe, bench, clients)
         refuse_unknown(experiment.train, clients)
@@ -116,8 +130,9 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
 
 
 def _excluded(experiment: Experiment) -> Iterator[str]:
-    """Which settings of a new run exclude each other."""
+    """Yields a line for each pair of settings of a new run that exclude each other."""
     data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
+    has_group = bool(data.group or data.columns.get("group"))
     if data.fraction < 1 and data.test_split == "list":
         yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
     if data.scale == "site" and (data.mix or data.clients or data.clients_per_domain > 1):
@@ -125,7 +140,7 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
             "data.scale = 'site' scales every domain by its own rows, which one client must hold; leave data.mix, "
             "data.clients and data.clients_per_domain at their defaults"
         )
-    if data.partition == "classes" and (data.mix or data.clients or data.group or data.columns.get("group")):
+    if data.partition == "classes" and (data.mix or data.clients or has_group):
         yield (
             "data.partition = 'classes' deals single images of a domain's own clients; leave data.mix, data.clients, "
             "data.group and data.columns.group out, or use 'dirichlet'"
@@ -154,7 +169,9 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
 def refuse_unknown_domains(experiment: Experiment, bench: Benchmark) -> None:
     """Raises UserError when the table `data.clients` names no domain of the data set."""
     clients = experiment.data.clients
-    for name in clients if isinstance(clients, dict) else ():
+    if not isinstance(clients, dict):
+        return
+    for name in clients:
         if name not in bench.domains:
             raise UserError(f"data.clients names {name!r}, which is no domain here; {nearest(name, bench.domains)}"
                             f"domains: {', '.join(bench.domains)}")  # fmt: skip
@@ -170,7 +187,7 @@ def refuse_unknown(train: TrainSettings, clients: Sequence[str]) -> None:
 
 
 def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
-    """UserError where a run would not train by what `train.class_weights`, `train.focal` and `train.huber` say."""
+    """Raises UserError where a run would not train by `train.class_weights`, `train.focal` and `train.huber`."""
     weights, task = train.class_weights, TASKS[bench.task]
     if train.huber and bench.task != REGRESSION.name:
         raise UserError(f"train.huber is the loss of a regression, and the task here is {bench.task}; leave it at 0")
@@ -179,14 +196,12 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
     if not weights and not train.focal:
         return
     if not task.has_classes:
-        what = (
-            "masks"
-            if task.maps
-            else f"targets of a {bench.task}"
-            if bench.task == REGRESSION.name
-            else "several labels"
-        )
-        raise UserError(f"train.class_weights and train.focal are for classes; {bench.title} has {what}")
+        targets = "several labels"
+        if task.maps:
+            targets = "masks"
+        elif bench.task == REGRESSION.name:
+            targets = f"targets of a {bench.task}"
+        raise UserError(f"train.class_weights and train.focal are for classes; {bench.title} has {targets}")
     if weights and (len(weights) != len(bench.classes) or not any(weights)):
         raise UserError(f"train.class_weights needs a number for each of the {len(bench.classes)} classes of "
                         f"{bench.title}, not all of them 0: {', '.join(bench.classes)}")  # fmt: skip
@@ -196,7 +211,7 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
 
 
 def _with_size(experiment: Experiment) -> Experiment:
-    """The experiment with the size of its images: that of the weights where the settings leave it open."""
+    """Returns the experiment with the size of its images: that of the weights where the settings leave it open."""
     if experiment.data.image_size:
         return experiment
     model = experiment.model
@@ -208,20 +223,22 @@ def _with_size(experiment: Experiment) -> Experiment:
 
 
 def _with_threads(experiment: Experiment) -> Experiment:
-    """The experiment with its number of threads filled in, because numbers depend on it. Sites choose their own."""
+    """Returns the experiment with its number of threads, because numbers depend on it. Sites choose their own."""
     run = experiment.run
     if run.threads or run.runtime == "deployment":
         return experiment
-    threads = max(int(run.cpus_per_worker), 1) if run.runtime in ("ray", "flower") else free_cores()
+    has_workers = run.runtime in ("ray", "flower")
+    threads = max(int(run.cpus_per_worker), 1) if has_workers else free_cores()
     return experiment.replace(run={"threads": threads})
 
 
 def complete(experiment: Experiment) -> Experiment:
-    """The experiment with its target filled in (the last domain by default) and checked."""
+    """Returns the experiment with its target filled in (the last domain by default) and checked."""
     return _with_target(experiment, benchmark(experiment.data))
 
 
 def _with_target(experiment: Experiment, bench: Benchmark, recorded: bool = False) -> Experiment:
+    """Returns the experiment with its unseen domain and its validation domain as the data set spells them."""
     domains = bench.domains
     target = resolve_domain(bench, experiment.run.target) if experiment.run.target else domains[-1]
     if len(domains) < 2:
@@ -234,7 +251,7 @@ def _with_target(experiment: Experiment, bench: Benchmark, recorded: bool = Fals
 
 
 def _validation_domain(experiment: Experiment, bench: Benchmark, target: str, recorded: bool) -> str:
-    """The domain that selects the round, as the data set spells it."""
+    """Returns the domain that selects the round, as the data set spells it; raises UserError for one that cannot."""
     domain = resolve_domain(bench, experiment.run.validation_domain)
     if domain == target:
         raise UserError(f"run.validation_domain: {domain!r} is the unseen domain, which may select nothing")
@@ -250,19 +267,21 @@ def _validation_domain(experiment: Experiment, bench: Benchmark, target: str, re
 
 
 def results_folder(experiment: Experiment) -> Path:
-    """Folder of all runs of an experiment."""
+    """Returns the folder of all runs of an experiment."""
     return Path(experiment.run.output) / experiment.name
 
 
 def run_folder(experiment: Experiment) -> Path:
-    """Folder of an experiment's records; UserError for a method that does not resolve."""
+    """Returns the folder of an experiment's records; raises UserError for a method that does not resolve."""
     return folder_of(experiment, method_label(experiment))
 
 
 def folder_of(experiment: Experiment, method: str) -> Path:
-    """outputs/<experiment>/<method>[@what the recipe changes in its row, and the label]/<target>/seed<k>"""
+    """Returns outputs/<experiment>/<method>[@what the recipe changes in its row, and the label]/<target>/seed<k>."""
     run = experiment.run
-    name, _, suffix = method.partition("@")
-    suffix = ",".join(filter(None, (suffix, run.label)))
+    name, _, changes = method.partition("@")
     name = name.replace(":", ".")  # of mymethods:moon; not every file system takes a colon
-    return results_folder(experiment) / (f"{name}@{suffix}" if suffix else name) / run.target / f"seed{run.seed}"
+    suffix = ",".join(filter(None, (changes, run.label)))
+    if suffix:
+        name += f"@{suffix}"
+    return results_folder(experiment) / name / run.target / f"seed{run.seed}"

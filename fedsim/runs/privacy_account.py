@@ -32,18 +32,19 @@ BEGUN = "begun"  # file in a run's checkpoint folder
 
 
 def begun_rounds(folder: Path) -> int:
-    """How often a round has begun in the run with this checkpoint folder, the prelude and repeated rounds included."""
+    """Returns how often a round has begun in the run with this checkpoint folder, with prelude and repeated rounds."""
     file = folder / BEGUN
     return int(file.read_text()) if file.is_file() else 0
 
 
 def begin_round(folder: Path) -> None:
-    """Count a round, before anything is asked of the clients."""
-    atomic_write(folder / BEGUN, str(begun_rounds(folder) + 1), durable=True)
+    """Counts a round, before anything is asked of the clients."""
+    count = begun_rounds(folder) + 1
+    atomic_write(folder / BEGUN, str(count), durable=True)
 
 
 def repeated_rounds(folder: Path, recipe: Recipe, done: int) -> int:
-    """The begun rounds that no checkpoint holds, and that the run therefore repeats.
+    """Returns the number of begun rounds that no checkpoint holds, and that the run therefore repeats.
 
     done: the round of the checkpoint; -1 without any
     """
@@ -52,7 +53,7 @@ def repeated_rounds(folder: Path, recipe: Recipe, done: int) -> int:
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """delta(epsilon) of the Gaussian mechanism with that mu."""
+    """Returns delta(epsilon) of the Gaussian mechanism with that mu."""
     from scipy.special import log_ndtr, ndtr  # this import is slow, and most runs are not private
 
     second = min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)  # at most 0; with a huge mu rounding says otherwise
@@ -60,11 +61,16 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def total_epsilon(noise: float, rounds: int, delta: float) -> float:
-    """epsilon after `rounds` rounds with noise multiplier `noise`, at `delta`; infinite without noise."""
+    """Returns epsilon after `rounds` rounds with noise multiplier `noise`, at `delta`; infinite without noise.
+
+    Raises UserError for a delta that is no probability.
+    """
     from scipy.optimize import brentq
 
-    if noise <= 0 or rounds <= 0:
-        return math.inf if rounds > 0 else 0.0
+    if rounds <= 0:
+        return 0.0
+    if noise <= 0:
+        return math.inf
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta}, it must be between 0 and 1")
     mu = math.sqrt(rounds) / noise
@@ -73,13 +79,18 @@ def total_epsilon(noise: float, rounds: int, delta: float) -> float:
     most = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # zero-concentrated privacy: always enough
     if mu > HUGE:  # no protection at all; the exact difference of the two terms is lost in rounding
         return most
-    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most + 1.0, xtol=1e-9))
+
+    def excess(epsilon: float) -> float:
+        """Returns how far delta(epsilon) is above the delta that is asked for."""
+        return delta_of(epsilon, mu) - delta
+
+    return float(brentq(excess, 0.0, most + 1.0, xtol=1e-9))
 
 
 def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients: int, whole: int = 0) -> float | None:
-    """The same when `drawn` of `clients` take part in each round, and all of them in `whole` further ones.
+    """Returns epsilon when `drawn` of `clients` take part in each round, and all of them in `whole` further ones.
 
-    None without dp-accounting, or when all take part in all rounds.
+    It is None without dp-accounting, or when all take part in all rounds.
     """
     if drawn >= clients or noise <= 0:
         return None
@@ -90,22 +101,29 @@ def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients
     except ImportError:
         return None
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    event = dp_event.SampledWithoutReplacementDpEvent(clients, drawn, dp_event.GaussianDpEvent(noise / 2))
-    accountant.compose(event, rounds)  # two clients differ by 2C, one from nothing by C
+    release = dp_event.GaussianDpEvent(noise / 2)  # two clients differ by 2C, one from nothing by C
+    sampled = dp_event.SampledWithoutReplacementDpEvent(clients, drawn, release)
+    accountant.compose(sampled, rounds)
     if whole:
-        accountant.compose(dp_event.GaussianDpEvent(noise / 2), whole)
-    return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds + whole, delta)))
+        accountant.compose(release, whole)
+    unsampled = total_epsilon(noise / 2, rounds + whole, delta)
+    return float(min(accountant.get_epsilon(delta), unsampled))
 
 
 def most_drawn(experiment: Experiment, clients: int) -> int:
-    """How many clients are drawn in a round; all where some may be away, because the others are drawn more often."""
+    """Returns how many clients are drawn in a round.
+
+    These are all where some may be away, because the others are drawn more often.
+    """
     train = experiment.train
-    return clients if train.availability else train.clients_per_round or clients
+    if train.availability:
+        return clients
+    return train.clients_per_round or clients
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What some rounds of a private run cost: epsilon at delta, and whether clients count as drawn by lot."""
+    """The cost of some rounds of a private run: epsilon at delta, and whether clients count as drawn by lot."""
 
     epsilon: float
     delta: float
@@ -113,7 +131,7 @@ class Spent:
 
 
 def spent(experiment: Experiment, recipe: Recipe, clients: int, rounds: int, repeated: int = 0) -> Spent | None:
-    """What so many rounds of a run cost, with its prelude and the repeated rounds; None without differential privacy.
+    """Returns the cost of so many rounds, with the prelude and the repeated ones; None without differential privacy.
 
     A step's prelude is one more release of every client's model, and so is each of the `repeated` rounds. A round that
     is repeated draws the same clients, so that it counts as one with all of them, as the prelude is.
@@ -132,7 +150,7 @@ def spent(experiment: Experiment, recipe: Recipe, clients: int, rounds: int, rep
 
 
 def last_round(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> int:
-    """The last round that a run plays: `train.rounds`, or fewer where the next one would exceed its privacy budget.
+    """Returns the last round that a run plays: `train.rounds`, or one before the privacy budget would be exceeded.
 
     It is a round that is validated, so that the last model can be selected. 0 when the budget allows no round.
     """
@@ -150,10 +168,11 @@ def last_round(experiment: Experiment, recipe: Recipe, clients: int, repeated: i
 
 def refuse_budget(experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0) -> None:
     """Raises UserError for a privacy budget of a run that is not private, and for one that allows no round."""
-    budget, first = experiment.train.dp_max_epsilon, experiment.train.evaluate_every
+    train = experiment.train
+    budget, first = train.dp_max_epsilon, train.evaluate_every
     if not budget:
         return
-    cost = spent(experiment, recipe, clients, min(first, experiment.train.rounds), repeated)
+    cost = spent(experiment, recipe, clients, min(first, train.rounds), repeated)
     if cost is None:
         raise UserError("train.dp_max_epsilon ends a run with differential privacy, and this one has none; set "
                         "train.dp_clip or method.fuse = 'private_mean', or leave it out")  # fmt: skip
@@ -165,22 +184,30 @@ def refuse_budget(experiment: Experiment, recipe: Recipe, clients: int, repeated
 
 
 def statement(
-    experiment: Experiment, recipe: Recipe, clients: int, repeated: int = 0, played: int | None = None
+    experiment: Experiment,
+    recipe: Recipe,
+    clients: int,
+    repeated: int = 0,
+    played: int | None = None,
 ) -> str:
-    """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
+    """Returns the guarantee of a run in one line, by the server's settings; empty without differential privacy.
 
     played: the rounds that were played; None: those that will be, until `last_round`
 
     It names what the noise does not cover.
     """
-    played = last_round(experiment, recipe, clients, repeated) if played is None else played
+    if played is None:
+        played = last_round(experiment, recipe, clients, repeated)
     cost = spent(experiment, recipe, clients, played, repeated)
     if cost is None:
         return ""
     rounds = played + bool(recipe.prelude) + repeated
-    all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
-    beside = [*(bank for bank in recipe.banks if bank.contributed and bank.shared), *recipe.visits, *recipe.reports]
-    sends = f", nor is what {', '.join(map(part_name, beside))} sends" if beside else ""
+    all_rounds = f"{rounds} rounds"
+    if repeated:
+        all_rounds += f", of which {repeated} were repeated after an interruption"
+    banks = [bank for bank in recipe.banks if bank.contributed and bank.shared]
+    uncovered = [part_name(part) for part in (*banks, *recipe.visits, *recipe.reports)]
+    sends = f", nor is what {', '.join(uncovered)} sends" if uncovered else ""
     rest = f"(metrics and counts are not covered{sends})"
     epsilon = f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g}"
     if experiment.train.dp_clip:

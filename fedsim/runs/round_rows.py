@@ -17,7 +17,10 @@ from strategies.wire.target_site import TargetScore
 
 
 def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float) -> Row:
-    """The row of rounds.csv; metric: the task's primary one. before: the time at which the round before ended."""
+    """Returns the row of rounds.csv.
+
+    metric: the task's primary one. before: the time at which the round before ended
+    """
     rows = list(notes.clients.values())
     row = {
         "round": notes.round,
@@ -43,12 +46,12 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
 
 
 def total_seconds(rows: list[Row], column: str) -> float:
-    """The sum of a column of seconds over the clients that have it."""
+    """Returns the sum of a column of seconds over the clients that have it."""
     return sum(row.get(column, 0.0) for row in rows)
 
 
 def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> Row:
-    """The columns of a round that say what its selection rests on, where this is not the validation of all clients."""
+    """Returns the columns that say what selects a round, where this is not the validation of all clients."""
     train, run = experiment.train, experiment.run
     by = metric if run.select_by == "primary" else run.select_by
     start = "local_validation_" if run.select_on == "local" else "validation_"
@@ -70,37 +73,44 @@ def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> R
 
 
 def score_of(row: Mapping[str, Json], column: str) -> float:
-    """What a round is selected by, of which the greatest is the best.
+    """Returns what a round is selected by, of which the greatest is the best.
 
-    NaN without a validation, and where no client's reply made the round.
+    It is NaN without a validation, and where no client's reply made the round.
     """
-    value = row.get(column) if row.get(REPLIES) != 0 else None
-    return math.nan if value is None else upwards(float(value), column)
+    value = row.get(column)
+    if value is None or row.get(REPLIES) == 0:
+        return math.nan
+    return upwards(float(value), column)
 
 
 def refuse_unmade(folder: Path, rounds: Columns) -> None:
-    """ClientFailedError when no round of a run that came to its end was made, so that nobody ever trained."""
+    """Raises ClientFailedError when no round of a run that came to its end was made, so that nobody ever trained."""
     trained = rounds.chosen(rounds["round"] >= 1)
     if trained.numbers(REPLIES).any():
         return
     failed = [row for row in text_rows(folder / "clients.csv") if row["status"] != "ok"]
-    why = f"; the first: client {failed[0]['client']!r}: {failed[0]['status']}" if failed else ""
+    reason = ""
+    if failed:
+        first = failed[0]
+        reason = f"; the first: client {first['client']!r}: {first['status']}"
     raise ClientFailedError(
         f"no round was made: no client's reply was accepted in {len(trained)} rounds, so that {folder} has no result"
-        f"{why}. Change the settings and choose another --output or name, or remove the folder"
+        f"{reason}. Change the settings and choose another --output or name, or remove the folder"
     )
 
 
 def mean_of_most(rows: list[Row], column: str, weight: str) -> float | None:
-    """Mean of a column, weighted by another; None where at most half of the clients that count have it."""
+    """Returns the mean of a column, weighted by another; None where at most half of the clients that count have it."""
     counted = [row for row in rows if "weight" in row]
     having = sum(row.get(column) is not None for row in rows)
     return mean(rows, column, weight) if 2 * having > len(counted) else None
 
 
 def mean(rows: list[Row], column: str, weight: str = "") -> float | None:
-    """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
-    pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
-    if not pairs:
+    """Returns the mean of a column over the rows that have it, weighted by another column or not; None without any."""
+    with_value = [row for row in rows if row.get(column) is not None]
+    if not with_value:
         return None
-    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+    values = [row[column] for row in with_value]
+    counts = [row[weight] if weight else 1 for row in with_value]
+    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)

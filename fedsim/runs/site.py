@@ -38,7 +38,7 @@ REPLACED = ("data.root", "data.cache", "run.output", "run.federation")
 
 
 def state_folder(root: str, token: str) -> str:
-    """Folder of this site's client state in the run of that token; empty (in memory) without a state folder.
+    """Returns the folder of this site's client state in the run of that token; empty (in memory) without a folder.
 
     Folders of runs that were not continued for KEPT_SECONDS are removed. Raises UserError for a text that is no token
     of a run, because the server chooses it, and for a folder that lies elsewhere.
@@ -88,8 +88,9 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def stays_inside(text: str) -> str:
-    """The text, if it cannot lead out of a folder when it is used as a path below it; ValueError otherwise."""
-    if text.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", text) or "\0" in text:
+    """Returns the text, if it cannot lead out of a folder as a path below it; raises ValueError otherwise."""
+    names = re.split(r"[/\\]", text)
+    if text.startswith(("/", "\\", "~")) or ".." in names or "\0" in text:
         raise ValueError("it leads out of a site's own folders: write a path below them, without '..'")
     return text
 
@@ -138,12 +139,13 @@ class SiteCheck(BaseModel):
 
 
 def check_message(content: RecordDict, form: type[Form]) -> Form:
-    """The settings of a message to a site in their form.
+    """Returns the settings of a message to a site in their form.
 
     Raises UserError when one has another form, is missing or unknown, or leads out of the site's folders.
     """
+    settings = dict(configs_of(content).get("config", {}))
     try:
-        accepted = form.model_validate(dict(configs_of(content).get("config", {})))
+        accepted = form.model_validate(settings)
     except ValidationError as error:
         problem = error.errors()[0]
         setting = ".".join(map(str, problem["loc"]))
@@ -170,7 +172,7 @@ def check_settings(experiment: str) -> None:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(where it stands, text) of each key and each text in nested settings, without those that the site replaces."""
+    """Yields (where it stands, text) of each key and each text in nested settings, without what the site replaces."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):

@@ -39,22 +39,25 @@ class TargetEvaluator:
         images, labels, indices = load_target(experiment.data, domain, space.plan.data)
         masks = load_target_masks(experiment.data, domain, space.plan.data)
         self.names = space.travelling
-        self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
+        self.net = space.net
+        self.device = space.device
+        self.infer = space.recipe.infer
         if self.infer.shuffled:
             indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
         self.classes = len(space.plan.data.classes)
         self.transforms = space.transforms
         self.size = self.infer.pass_size(experiment.run.evaluate_batch_size)
-        self.indices, self.outputs = indices, space.plan.data.outputs
-        self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
+        self.indices = indices
+        self.outputs = space.plan.data.outputs
+        self.kind = load(TASKS[space.plan.data.task].kept, "task")
         self.keeps = experiment.run.keep_predictions and not held_out
         self.images = kept_near(_chosen(images, indices), self.device)
         self.strata = labels[indices]
         self.labels = _chosen(labels if masks is None else masks, indices).to(self.device)
-        self.task = self.task.for_truth(self.labels)
+        self.task = space.task.for_truth(self.labels)
 
     def class_counts(self) -> list[int]:
-        """Tested images of each class."""
+        """Returns the number of tested images of each class."""
         return np.bincount(self.strata, minlength=self.classes).tolist()
 
     @property
@@ -64,69 +67,89 @@ class TargetEvaluator:
         return self.infer.divisible and several and not self.task.maps  # maps of logits take long to send
 
     def cuts(self) -> list[slice]:
-        """The images of each batch."""
-        return [slice(start, start + self.size) for start in range(0, len(self.labels), self.size)]
+        """Returns where the images of each batch are."""
+        starts = range(0, len(self.labels), self.size)
+        return [slice(start, start + self.size) for start in starts]
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalised (images, labels) in large batches."""
+        """Yields normalised (images, labels) in large batches."""
         for part in self.cuts():
             yield self._images(part), self.labels[part]
+
+    def _all_images(self) -> Iterator[Tensor]:
+        """Yields the normalised images of all batches."""
+        for part in self.cuts():
+            yield self._images(part)
 
     def _images(self, part: slice) -> Tensor:
         images = self.transforms.read(fetched(self.images[part], self.device))
         return self.transforms.normalize(images)
 
     def __call__(
-        self, arrays: Mapping[str, np.ndarray], uploads: Mapping[str, Mapping[str, np.ndarray]]
+        self,
+        arrays: Mapping[str, np.ndarray],
+        uploads: Mapping[str, Mapping[str, np.ndarray]],
     ) -> TargetScore:
-        """Score of a global model; `uploads` are the tensors of single clients that the inference rule asked for."""
+        """Returns the score of a global model.
+
+        uploads: the tensors of single clients that the inference rule asked for
+        """
         started = time.perf_counter()
         load_arrays(self.net, arrays, self.names)
-        entries = [
-            {name: torch.tensor(array, device=self.device) for name, array in uploads[client].items()}
-            for client in sorted(uploads)
-        ]
-        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), entries)
+        entries = []
+        for client in sorted(uploads):
+            of_client = uploads[client]
+            entries.append({name: torch.tensor(array, device=self.device) for name, array in of_client.items()})
+        predict = self.infer.begin(self.net, self._all_images, entries)
         return self._score(predict, self.batches(), started)
 
     @torch.inference_mode()
     def logits(self, arrays: Mapping[str, np.ndarray], places: Sequence[int]) -> list[Tensor]:
-        """What a global model predicts for some of the batches, where they are `divisible`."""
+        """Returns what a global model predicts for some of the batches, where they are `divisible`."""
         load_arrays(self.net, arrays, self.names)
-        predict, cuts = self.infer.begin(self.net, lambda: iter(())), self.cuts()
+        predict = self.infer.begin(self.net, lambda: iter(()))
+        cuts = self.cuts()
         return [predict(self._images(cuts[place])).float() for place in places]
 
     def score_of(self, logits: Sequence[Tensor], started: float) -> TargetScore:
-        """The score of a model that predicts these logits for the batches."""
+        """Returns the score of a model that predicts these logits for the batches."""
         predicted = iter(logits)
-        return self._score(lambda _: next(predicted), ((self.labels[part],) * 2 for part in self.cuts()), started)
+        truths = (self.labels[part] for part in self.cuts())
+        batches = ((truth, truth) for truth in truths)  # the images are not needed any more
+        return self._score(lambda _: next(predicted), batches, started)
 
     def _score(self, predict: Predict, batches: Labelled, started: float) -> TargetScore:
-        predicted: list[Tensor] = []
-        value, loss, _ = self.task.measure(keeping(self.task, predict, predicted) if self.keeps else predict, batches)
-        predictions = self._predictions(predicted) if predicted else None
-        details = self.infer.details(self.net) + (predictions.details() if predictions else [])
+        """Returns the score of these predictions, with those that are recorded."""
+        recorded: list[Tensor] = []
+        if self.keeps:
+            predict = recording(self.task, predict, recorded)
+        value, loss, _ = self.task.measure(predict, batches)
+        details = self.infer.details(self.net)
+        predictions = None
+        if recorded:
+            predictions = self._predictions(recorded)
+            details = details + predictions.details()
         return TargetScore(value, loss, time.perf_counter() - started, details, predictions)
 
-    def _predictions(self, kept: list[Tensor]) -> Any:
-        """What the task's records keep of the predictions."""
-        return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), self.images, self.outputs)
+    def _predictions(self, recorded: list[Tensor]) -> Any:
+        """Returns what the task's records keep of the predictions."""
+        return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(recorded), self.images, self.outputs)
 
 
 def _chosen(values: np.ndarray, indices: np.ndarray) -> Tensor:
-    """Some rows of an array as a tensor."""
+    """Returns some rows of an array as a tensor."""
     return torch.from_numpy(np.ascontiguousarray(values[indices]))
 
 
-def keeping(task: TaskRules, predict: Predict, kept: list[Tensor]) -> Predict:
-    """The same prediction, which also adds to `kept` what the task keeps of each batch."""
+def recording(task: TaskRules, predict: Predict, recorded: list[Tensor]) -> Predict:
+    """Returns an equal prediction, which also adds to `recorded` what the task keeps of each batch."""
 
-    def kept_too(images: Tensor) -> Tensor:
+    def predict_and_record(images: Tensor) -> Tensor:
         logits = predict(images)
-        kept.append(task.keep(logits))
+        recorded.append(task.keep(logits))
         return logits
 
-    return kept_too
+    return predict_and_record
 
 
 logger = logging.getLogger("fedsim")
@@ -148,21 +171,33 @@ class SharedTarget:
         self._score: TargetScore | None = None  # by the logits of all batches
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
-        """One message to each process, where there are several and the rule predicts each image by itself."""
-        self._sent, self._logits, self._score = [], {}, None
-        divisible = self.evaluator.divisible and not self._alone
-        nodes = self.grid.nodes_of_processes() if divisible and hasattr(self.grid, "nodes_of_processes") else []
+        """Returns a message to each process, where there are several and the rule predicts each image by itself."""
+        self._sent = []
+        self._logits = {}
+        self._score = None
+        nodes = self._nodes()
+        if len(nodes) < 2:
+            return []
+        batches = len(self.evaluator.cuts())
         common: Config = {**self.settings, "round": round, "phase": "predict", "client": ""}
-        for index, node in enumerate(nodes if len(nodes) > 1 else []):
-            places = list(range(len(self.evaluator.cuts())))[index :: len(nodes)]
-            content = RecordDict({"arrays": arrays, "config": ConfigRecord({**common, "places": places})})
+        for index, node in enumerate(nodes):
+            places = list(range(index, batches, len(nodes)))
+            config = ConfigRecord({**common, "places": places})
+            content = RecordDict({"arrays": arrays, "config": config})
             self._sent.append(Message(content, node, "query.predict"))
         return self._sent
 
+    def _nodes(self) -> Sequence[int]:
+        """Returns the processes that may share the batches; none where one has to do them all."""
+        if self._alone or not self.evaluator.divisible or not hasattr(self.grid, "nodes_of_processes"):
+            return []
+        return self.grid.nodes_of_processes()
+
     def others(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """The replies that do not answer our messages; those that do make the score, while clients still validate."""
+        """Yields the replies that do not answer our messages; the others make the score, while clients validate."""
         for reply in replies:
-            if reply.metadata.reply_to_message_id not in {message.metadata.message_id for message in self._sent}:
+            sent = {message.metadata.message_id for message in self._sent}
+            if reply.metadata.reply_to_message_id not in sent:
                 yield reply
             elif not reply.has_error():
                 self._logits |= record_to_arrays(arrays_of(reply.content)["logits"])
@@ -174,23 +209,26 @@ class SharedTarget:
                 logger.warning("the unseen domain is evaluated in one process from now on: %s", reason)
 
     def _measured(self, started: float) -> TargetScore:
-        logits = {int(place): torch.tensor(array) for place, array in self._logits.items()}
+        """Returns the score by the logits of all batches."""
+        by_place = {int(place): torch.tensor(array) for place, array in self._logits.items()}
         self._logits = {}
-        return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
+        logits = [by_place[place] for place in sorted(by_place)]
+        return self.evaluator.score_of(logits, started)
 
     def take(self, used: bool = True) -> None:
-        """Forget the score of a model that is not used."""
+        """Forgets the score of a model that is not used."""
         if not used:
             self._score = None
 
     def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
-        """The score of a model, by the logits that came for it, or else computed here.
+        """Returns the score of a model, by the logits that came for it, or else computed here.
 
         entries: those of the bank that the inference rule needs
         """
-        score, self._score = self._score, None
+        score = self._score
+        self._score = None
         return score or self.evaluator(record_to_arrays(arrays), entries)
 
     def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
-        """The score of the initial model, which is computed here."""
+        """Returns the score of the initial model, which is computed here."""
         return self.score(arrays, entries)

@@ -1,5 +1,7 @@
-"""The bytes that a method sends between the server and one client, computed before a run from net, share rule and
-banks."""
+"""The bytes that a method sends between the server and one client.
+
+They are computed before a run from net, share rule and banks.
+"""
 
 import math
 from dataclasses import dataclass
@@ -31,40 +33,52 @@ class Traffic:
 
 
 def reply_heads(space: Workspace) -> dict[str, Head]:
-    """Shape and type of every tensor that a client sends after its training, whole or compressed.
+    """Returns the shape and type of every tensor that a client sends after its training, whole or compressed.
 
     Where a client trains on a part of the model (`Share.cut`), its tensors are as much smaller.
     """
     arrays = to_arrays(space.net.state_dict())
-    heads = heads_of({name: arrays[name] for name, place in space.places.items() if place in ("shared", "upload")})
+    sent = [name for name, place in space.places.items() if place in ("shared", "upload")]
+    heads = heads_of({name: arrays[name] for name in sent})
     if space.recipe.compress is None:
         return heads
     return reply_form(space.recipe.compress, heads, shared_parameters(space.net, space.places))
 
 
+def model_traffic(space: Workspace) -> list[Traffic]:
+    """Returns the records of the model itself: to train, whose reply is the client's update, and to validate."""
+    state = space.net.state_dict()
+    shared = upload = 0  # bytes
+    for name, place in space.places.items():
+        if place == "shared":
+            shared += state[name].nbytes
+        elif place == "upload":
+            upload += state[name].nbytes
+    to_train = Traffic("model, to train", "round", None, None)
+    if not space.recipe.share.partial:  # else each client has its own part
+        reply = sum(math.prod(shape) * dtype.itemsize for shape, dtype in reply_heads(space).values())
+        to_train = Traffic("model, to train", "round", shared, reply)
+    return [to_train, Traffic("model, to validate", "round", shared + upload, 0)]
+
+
 def traffic(plan: Plan) -> list[Traffic]:
-    """What a client that trains and validates receives and sends in a round, record by record.
+    """Returns what a client that trains and validates receives and sends in a round, record by record.
 
     The model is sent to the client twice, for training and for validation. The sums equal the columns bytes_down and
     bytes_up (and those of single banks) of clients.csv from the second round on, where all clients train and validate.
     """
     space = Workspace(plan)
-    state = space.net.state_dict()
-
-    def size(*places: str) -> int:
-        return sum(state[name].nbytes for name, place in space.places.items() if place in places)
-
-    uncut = not plan.recipe.share.partial  # else each client has its own part
-    reply = sum(math.prod(shape) * dtype.itemsize for shape, dtype in reply_heads(space).values())
-    exchanged = [
-        Traffic("model, to train", "round", *((size("shared"), reply) if uncut else (None, None))),
-        Traffic("model, to validate", "round", size("shared", "upload"), 0),
-    ]
+    exchanged = model_traffic(space)
     parts = ServerParts(plan.recipe, plan.experiment, space.places, ServerState())
     parts.model = server_model(space.net, space.places, plan.build_net, space.device)
+    state = space.net.state_dict()
     arrays = to_arrays({name: state[name] for name in space.travelling})
     parts.open(0, arrays, plan.clients, plan.clients, training=False)
     for bank in parts.recipe.banks:
-        down, up = bank.traffic(parts.views([bank])[bank.name])
-        exchanged.append(Traffic(f"bank {bank.name}", "once" if bank.when == "once" else "round", down, up))
-    return exchanged + [Traffic(part_name(visit), "visit", None, None) for visit in plan.recipe.visits]
+        view = parts.views([bank])[bank.name]
+        down, up = bank.traffic(view)
+        when = "once" if bank.when == "once" else "round"
+        exchanged.append(Traffic(f"bank {bank.name}", when, down, up))
+    for visit in plan.recipe.visits:
+        exchanged.append(Traffic(part_name(visit), "visit", None, None))
+    return exchanged

@@ -44,29 +44,34 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT_CLIENTS = 256  # clients of a workspace that stay in memory; any other is opened again, its state is in its store
 
 
-def pick_device(wanted: str) -> torch.device:
-    """`auto` takes CUDA when there is one; asking for CUDA without one is an error."""
-    if wanted == "cuda" and not torch.cuda.is_available():
+def pick_device(setting: str) -> torch.device:
+    """Returns the device for `run.device`, where `auto` takes CUDA when there is one.
+
+    Raises UserError for `cuda` without a device.
+    """
+    has_cuda = setting != "cpu" and torch.cuda.is_available()
+    if setting == "cuda" and not has_cuda:
         raise UserError("run.device is 'cuda' but PyTorch sees no CUDA device; use 'auto' or 'cpu'")
     # With its number: a tensor's own device always has one, and "cuda" is not equal to "cuda:0".
-    return torch.device("cuda:0" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda:0" if has_cuda else "cpu")
 
 
 def device_record(device: torch.device) -> str:
-    """What a run's record says of its device: `cpu`, or the GPU's name and how it computes convolutions of float32.
+    """Returns what a run's record says of its device: `cpu`, or the GPU's name and how it computes convolutions.
 
     TF32 has ten bits of mantissa instead of 23. GPUs of compute capability 8.0 and above use it unless it is switched
     off in PyTorch or by NVIDIA_TF32_OVERRIDE=0.
     """
     if device.type != "cuda":
         return device.type
-    allowed = torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
-    rounded = allowed and torch.cuda.get_device_capability(device) >= (8, 0)
-    return f"{torch.cuda.get_device_name(device)}, convolutions in {'TF32' if rounded else 'float32'}"
+    is_allowed = torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    is_rounded = is_allowed and torch.cuda.get_device_capability(device) >= (8, 0)
+    numbers = "TF32" if is_rounded else "float32"
+    return f"{torch.cuda.get_device_name(device)}, convolutions in {numbers}"
 
 
 def sum_in_one_order() -> None:
-    """Let a GPU sum in the same order in every run, as a CPU does, so that equal runs have equal bytes.
+    """Lets a GPU sum in the same order in every run, as a CPU does, so that equal runs have equal bytes.
 
     Where PyTorch has no such form of an operation, it computes the usual one and says so in a warning.
     """
@@ -77,7 +82,7 @@ def sum_in_one_order() -> None:
 
 
 def set_threads(threads: int) -> int:
-    """CPU threads of this process, of PyTorch and of NumPy: as asked, or (0) as many as cores are free to it.
+    """Sets and returns the CPU threads of PyTorch and NumPy in this process: as asked, or (0) the cores that are free.
 
     After each product of long vectors NumPy's BLAS threads keep their cores busy for some time, although they have
     nothing to do. Such a product measures every update, so that one thread of training would occupy two cores.
@@ -96,13 +101,16 @@ def _set_blas_threads(count: int) -> None:
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory that PyTorch frees, for the next tensor.
+    """Lets the C library keep the memory that PyTorch frees, for the next tensor.
 
     Otherwise glibc returns every large block to the system, which clears all pages of the next one. With convolutions
     of 128 pixels this takes a fifth of a training step and two thirds of an evaluation. A sweep returns the memory of
     each cell when it has finished.
     """
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):  # glibc has it
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:  # glibc has it
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
@@ -151,9 +159,12 @@ class Workspace:
         return net.to(memory_format=torch.channels_last) if self.device.type == "cuda" else net
 
     def _made_scaler(self) -> Scaler | None:
-        """What reads tensors that are no images; None for images."""
-        rule = scale_rule(self.experiment.data, self.plan.data)
-        return None if self.plan.data.images else Scaler(self.plan.data.shape, waits=rule == "federated")
+        """Returns what reads tensors that are no images; None for images."""
+        bench = self.plan.data
+        if bench.images:
+            return None
+        waits = scale_rule(self.experiment.data, bench) == "federated"
+        return Scaler(bench.shape, waits=waits)
 
     def _frozen_content(self) -> str:
         """Hash of what every machine builds itself, and of the classes' names where the head reads them."""
@@ -168,9 +179,11 @@ class Workspace:
         return {name: state[name].detach().cpu().clone() for name in personal}
 
     def _compiled_pass(self) -> "Compiled | None":
-        """The network's training pass, compiled, where the settings ask for it and all parts allow it."""
+        """Returns the network's compiled training pass, where the settings ask for it and all parts allow it."""
         train = self.experiment.train
-        if train.compile == "off" or not all(part.compiles for part in self.recipe.client_parts()):
+        if train.compile == "off":
+            return None
+        if not all(part.compiles for part in self.recipe.client_parts()):
             return None
         from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
 
@@ -225,9 +238,10 @@ class Workspace:
         features, targets = self.summed
         if not features and not targets:
             return None
+        experiment = self.experiment
         if len(self.plan.clients) <= KEPT_CLIENTS:
             return self.client(name, state_folder, run).data.moments(features, targets)
-        data = load_client(self.experiment.data, name, self.experiment.run.target, self.plan.data)
+        data = load_client(experiment.data, name, experiment.run.target, self.plan.data)
         moments = moments_of(data.images[data.train], features)
         if targets and data.masks is not None:
             moments = moments.joined(moments_of(data.masks[data.train], 1))
@@ -269,9 +283,10 @@ class Workspace:
         return local
 
     def _client_data(self, name: str) -> ClientData:
-        """The data of a client; their labels are wrong where it attacks with them."""
+        """Returns the data of a client; their labels are wrong where it attacks with them."""
         experiment = self.experiment
-        return attacked(load_client(experiment.data, name, experiment.run.target, self.plan.data), experiment)
+        data = load_client(experiment.data, name, experiment.run.target, self.plan.data)
+        return attacked(data, experiment)
 
     def fingerprint(self, client: str, run: str) -> dict[str, int | str]:
         """Fingerprint of the data of a site's client as they were when this process first used them in that run."""
@@ -283,9 +298,10 @@ class Workspace:
         return by_client[client]
 
     def findings(self, client: str) -> list[str]:
-        """What the files of a site's client show, as the site sends it."""
+        """Returns what the files of a site's client show, as the site sends it."""
         data = self.experiment.data
-        return sent_findings(domain_findings(data, client, self.plan.data), str(data_root(data)))
+        findings = domain_findings(data, client, self.plan.data)
+        return sent_findings(findings, str(data_root(data)))
 
     def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
@@ -294,8 +310,10 @@ class Workspace:
         return self._client_data(name).class_counts()
 
     def unlabelled(self, run: str) -> UnlabelledClient:
-        """The unseen domain's client in the run with that token; its images come without labels, and stay in memory
-        after its first visit."""
+        """Returns the unseen domain's client in the run with that token.
+
+        Its images come without labels, and stay in memory after its first visit.
+        """
         if run not in self._unlabelled:
             data = load_unlabelled(self.experiment.data, self.experiment.run.target)
             local = LocalData(data, self.transforms, self.device)

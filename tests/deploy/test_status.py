@@ -135,7 +135,7 @@ def test_a_full_disk_ends_neither_gate_nor_polling_nor_run(kit, tmp_path, monkey
     assert kept.stat().st_mtime > 1
     monkeypatch.setattr("fedsim.deploy.progress.atomic_write", full)
     running = Progress(str(kit / "federation.toml"), "7")
-    running.known = {"round": 1}
+    running.progress = {"round": 1}
     running.on_end({})
 
 
