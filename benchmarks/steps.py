@@ -265,6 +265,8 @@ def main() -> None:
         time_table(args, device)
         return
     methods = list(METHODS) if args.methods == "all" else (args.methods or "fedavg,fedig,fedig-a").split(",")
+    if args.write and methods[0] != "fedavg":
+        parser.error("--write takes ratios to FedAvg's step: name fedavg first in --methods")
     if args.inference:
         rows = {method: timed_inference(method, "", args, device) for method in methods}
         rows |= {
