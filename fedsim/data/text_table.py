@@ -33,7 +33,7 @@ class Cells:
         """Return a column of texts: pandas' Series, or a sequence. rows: their numbers, by default from 0 on."""
         rows = np.arange(len(column)) if rows is None else rows
         if hasattr(column, "factorize"):
-            places, texts = column.factorize()
+            places, texts = column.fillna("").factorize()  # a missing text would have the place of the last one
             return cls(texts.tolist(), places, rows)
         place_of: dict[str, int] = {}
         places = np.array([place_of.setdefault(text, len(place_of)) for text in column], dtype=np.int64)

@@ -64,3 +64,9 @@ def test_further_texts_of_an_empty_cell_are_compared_as_numbers_too():
     assert is_empty(Cells.of(["0", "0.0", "00", "x", "NA", "-", "1"]), ["0", "-", "nan"]).tolist() == [
         True, True, True, False, True, True, False,
     ]  # fmt: skip
+
+
+def test_a_missing_text_is_an_empty_one():
+    """pandas gives a missing value the place -1, which is that of the last text."""
+    cells = Cells.of(pd.Series(["1", None, "2"], dtype=object))
+    assert cells.each(str).tolist() == ["1", "", "2"]
