@@ -50,7 +50,7 @@ class Players:
 
 @dataclass(frozen=True)
 class AdversarialReference(Step):
-    """The first E0 of every E0 + E1 steps are label-smoothed cross-entropy alone; each later step has three parts.
+    """The first E0 / (E0 + E1) of a round's steps are smoothed cross-entropy alone; each later step has three parts.
 
     With features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch, in this order:
 

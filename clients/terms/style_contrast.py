@@ -67,8 +67,8 @@ def mean_squares(features: Tensor, styled: Tensor) -> Tensor:
 class StyleContrast(Term, StylePart):
     """triplet_weight * T + norm_weight * R; f and f' are the features of a batch x and of x', x in the style of all:
 
-        T = mean_i max(0, D(f_i, f'_i) - D(f_i, f'_n(i)) + margin),   D of normalized features,   y_n(i) != y_i
-        R = mean of f^2 + f'^2 over batch and dimensions
+        T = mean_i max(0, D(f_i, f'_i) - D(f_i, f'_n(i)) + margin),   y_n(i) != y_i
+        R = mean of f^2 + f'^2 over batch and dimensions,   D: the distance of normalized features
         x' = clamp(Psi(alpha A + (1 - alpha) F), 0, 1),  F = Phi(x),  A = sigma_s (F - mu(F)) / sigma(F) + mu_s
 
     Source: FISC / PARDON (Nguyen et al., ICDCS 2025). x' is made of the augmented batch, takes no part in the
