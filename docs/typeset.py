@@ -68,7 +68,7 @@ def tells(run: str) -> bool:
     known = any(re.sub(r"\d", "", name) in GREEK for name in re.findall(r"[A-Za-z0-9]+", run))
     without = re.sub(r"\b[a-z]+(_[a-z]{3,})+", "name", run)  # names of settings
     return known or bool(
-        re.search(r"[\w)][_^][\w({]|<-|->| ([=*~+<>]|[<>!]=) |[\d)] / | / [\d(]|\|\||\w\(\w\)", without)
+        re.search(r"[\w)'][_^][\w({]|<-|->| ([=*~+<>]|[<>!]=) |[\d)] / | / [\d(]|\|\||\w\(\w\)", without)
     )
 
 
