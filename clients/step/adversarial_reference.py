@@ -52,7 +52,7 @@ class Players:
 class AdversarialReference(Step):
     """The first E0 / (E0 + E1) of a round's steps are smoothed cross-entropy alone; each later step has three parts.
 
-    With features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch, in this order:
+    With features h = F(x) and h' = G([z, e(y)]), z ~ U(0, 1) of d_noise numbers, for the labels of the batch, in order:
 
         D:      L_d = mean[(1 - D(h'))^2 + D(h)^2]                     h in eval mode; h and h' constant
         F, Cl:  L = lambda1 CE_smooth(Cl(h), y) + lambda0 mean (1 - D(h))^2 + terms

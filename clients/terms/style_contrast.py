@@ -95,8 +95,8 @@ class StyleContrast(Term, StylePart):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The strength of the transfer in feature space; the released code has 0.2 on FEMNIST."""
     encoder: Encoder = "pixel"
-    """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files). With vgg every step
-    passes its batch through VGG-19 and the decoder, which takes many times the step itself."""
+    """Phi: colour space, 3-level Haar bands, or VGG-19 up to `relu4_1` (the paper's, needs weight files). With vgg
+    every step passes its batch through VGG-19 and the decoder, which takes many times the step itself."""
     cluster: Literal["features", "style"] = "features"
     """What FINCH clusters on the client: flattened feature maps, which show what is on an image (released code), or
     each image's (mu, sigma)."""
