@@ -108,14 +108,14 @@ def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], Non
         module.eval()
     with torch.no_grad():
         net(data.images)  # so that the running statistics are not the initial 0 and 1
-    for number, phase in enumerate([recipe.client.prelude, "train", "train"]):
+    for number, phase in enumerate([recipe.step.prelude, "train", "train"]):
         if not phase:
             continue
         store.open_round(number)
         round = local_round(recipe, experiment, net, data, phase, number, store)
         round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
         round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
-        step = recipe.client.begin(round)
+        step = recipe.step.begin(round)
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(phase)]
         data.augment = recipe.augment.begin(round) if recipe.augment else None
 

@@ -115,7 +115,7 @@ class LocalClient:
         metrics: dict[str, float] = {}
         for report in self.recipe.reports:
             metrics |= report.before(round)
-        if round.phase == "train" and self.recipe.client.lacks(round):
+        if round.phase == "train" and self.recipe.step.lacks(round):
             initial = self.build_net().state_dict()  # a client that joins late starts from it, like the others
             load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
             self._take_steps(round.for_phase(self.recipe.prelude))
@@ -261,7 +261,7 @@ class LocalClient:
         begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
         round.terms = [term for term in begun if term]
         round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
-        step = recipe.client.begin(round)
+        step = recipe.step.begin(round)
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
         return step, recipe.augment.begin(round) if recipe.augment else None
 

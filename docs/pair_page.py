@@ -31,8 +31,8 @@ def rows_with(*slots: str) -> dict[str, str]:
 
 def pair_page() -> str:
     """The page as Markdown."""
-    across = rows_with("update", "companions", "client")
-    down = rows_with("objective", "client")
+    across = rows_with("update", "companions", "step")
+    down = rows_with("objective", "step")
     heads = [f"{part.replace('_', ' ')}<br>{row}" for part, row in across.items()]
     lines = [
         f"| | {' | '.join(heads)} |",
