@@ -135,6 +135,33 @@ def test_a_round_that_is_taken_back_returns_the_model_and_the_state_of_before(me
     assert set(result.failures) == {"rot0", "rot15", "rot30"}
 
 
+def test_a_snapshot_stays_as_it_was_and_can_be_restored_again(tmp_path):
+    """Two clients keep a bank that comes once; what happens after the first `restore` is taken back by the second."""
+    server = build("ccst", tmp_path).server
+    server.state.handed = {"style": ["rot0", "rot15"]}
+    before = server.state.snapshot()
+    for _ in range(2):
+        server.state.restore(before)
+        server.parts.keep(["rot30"])
+        assert server.state.handed == {"style": ["rot0", "rot15", "rot30"]}
+        assert before.handed == {"style": ["rot0", "rot15"]}
+    server.state.restore(before)
+    server.exchange.fail("rot0", "its disk is full")
+    assert server.state.handed == {"style": ["rot15"]}
+    assert before.handed == {"style": ["rot0", "rot15"]}
+
+
+def test_a_client_that_failed_gets_the_bank_again_also_when_its_round_is_taken_back(tmp_path):
+    """It may have lost what it kept, and a state of before the round does not know that."""
+    server = build("ccst", tmp_path).server
+    server.state.handed = {"style": ["rot0", "rot15"]}
+    before = server.state.snapshot()
+    server.exchange.fail("rot15", "its disk is full")
+    server.parts.keep(["rot30"])
+    server.state.restore(before)
+    assert server.state.handed == {"style": ["rot0"]}
+
+
 def test_means_of_validations_by_hand():
     rows = {"a": {"validation_loss": 1.0, "validation_accuracy": 0.5}, "b": {"validation_loss": 3.0}}
     assert dict(means(rows)) == {"validation_loss": 2.0, "validation_accuracy": 0.5}
