@@ -10,7 +10,7 @@ from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config, arrays_of, config_record, content_of, metrics_of
-from strategies.server_round import Arrays, RefusedUpdateError
+from strategies.server_round import Arrays
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import LOST, Sent
@@ -22,7 +22,6 @@ from strategies.wire.reply_checks import (
     checked,
     client_failure,
     failure_reason,
-    one_line,
 )
 from strategies.wire.round_notes import RoundNotes, payloads
 from strategies.wire.sites import Site
@@ -155,8 +154,8 @@ class Exchange:
     ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
         """The results of a check of each reply, and the failures (reason, traceback), both by client.
 
-        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `wanted` fills in the fields
-        of `Expected` that the message itself does not say.
+        Replies are checked as they arrive, and only what `keep` makes of a result is kept; it stores, and refuses
+        nothing. `wanted` fills in the fields of `Expected` that the message itself does not say.
         """
         results: dict[str, T] = {}
         failures: dict[str, tuple[str, str]] = {}
@@ -175,8 +174,6 @@ class Exchange:
                     results[client] = keep(checked(check, reply.content, expected))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
-                except RefusedUpdateError as error:  # of a part that `keep` asks
-                    failures[client] = f"{refusal}: {one_line(error.reason)}", ""
             del reply  # while the next one is on its way, there is room for one reply
         return results, failures
 
