@@ -20,11 +20,12 @@ from fedsim.common.seeding import seed_library
 from fedsim.common.values import Row
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.accept import accept_contributions, accept_updates, accept_validations, check_validations
-from strategies.compute import compute, end_if_lost, take_back, useless
+from strategies.compute import compute
 from strategies.participation import trainers, validators
 from strategies.parts import ArrayDict, Bank, Update
 from strategies.server import Server
 from strategies.state import Snapshot
+from strategies.unusable import end_if_lost, refused_by_sites, take_back
 from strategies.wire.cuts import crop
 from strategies.wire.exchange import Encoder
 from strategies.wire.round_notes import RoundNotes
@@ -81,9 +82,9 @@ def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> R
 
     answers = send(server, grid, ask_to_validate(server, number, new_model, clients))
     results, failures, complaints = check_validations(server, answers)
-    suspect, reason = useless(sizes, complaints, exchange.asked)
+    client, reason = refused_by_sites(sizes, complaints, exchange.asked)
     if reason:
-        take_back(server, before, suspect, reason)
+        take_back(server, before, reason, client)
         new_model = model
     validation = accept_validations(server, results, failures, used=not reason)
     end_if_lost(server)

@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from fedsim.common.values import JsonTable
 from strategies.server_round import ArrayDict, Entries
 
+SavedParts = tuple[dict[str, JsonTable], dict[str, ArrayDict]]  # the numbers and the tensors of every part, by its key
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a round may change of the server's state, as it was when the round began.
+    """What a round may change of the server's state, as it was when the round began."""
 
-    parts: the numbers and the tensors of the parts
-    """
-
-    parts: tuple[dict[str, JsonTable], dict[str, ArrayDict]]
+    parts: SavedParts
     banks: dict[str, Entries]
     stored: dict[str, int]
     handed: dict[str, list[str]]
@@ -62,10 +61,10 @@ class ServerState:
         """Becomes a state that was saved, when a run is resumed."""
         vars(self).update(vars(other))
 
-    def saved_parts(self) -> tuple[dict[str, JsonTable], dict[str, ArrayDict]]:
+    def saved_parts(self) -> SavedParts:
         """Copies of the state of the parts, for `restore_parts`."""
         return copy.deepcopy(self.parts), copy.deepcopy(self.tensors)
 
-    def restore_parts(self, saved: tuple[dict[str, JsonTable], dict[str, ArrayDict]]) -> None:
+    def restore_parts(self, saved: SavedParts) -> None:
         """Restores what `saved_parts` returned; this may be done several times with the same copies."""
         self.parts, self.tensors = copy.deepcopy(saved)

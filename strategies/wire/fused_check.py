@@ -62,7 +62,7 @@ def is_ruined(loss: float, lowest: float | None) -> bool:
     return loss > RUINED * (FIRST_LOSS if lowest is None else max(lowest, USUAL_LOSS))
 
 
-def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:
+def client_of_largest_update(sizes: Mapping[str, float]) -> tuple[str, float]:
     """The client with the largest update and how many times the others' upper median it is.
 
     With the lower median, a client of three that hardly moves would make the larger of the two others stand out.

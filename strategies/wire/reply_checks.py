@@ -169,12 +169,14 @@ def reported_loss(content: RecordDict, expected: Expected) -> float | None:
     try:
         check_records(content, set(), {"metrics"}, {"echo"})
         check_echo(content, expected)
-        metrics = dict(metrics_of(content)["metrics"])
+        metrics = metrics_of(content)["metrics"]
         finite = {name: 0.0 if is_beyond(value) else value for name, value in metrics.items()}
         validation_columns(read_numbers(finite), expected)
     except RejectedReplyError:
         return None
-    return float(metrics["loss"])
+    loss = metrics["loss"]
+    assert isinstance(loss, int | float)
+    return loss
 
 
 def is_beyond(value: object) -> bool:
