@@ -284,8 +284,12 @@ def norms_of(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float
 
 @dataclass
 class Complaints:
-    """How many clients say that they cannot use a model: its loss is not finite there, or far too large."""
+    """How many clients say that they cannot use a model: its loss is not finite there, or far too large.
 
+    asked: how many clients were asked to validate it
+    """
+
+    asked: int
     not_finite: int = 0
     too_large: int = 0
 
@@ -301,7 +305,7 @@ def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Valid
     Nothing is recorded yet: when the model is taken back, the clients have not failed. A complaint counts only in a
     reply that has no other fault. The replies of the unseen domain are not among these.
     """
-    complaints = Complaints()
+    complaints = Complaints(server.exchange.asked)
     lowest, _ = server.state.of_part(LOWEST_LOSSES)
 
     def check(content: RecordDict, expected: Expected) -> dict[str, float]:

@@ -5,6 +5,9 @@ The round is read from top to bottom. What lasts longer than a round is in the `
 
     draw -> banks before training -> train -> accept -> banks after training -> compute -> validate
     -> keep or take back -> score
+
+Where no usable model can be computed, the round is taken back in this step already, and the model of the round before
+is validated. `take_back` in strategies/unusable.py says what is then restored.
 """
 
 import time
@@ -61,7 +64,10 @@ class RoundResult:
 
 
 def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> RoundResult:
-    """Plays a round that starts from `model`; a client's failure may end the run with its error."""
+    """Plays a round that starts from `model`; a client's failure may end the run with its error.
+
+    `compute_model` may have taken the round back. The clients then validate the model of the round before.
+    """
     exchange, parts = server.exchange, server.parts
 
     notes = exchange.begin(number)
@@ -82,7 +88,7 @@ def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> R
 
     answers = send(server, grid, ask_to_validate(server, number, new_model, clients))
     results, failures, complaints = check_validations(server, answers)
-    client, reason = refused_by_sites(sizes, complaints, exchange.asked)
+    client, reason = refused_by_sites(sizes, complaints)
     if reason:
         take_back(server, before, reason, client)
         new_model = model

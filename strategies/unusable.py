@@ -40,7 +40,7 @@ def moved_too_far(server: Server, move: float, updates: Sequence[Update], sizes:
     return f"the aggregated model moves {times}; run.update_limit is {limit:g}"
 
 
-def refused_by_sites(sizes: Mapping[str, float], complaints: Complaints, asked: int) -> tuple[str, str]:
+def refused_by_sites(sizes: Mapping[str, float], complaints: Complaints) -> tuple[str, str]:
     """(client, reason) when most of the clients asked cannot use the model; two empty texts when they can.
 
     sizes: of this round's updates. The client is the one whose update is much larger than the others'; empty when there
@@ -48,6 +48,7 @@ def refused_by_sites(sizes: Mapping[str, float], complaints: Complaints, asked: 
     that diverge together, or one that trains alone, do the same to it. Of two clients one such loss is enough, and
     neither is named.
     """
+    asked = complaints.asked
     client, times = client_of_largest_update(sizes)
     stands_out = bool(client) and times >= STANDS_OUT
     among_others = stands_out and len(sizes) > 1

@@ -93,7 +93,7 @@ class Scene:
             return self.outcome(server, arrays, notes)
         answers = CannedGrid(replies).send_and_receive(list(ask_to_validate(server, 2, self.arrays, clients)))
         results, failures, complaints = check_validations(server, answers)
-        client, reason = refused_by_sites({}, complaints, server.exchange.asked)
+        client, reason = refused_by_sites({}, complaints)
         if reason:
             take_back(server, before, reason, client)
         accept_validations(server, results, failures, used=not reason)

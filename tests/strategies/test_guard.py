@@ -99,20 +99,20 @@ def test_alone_a_client_is_held_against_itself():
     (0, 1, 2, "1 of 2 sites (of two clients, either may be the wrong one)"), (1, 0, 2, "1 of 2 sites (of two"),
 ])  # fmt: skip
 def test_a_model_is_useless_when_more_than_half_of_the_sites_say_so(not_finite, too_large, asked, said):
-    complaints = Complaints(not_finite, too_large)
-    client, reason = unusable.refused_by_sites({"a": 1.0, "b": 1.0, "c": 30.0}, complaints, asked)
+    complaints = Complaints(asked, not_finite, too_large)
+    client, reason = unusable.refused_by_sites({"a": 1.0, "b": 1.0, "c": 30.0}, complaints)
     assert said in reason
     named = "" if "of two" in said or not said else "c"
     assert (client, bool(reason)) == (named, bool(said))
     # clients that diverge together are no liars
-    alike = unusable.refused_by_sites({"a": 1.0, "b": 1.0, "c": 2.9}, complaints, asked)
+    alike = unusable.refused_by_sites({"a": 1.0, "b": 1.0, "c": 2.9}, complaints)
     assert bool(alike[1]) == (2 * not_finite > asked)
 
 
 def test_a_client_that_trains_alone_does_not_stand_out():
     """Pooled training on the vowels at the file's rate ended in three of fifteen runs: the loss rose for a round."""
-    assert unusable.refused_by_sites({"pooled": 3.0}, Complaints(not_finite=0, too_large=1), 1) == ("", "")
-    client, reason = unusable.refused_by_sites({"pooled": 3.0}, Complaints(not_finite=1, too_large=0), 1)
+    assert unusable.refused_by_sites({"pooled": 3.0}, Complaints(asked=1, not_finite=0, too_large=1)) == ("", "")
+    client, reason = unusable.refused_by_sites({"pooled": 3.0}, Complaints(asked=1, not_finite=1, too_large=0))
     assert (client, "not finite at 1 of 1 sites" in reason) == ("pooled", True)
 
 
