@@ -1,4 +1,4 @@
-"""Decides which replies of a phase are used. After it nothing is checked again but what a part or the model can break.
+"""Decides which replies of a phase are used. Later only what a part refuses, and the new model, are checked.
 
 What one reply must look like stands in strategies/wire/reply_checks.py. Here replies of one phase are held against each
 other, in this order; who is refused is that client's failure, and the others go on:

@@ -52,8 +52,8 @@ def compute(
     | no update is left | `compute_usable` |
     | the clients that validated the model cannot use it | `play_round`, after this function |
     """
-    # Banks alone have changed a part's state since the round began. A copy costs time: 0.45 s for FedAdam's moments of
-    # a ResNet-50.
+    # Since the round began only banks can have changed the state of a part. Without banks the copy in `before` serves,
+    # because another one costs time: 0.45 s for FedAdam's moments of a ResNet-50.
     saved_parts = server.state.saved_parts() if server.parts.recipe.banks else before.parts
     try:
         view, fused, used = compute_usable(server, grid, updates, sizes, saved_parts)

@@ -5,9 +5,6 @@ The round is read from top to bottom. What lasts longer than a round is in the `
 
     draw -> banks before training -> train -> accept -> banks after training -> compute -> validate
     -> keep or take back -> score
-
-Where no usable model can be computed, the round is taken back in this step already, and the model of the round before
-is validated. `take_back` in strategies/unusable.py says what is then restored.
 """
 
 import time
@@ -66,7 +63,7 @@ class RoundResult:
 def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> RoundResult:
     """Plays a round that starts from `model`; a client's failure may end the run with its error.
 
-    `compute_model` may have taken the round back. The clients then validate the model of the round before.
+    `compute_model` may have taken the round back (`take_back`). The clients then validate the model of before.
     """
     exchange, parts = server.exchange, server.parts
 
@@ -193,7 +190,7 @@ def compute_model(
     sizes: Mapping[str, float],
     before: Snapshot,
 ) -> ArrayRecord:
-    """The global model after these updates; without an accepted one its tensors stay as they were."""
+    """The global model after these updates; its tensors are those of before when `compute` takes the round back."""
     fused = compute(server, grid, updates, sizes, before)
     server.storage.clear()
     return state_to_record({**record_to_arrays(model), **fused})

@@ -36,11 +36,18 @@ T = TypeVar("T")
 class Exchange:
     """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
-    `sites` maps client names to Flower nodes (from the handshake). `notes` are those of the round. `saved_round` is
-    the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies,
-    and `measured` are the metrics of every reply to a train message. `validates` says whether clients validate.
-    `columns` are the further metrics that a reply to a train message may have; None: any. `orders` are the images and
-    steps that a round orders of each client, as far as they are known.
+    metric: the task's primary metric in the replies to a validation
+    experiment, run_config: the run's settings, and what each message carries of them
+    state: the server's state, which says in which round a client last stored its own
+    token: names the run in every message and reply
+    sites: what the handshake said of each client, by name
+    roster: which sites are online; None where all clients always are
+    notes: those of the current round
+    saved_round: the newest round from which the run could be resumed
+    measured: the metrics of every reply to a train message
+    validates: whether clients validate
+    columns: the further metrics that a reply to a train message may have; None: any
+    orders: the images and steps that a round orders of each client, as far as they are known
     """
 
     def __init__(

@@ -62,14 +62,20 @@ class RejectedReplyError(Exception):
 class Expected:
     """What the reply to one message must look like.
 
-    `shapes` are the tensors of the record `arrays`, which `decode` reads where they are compressed, and `nonnegative`
-    those of the model's tensors that count or are variances.
-    `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
-    those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
-    have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
-    `metric` is the task's primary metric, and `select_by` what selects the round. `tests_sources` says whether clients
-    test on images of their own (data.source_test). `data` is the hash of the data that the client's site had in the
-    handshake; empty in a simulation.
+    client, token, round, phase: those of the message, which the reply repeats
+    examples: the number of the client's training examples, as the handshake said; 0 where it is not compared
+    shapes: shape and type of each tensor of the record `arrays`
+    decode: reads these tensors where they are compressed
+    nonnegative: the tensors of the model that count or are variances
+    banks: the banks with records in the reply
+    views: the round as each of these banks sees it
+    metrics: those that every reply has, and those that a server part needs
+    columns: the other metrics that a reply may have; None: any, because the client is somebody else's
+    order: the work of a round, by the names in SPENT
+    metric: the task's primary metric
+    select_by: what selects the round (run.select_by)
+    tests_sources: whether clients test on examples of their own (data.source_test)
+    data: the hash of the data that the client's site had in the handshake; empty in a simulation
     """
 
     client: str

@@ -60,23 +60,23 @@ class RoundNotes:
             if row["status"] == "ok":
                 row["status"] = f"not used: {reason}"
 
-    def take(self, server: ServerRound) -> None:
+    def take(self, view: ServerRound) -> None:
         """Keeps the details and the notes that server parts left in their round."""
-        self.details += server.details
-        for text in server.notes:
+        self.details += view.details
+        for text in view.notes:
             self.note(text)
 
-    def take_model(self, server: ServerRound, updates: Sequence[Update]) -> None:
+    def take_model(self, view: ServerRound, updates: Sequence[Update]) -> None:
         """Keeps what a computed model leaves: in the clients' rows their updates and weights, and what the parts say.
 
-        server: the round as its parts left it
+        view: the round as its parts left it
         """
         for update in updates:
             self.row(update.client).update(examples=update.examples, **update.metrics)
-        for client, weight in server.weights.items():
+        for client, weight in view.weights.items():
             self.row(client)["weight"] = float(weight)
-        self.take(server)
-        for client, columns in server.client_columns.items():
+        self.take(view)
+        for client, columns in view.client_columns.items():
             self.row(client).update(columns)
 
     def note(self, text: str) -> None:
