@@ -15,9 +15,11 @@ from support import Interrupt, run_small, tiny_experiment
 import strategies.round
 from fedsim.common.errors import UserError
 from fedsim.runtime.watched import WatchedGrid
-from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from strategies.accept import HISTORY
 from strategies.base import FedDG, means
 from strategies.round import RoundResult, play_round
+from strategies.wire.fused_check import largest
 
 HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 MOST_LINES = 60
@@ -133,6 +135,33 @@ def test_a_round_that_is_taken_back_returns_the_model_and_the_state_of_before(me
     assert result.validation == {}
     assert result.accepted == []
     assert set(result.failures) == {"rot0", "rot15", "rot30"}
+
+
+def test_a_model_that_no_single_client_ruined_leaves_the_model_and_the_sizes_of_before(tmp_path):
+    """All updates are huge. The clients then validate the model of before, and the sizes are not remembered."""
+    scene = build("fedavg", tmp_path)
+    server = scene.server
+    server.probe = lambda arrays: largest(arrays) < 1e30
+    before = {name: np.array(array) for name, array in record_to_arrays(scene.arrays).items()}
+    sizes = server.state.snapshot().parts[0][HISTORY]
+
+    def tamper(message, reply):
+        return huge(reply) if message.content["config"]["phase"] == "train" else reply
+
+    result = play_round(server, WatchedGrid(len(server.exchange.clients), tamper), 2, scene.arrays)
+    np.testing.assert_equal(record_to_arrays(result.model), before)
+    assert server.state.parts[HISTORY] == sizes
+    assert set(result.validation) == {"rot0", "rot15", "rot30"}
+    assert result.accepted == []
+    reasons = {row["status"] for row in result.notes.clients.values()}
+    assert reasons == {"not used: the outputs of the aggregated model are not finite"}
+
+
+def huge(reply):
+    arrays = {name: np.array(array) for name, array in record_to_arrays(reply.content["arrays"]).items()}
+    floats = {name: np.full_like(array, 3e38) for name, array in arrays.items() if array.dtype.kind == "f"}
+    reply.content["arrays"] = state_to_record({**arrays, **floats})
+    return reply
 
 
 def test_a_snapshot_stays_as_it_was_and_can_be_restored_again(tmp_path):
