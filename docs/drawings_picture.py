@@ -1,13 +1,15 @@
-"""Draws docs/figures/drawings.png: the five styles, of which four train and one is unseen, and the accuracy on each.
+"""Draws the five styles, of which four train and one is unseen, and the accuracy on each, for light and dark screens.
 
     python docs/drawings_picture.py outputs/drawings/fedavg/openmoji_black
 
-The folder has the runs of one method on one unseen style, one for each seed. The accuracies are those of the round
-with the best source validation: on the images that validate, which no client trains on, and on the unseen style.
+The pictures are docs/figures/drawings.png and docs/site/drawings-dark.png, which the site shows instead of it on a dark
+screen. The folder has the runs of one method on one unseen style, one for each seed. The accuracies are those of the
+round with the best source validation: on the images that validate, which no client trains on, and on the unseen style.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -15,7 +17,21 @@ import pandas as pd
 from fedsim.data.drawings import EMBEDDED, STYLES, listed, sheet_images
 from fedsim.records import read_runs
 
-FILE = Path(__file__).with_name("figures") / "drawings.png"
+HERE = Path(__file__).parent
+LIGHT = {
+    "file": HERE / "figures" / "drawings.png",
+    "paper": "white",
+    "ink": "black",
+    "seen": "#0072b2",
+    "unseen": "#d55e00",
+}
+DARK = {
+    "file": HERE / "site" / "drawings-dark.png",
+    "paper": "#131416",  # the site's own background
+    "ink": "#e6e6e6",
+    "seen": "#56b4e9",
+    "unseen": "#ff8c42",
+}
 TITLES = {
     "fluent_3d": "Fluent 3D",
     "noto": "Noto",
@@ -48,8 +64,8 @@ def accuracies(folder: Path) -> dict[str, float]:
     return {style: sum(values) / len(values) for style, values in sums.items()}
 
 
-def draw(scores: dict[str, float], target: str) -> None:
-    """Write the picture: a row for each style, the unseen one last."""
+def draw(scores: dict[str, float], target: str, look: dict[str, Any]) -> None:
+    """Write the picture in the colours of a look: a row for each style, the unseen one last."""
     names = [row["name"] for row in listed(EMBEDDED)[0]]
     order = [*(style for style in STYLES if style != target), target]
     figure, axes = plt.subplots(
@@ -57,11 +73,12 @@ def draw(scores: dict[str, float], target: str) -> None:
     )
     for line, style in zip(axes, order):
         is_unseen = style == target
-        color = "#d55e00" if is_unseen else "#0072b2"
+        color = look["unseen"] if is_unseen else look["seen"]
         role = "unseen: no client has it" if is_unseen else "a client trains on it"
         for axis in line:
             axis.set_axis_off()
-        line[0].text(0, 0.62, TITLES[style], fontsize=12, weight="bold", va="center", transform=line[0].transAxes)
+        title = {"fontsize": 12, "weight": "bold", "color": look["ink"]}
+        line[0].text(0, 0.62, TITLES[style], va="center", transform=line[0].transAxes, **title)
         line[0].text(0, 0.22, role, fontsize=9, color=color, va="center", transform=line[0].transAxes)
         images = sheet_images(style)
         for axis, thing in zip(line[1:-1], THINGS):
@@ -69,11 +86,14 @@ def draw(scores: dict[str, float], target: str) -> None:
         text = f"{100 * scores[style]:.0f} %"
         line[-1].text(0.95, 0.5, text, fontsize=16, weight="bold", color=color, ha="right", va="center",
                       transform=line[-1].transAxes)  # fmt: skip
-    figure.subplots_adjust(0.02, 0.02, 0.98, 0.98, 0.05, 0.08)
-    FILE.parent.mkdir(exist_ok=True)
-    figure.savefig(FILE, dpi=130, facecolor="white")
+    figure.text(0.975, 0.955, "accuracy of FedAvg", fontsize=9, color=look["ink"], ha="right")
+    figure.subplots_adjust(0.02, 0.02, 0.98, 0.95, 0.05, 0.08)
+    figure.savefig(look["file"], dpi=130, facecolor=look["paper"])
+    plt.close(figure)
 
 
 if __name__ == "__main__":
     runs_folder = Path(sys.argv[1])
-    draw(accuracies(runs_folder), runs_folder.name)
+    means = accuracies(runs_folder)
+    for each in (LIGHT, DARK):
+        draw(means, runs_folder.name, each)

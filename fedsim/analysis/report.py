@@ -42,7 +42,8 @@ Cells = list[Cell | str]  # of a row
 Notes = Mapping[str, Mapping[str, str]]
 ByTarget = Mapping[str, Mapping[str, Sequence[Cases]]]  # {label: {target: the cases of each seed}}
 PIXELS_PER_INCH = 120
-RECIPE = ("format", "recipe", "defaults")  # of environment.json, which are no part of an environment
+# Of environment.json: what a run computed or is made of, which is no part of its environment.
+OF_THE_RUN = ("format", "recipe", "defaults", "scale", "doubt", "stopped")
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 BYTES_NOTE = (
     "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "
@@ -573,7 +574,7 @@ def environment_tables(runs: Runs) -> list[Table]:
     texts: Counter[str] = Counter()
     for run in runs.experiments:
         environment = run_environment(runs, run)
-        for key in RECIPE:
+        for key in OF_THE_RUN:
             environment.pop(key, None)
         texts[json.dumps(environment)] += 1
     tables = []
