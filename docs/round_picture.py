@@ -1,4 +1,4 @@
-"""Draws the five steps of a round, with the slots of a method where they act, as an SVG: the server left, clients right.
+"""Draws the five steps of a round, with the slots of a method where they act, as an SVG.
 
     python docs/round_picture.py      # writes docs/figures/round.svg, with all slots
 

@@ -44,7 +44,11 @@ ByTarget = Mapping[str, Mapping[str, Sequence[Cases]]]  # {label: {target: the c
 PIXELS_PER_INCH = 120
 # Of environment.json: what a run computed or is made of, which is no part of its environment.
 OF_THE_RUN = ("format", "recipe", "defaults", "scale", "doubt", "stopped")
-RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
+RULE_HEADS = {  # each is a number of the unseen domain, at the round that a rule selects
+    "best_validation": "target at best validation",
+    "last": "target at last round",
+    "oracle": "target at its best: ORACLE (upper bound)",
+}
 BYTES_NOTE = (
     "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "
     "(a first model or style of each client) is in clients.csv under round 0 and in the figure of costs."

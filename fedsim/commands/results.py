@@ -330,7 +330,7 @@ def method_notes(experiments: Iterable[Experiment], trust: bool = False) -> dict
     Without trust a method that is made of modules outside fedsim is left out, because they would have to be imported.
     """
     from fedsim.methods.assembly import assemble
-    from fedsim.methods.groups import ideas_of
+    from fedsim.methods.groups import ideas_of, printed_name
     from fedsim.methods.listing import MethodRow
     from fedsim.methods.registry import refuse_outside
 
@@ -341,9 +341,10 @@ def method_notes(experiments: Iterable[Experiment], trust: bool = False) -> dict
             refuse_outside(method, experiment.name, trust)
             recipe = assemble(method.method, method.parts)
             described = texts.setdefault(
-                experiment.method_name, {"group": [], "idea": [], "paper": [], "discloses": []}
+                experiment.method_name, {"group": [], "name": [], "idea": [], "paper": [], "discloses": []}
             )
             described["group"].append(MethodRow(experiment.method_name, recipe, "", None).group)
+            described["name"].append(printed_name(experiment.method_name))
             described["idea"] += ideas_of(experiment.method_name)
             described["paper"].append(recipe.paper)
             described["discloses"].append(recipe.disclosure())

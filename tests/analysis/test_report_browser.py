@@ -43,7 +43,8 @@ return table.offsetWidth - table.closest(".dt-layout-table").clientWidth;
 """
 # The tables of up to eight columns that scroll sideways, by their headings.
 NARROW_TABLES = """
-return [...document.querySelectorAll(".dt-layout-table > *, .scroll")].filter(box => box.scrollWidth > box.clientWidth + 1)
+return [...document.querySelectorAll(".dt-layout-table > *, .scroll")]
+  .filter(box => box.scrollWidth > box.clientWidth + 1)
   .map(box => [...box.querySelectorAll("thead tr:first-child th")].map(head => head.innerText))
   .filter(heads => heads.length <= 8);
 """
@@ -140,7 +141,8 @@ def test_a_narrow_screen_begins_with_what_says_how_good_a_method_is(browser, rep
     browser.get("about:blank")
     browser.get(report.as_uri())
     until(browser, "return document.documentElement.dataset.ready")
-    heads = "return [...document.querySelectorAll('table.methods thead .dt-column-title')].map(head => head.textContent.trim())"
+    titles = "document.querySelectorAll('table.methods thead .dt-column-title')"
+    heads = f"return [...{titles}].map(head => head.textContent.trim())"
     browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert browser.execute_script(NARROW_TABLES) == []
     assert browser.execute_script(heads) == ["Method", "Average", "Δ fedavg", "p"]

@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.common.tasks import TASKS
 from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
-from fedsim.methods.groups import ideas, ideas_of, papers, papers_of
+from fedsim.methods.groups import ideas, ideas_of, papers, papers_of, printed_name
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.methods.table import METHODS
@@ -194,6 +194,8 @@ def test_every_method_has_its_idea_in_one_short_sentence():
         assert len(idea.split()) <= 20, name
         assert idea.endswith("."), name
         assert ". " not in idea, name
+    assert printed_name("fedprox+feddg-ga+outside") == "FedProx + FedDG-GA + outside"
+    assert all(re.sub(r"\W", "", printed_name(name)).lower() == re.sub(r"\W", "", name) for name in METHODS)
     assert ideas_of("fedprox+feddg-ga+outside") == [ideas()["fedprox"], ideas()["feddg-ga"]]
 
 
