@@ -1,4 +1,8 @@
-"""Flower's ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. It is the same for all runtimes."""
+"""Flower's ClientApp, which is the same for all runtimes.
+
+A message is answered by a method of DomainClient: `train`, `validate_model`, `collect` or `doubt`. The visits to the
+unseen domain and the handshake have handlers of their own.
+"""
 
 from fedsim.common.exit_codes import refuse_hidden_packages
 

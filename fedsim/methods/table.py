@@ -1,4 +1,4 @@
-"""All methods, each as a recipe of exchangeable parts. Start reading here.
+"""All methods, each as a recipe of exchangeable parts. Start reading here; some rows stand in files next to this one.
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows, and
 `method.guiding_head.weight=0.25` sets a field of a part. `method.weights="uniform"` replaces a part, and

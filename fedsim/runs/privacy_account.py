@@ -37,7 +37,7 @@ def begun_rounds(folder: Path) -> int:
     return int(file.read_text()) if file.is_file() else 0
 
 
-def begin_round(folder: Path) -> None:
+def count_round(folder: Path) -> None:
     """Counts a round, before anything is asked of the clients."""
     count = begun_rounds(folder) + 1
     atomic_write(folder / BEGUN, str(count), durable=True)
