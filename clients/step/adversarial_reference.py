@@ -35,7 +35,7 @@ WON, MOST_WON = 1e-3, 100  # a loss of the discriminator below the first, in mor
 
 @dataclass
 class Players:
-    """The two networks that are trained beside the main network in one round.
+    """The two networks that are trained besides the main network in one round.
 
     `won` and `longest` count steps in which the discriminator D had nearly no loss: the current series, and the
     longest.

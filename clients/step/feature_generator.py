@@ -1,4 +1,4 @@
-"""FedADG's networks beside the main one: a generator of features by label, a discriminator of features, their losses.
+"""FedADG's networks besides the main one: a generator of features by label, a discriminator of features, their losses.
 
 h [B, d] are extracted features, h' [B, d] generated ones, e(y) [B, C] label codes.
 """
