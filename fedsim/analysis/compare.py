@@ -316,7 +316,7 @@ def _add_papers(
     comparison: Comparison,
     published: bool | Path,
 ) -> list[str]:
-    """Add the papers' rows beside these runs, whose settings are taken as they were given; return notes on them."""
+    """Add the papers' rows next to these runs, whose settings are taken as they were given; return notes on them."""
     if not published or not comparison.is_primary:  # the papers print no other metric
         return []
     table, targets = comparison.table, comparison.targets
