@@ -2,8 +2,8 @@
 
 `published.csv` is package data: paper and table, dataset, backbone, method, target domain, accuracy and spread in
 percent. A baseline of the same name differs between papers by several points, because their protocols differ. A row is
-therefore shown with its paper and table. It is shown only next to runs of the same method (not of a variant) under the
-paper's own protocol, which is a preset of the shipped experiment with nothing changed.
+therefore shown with its paper and table. Runs have it next to them only when they are of the same method (not of a
+variant), under the paper's own protocol. That is a preset of the shipped experiment with nothing changed.
 """
 
 import re
