@@ -14,13 +14,15 @@ import pandas as pd
 
 from fedsim.analysis.agreement import order_notes
 from fedsim.analysis.comparison import COSTS, GROUPS, POOLED, WORST, Comparison
-from fedsim.analysis.metrics import METRICS, find_metric, metric_values
+from fedsim.analysis.metrics import METRICS, find_metric, frequent_class_shares, metric_values
 from fedsim.analysis.notes import (
     comparison_notes,
     damaged_notes,
+    frequent_class_notes,
     part_notes,
     round_notes,
     stopping_notes,
+    verdict_notes,
     without_notes,
 )
 from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
@@ -110,6 +112,8 @@ def compare(
     _add_worst(comparison)
     reasons = _add_papers(runs, recorded, comparison, published)
     comparison.notes = [
+        *verdict_notes(comparison),
+        *_frequent_class_notes(runs, comparison),
         *part_notes(runs.only),
         *comparison_notes(comparison, reasons, runs.unfinished),
         *_notes_on_runs(runs, recorded, not_computed, comparison),
@@ -149,6 +153,14 @@ def _notes_on_runs(
         *stopping_notes(runs, comparison.table),
         *_selection_notes(runs, comparison),
     ]
+
+
+def _frequent_class_notes(runs: Runs, comparison: Comparison) -> list[str]:
+    """Return the notes on targets where rows are not above the share of the most frequent class; of accuracy only."""
+    if comparison.metric != "accuracy" or comparison.select not in RULES:
+        return []
+    shares = frequent_class_shares(runs, comparison.table, comparison.select)
+    return frequent_class_notes(comparison.table, shares)
 
 
 def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
