@@ -348,12 +348,19 @@ def frequent_class_shares(runs: Runs, table: pd.DataFrame, select: str) -> dict[
     They are those of one run: the first of those that are tested on the most examples and kept their predictions.
     """
     shares: dict[str, tuple[int, float]] = {}
-    for row in table.sort_values("target_images", ascending=False, kind="stable").itertuples():
+    ordered = table.sort_values(
+        "target_images",
+        ascending=False,
+        kind="stable",
+    )
+    for row in ordered.itertuples():
         if row.target in shares:
             continue
         with contextlib.suppress(UserError):
             folder = run_folder(runs, row.run)
-            counts = np.bincount(read_predictions(folder, select).label)
-            examples = int(counts.sum())
-            shares[row.target] = (examples, counts.max() / examples)
-    return {target: shares[target] for target in sorted(shares)}
+            labels = read_predictions(folder, select).label
+            counts = np.bincount(labels)
+            examples = len(labels)
+            most = counts.max()
+            shares[row.target] = (examples, most / examples)
+    return dict(sorted(shares.items()))

@@ -71,11 +71,14 @@ def verdict_notes(comparison: Comparison) -> list[str]:
         return [f"No method is shown to differ from {base}: there is no pair of runs to test."]
     differing = []
     for row in tested[tested[column] < LEVEL].to_dict("records"):
-        is_better = (row["difference"] > 0) != comparison.measure.less_is_better
-        direction = "better" if is_better else "worse"
-        differing.append(f"{row['label']} ({direction}, {name} {p_text(row[column])})")
+        is_greater = row["difference"] > 0
+        direction = "worse" if is_greater == comparison.measure.less_is_better else "better"
+        label = row["label"]
+        p_value = p_text(row[column])
+        differing.append(f"{label} ({direction}, {name} {p_value})")
     if differing:
-        return [f"Shown to differ from {base}: {', '.join(differing)}."]
+        methods_and_p = ", ".join(differing)
+        return [f"Shown to differ from {base}: {methods_and_p}."]
     least = p_text(tested[column].min())
     return [f"No method is shown to differ from {base}: the least {name} is {least}."]
 
@@ -94,12 +97,13 @@ def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, fl
         below = list(of_target.index[of_target <= share])
         if not below:
             continue
-        rows = f"not above it: {', '.join(below)}"
+        labels = ", ".join(below)
+        rows = f"not above it: {labels}"
         if len(below) == len(of_target):
             rows = "no row is above it"
-        notes.append(
-            f"{target}: one answer for all of its {examples:,} tested examples is right in {100 * share:.1f} %; {rows}."
-        )
+        percentage = 100 * share
+        answer = f"one answer for all of its {examples:,} tested examples is right in {percentage:.1f} %"
+        notes.append(f"{target}: {answer}; {rows}.")
     return notes
 
 
