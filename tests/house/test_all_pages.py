@@ -86,6 +86,16 @@ def test_the_site_begins_like_the_readme_and_speaks_of_itself():
     assert [page.name for page in (ROOT / "docs").glob("*.md") if "after `make docs`" in page.read_text()] == []
 
 
+def test_every_preset_has_a_line_with_its_files():
+    files_of: dict[str, set[str]] = {}
+    for file in (ROOT / "configs").glob("*.toml"):
+        for preset in tomllib.loads(file.read_text()).get("presets", {}):
+            files_of.setdefault(preset, set()).add(file.stem)
+    first = (ROOT / "docs/presets.md").read_text().split("\n## ")[0]
+    lines = re.findall(r"^\| (?:\[)?`([\w-]+)`(?:\]\([^)]+\))? \| ([^|]+) \|", first, re.M)
+    assert {preset: set(re.findall(r"`([\w-]+)`", files)) for preset, files in lines} == files_of
+
+
 def test_every_slot_has_a_line_with_its_folder():
     lines = re.findall(r"^\| \w+ \| `(\w+)` \| [^|]+ \| `([\w/]+)/` \|$", SLOT_TABLE, re.M)
     assert [slot for slot, _ in lines] == list(SLOTS)
