@@ -5,7 +5,7 @@
     python benchmarks/steps.py --methods all --write fedsim/methods/step_costs.csv        (what `fedsim methods` shows)
     python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
     python benchmarks/steps.py --methods fedclip,promptfl,fedapt,plan --backbone tiny-clip --head text --bottleneck 0 \
-        --train head                                          (rows that learn texts, beside FedCLIP on the same CLIP)
+        --train head                                          (rows that learn texts, next to FedCLIP on the same CLIP)
     python benchmarks/steps.py --table csac-table-3 --record      (the times that `fedsim sweep TABLE --dry-run` uses)
 
 Ratios are to the first row. Each repetition measures every row once, so that other programs slow all rows equally; the
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="with --table: write fedsim/studies/step_times.csv")
     parser.add_argument("--write", type=Path, help="write the ratios to this table")
     parser.add_argument("--again", action="store_true", help="with --write: measure what the table has, too")
-    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, beside the first one")
+    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, besides the first one")
     parser.add_argument("--data", default="pacs", help="data set whose classes, channels and task are taken")
     parser.add_argument("--inference", action="store_true", help="time prediction instead of a training step")
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")

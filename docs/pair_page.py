@@ -11,7 +11,7 @@ from fedsim.parts.part import part_name
 HEAD = """# Objectives, updates and steps
 
 An objective says what the loss of a batch is, an update how the loss moves the weights, and a companion what is trained
-beside it. The table shows every pair of them, and every whole step, as the combination of two rows (`fedsim run digits
+next to it. The table shows every pair of them, and every whole step, as the combination of two rows (`fedsim run digits
 --method jigen+fedsam`). A number stands for the reason below the table for which a pair is refused. This page is made
 from the code.
 

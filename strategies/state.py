@@ -1,4 +1,4 @@
-"""What the server keeps from round to round beside the global model. All of it is in the checkpoint."""
+"""What the server keeps from round to round besides the global model. All of it is in the checkpoint."""
 
 import copy
 from dataclasses import dataclass, field

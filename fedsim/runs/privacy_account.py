@@ -11,7 +11,7 @@ are drawn at random in each round are protected better. The optional package dp-
 takes part in every round, which is an upper bound.
 
 A run that was killed repeats the rounds after its checkpoint, with new noise: these are further releases. The run
-therefore counts the rounds that it has begun in a file beside its token.
+therefore counts the rounds that it has begun in a file next to its token.
 """
 
 import math

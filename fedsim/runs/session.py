@@ -203,7 +203,7 @@ class Session:
         self.note("sites", versions_so_far(self.environment.get("sites", self.sites_before), sites))
 
     def note(self, name: str, value: Json) -> None:
-        """Record a fact of this run beside its environment, if there is anything to say."""
+        """Record a fact of this run besides its environment, if there is anything to say."""
         if value:
             self.environment |= {name: value}
             self._write_environment()
@@ -405,12 +405,12 @@ class Session:
             self._keep_entries("best", best.entries)
 
     def _entries(self, state: ServerState) -> Entries:
-        """What the inference rule needs of the clients beside a model: the tensors of its bank, by client."""
+        """What the inference rule needs of the clients besides a model: the tensors of its bank, by client."""
         bank = state.banks.get(self.space.recipe.infer.bank, {})
         return {client: dict(arrays) for client, arrays in bank.items()}
 
     def _keep_entries(self, which: str, entries: Entries, folder: Path | None = None) -> None:
-        """Saves these entries beside that model (of the run's folder by default)."""
+        """Saves these entries next to that model (of the run's folder by default)."""
         keep_entries(folder or self.folder, which, self.space.recipe.infer.bank, entries)
 
     def _scores_so_far(self) -> list[float]:

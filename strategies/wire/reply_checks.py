@@ -39,7 +39,7 @@ NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_l
 }
 VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
-VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
+VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # besides the task's primary metric
 MEASURED = ("train_loss", "train_seconds")  # metrics of every reply of our own client to a train message
 SPENT = ("images", "steps")  # the work of a client, which the order of its round bounds
 OPTIONAL = (*SPENT, "compile_seconds", "side_by_side")  # metrics of some replies of our own client

@@ -1,4 +1,4 @@
-"""What runs rest on beside their settings: other images are refused, other threads and versions are said."""
+"""What runs rest on besides their settings: other images are refused, other threads and versions are said."""
 
 import json
 from dataclasses import replace

@@ -95,7 +95,7 @@ def test_the_earlier_check_of_a_reply_is_its_reason(first, second, tmp_path):
 
 
 def test_failures_are_recorded_in_the_order_of_the_domains_and_not_of_arrival(tmp_path, caplog):
-    """Errors, refused replies and refused updates: first what the replies themselves say, then what they are beside
+    """Errors, refused replies and refused updates: first what the replies themselves say, then what they are besides
     each other."""
     faults = {C: (Error(2, "ValueError: disk"),), A: (CHECKS["finite"][0],), B: (floats(lambda array: array * 1e30),)}
     run_small(short(tmp_path), tamper=changed(faults))
