@@ -79,6 +79,11 @@ def test_the_first_screen_is_short():
     assert max(map(len, lines)) <= 120
 
 
+@pytest.mark.parametrize(("page", "most"), [("fedsim/deploy/SECURITY.md", 1000), ("docs/results.md", 1300)])
+def test_a_page_for_a_first_reader_stays_short(page, most):
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", (ROOT / page).read_text())) <= most
+
+
 def test_the_site_begins_like_the_readme_and_speaks_of_itself():
     first = (ROOT / "docs/index.md").read_text()
     (end,) = re.findall(r'^```\{include\} \.\./README\.md\n(?::.*\n)*:end-before: "(.+)"$', first, re.M)
