@@ -1,6 +1,6 @@
 """Figures that CSAC and FedIG-A draw: single layers, clients' models on all domains, alpha of each image, settings.
 
-Each function takes records of one experiment. docs/results.md says which figure of a paper each is.
+Each function takes records of one experiment. docs/results-reference.md says which figure of a paper each is.
 """
 
 from collections.abc import Collection, Mapping, Sequence
