@@ -1,19 +1,27 @@
 """The rounds of an app whose clients know nothing of fedsim: they are those of `FedDG`, with and without records."""
 
+import csv
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 from torch import nn
 
+from fedsim.common.errors import UserError
+from fedsim.common.values import JsonTable
 from fedsim.models.tasks import TaskRules, rules_of
+from fedsim.records.csv_file import CsvFile
+from fedsim.records.environment import read_environment
+from fedsim.records.reading import read_settings
+from fedsim.records.recorder import ROUND_COLUMNS
 from fedsim.runs import admission
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
@@ -116,20 +124,101 @@ class Rounds:
         """
         plan = self.space.plan
         rounds = plan.experiment.train.rounds
+        configs = {"train_config": plain(self.nodes.train_config), "evaluate_config": plain(self.nodes.evaluate_config)}
+        refuse_other_clients(plan)
+        refuse_other_configs(plan.folder, configs)
         if admission.is_already_finished(plan):
             logger.info("fedsim: already finished: %s", plan.folder)
             arrays = load_file(plan.folder / "last.safetensors")
-            return Result(arrays=state_to_record(arrays))
+            result = Result(arrays=state_to_record(arrays))
+            add_recorded(result, plan.folder)
+            return result
         with recorded(plan, ()) as (callbacks, check):
             session = Session(self.space, callbacks, check)
+            session.note("app", configs)
             session.attach(self.strategy)
             session.target_images = tested
             left = rounds - max(self.strategy.finished_rounds, 0)
             result = self.play(session.initial_arrays(), left, evaluate_fn)
             session.finish()
+        add_recorded(result, plan.folder)
         return result
 
 
+def plain(config: ConfigRecord) -> JsonTable:
+    """Returns the values of a config as they are recorded, by name; bytes are written in hexadecimal digits."""
+    values = {name: value.hex() if isinstance(value, bytes) else value for name, value in config.items()}
+    return dict(values)
+
+
+def refuse_other_clients(plan: Plan) -> None:
+    """Raises UserError when the run in the plan's folder has other clients.
+
+    Logs a warning when clients have no names of their own, because such a run cannot be resumed.
+    """
+    now = set(plan.experiment.data.domains)
+    then = now
+    if (plan.folder / "experiment.toml").is_file():
+        then = set(read_settings(plan.folder).data.domains)
+    nameless = any(name.startswith("node-") for name in now)
+    hint = "reply with ConfigRecord({'domain': NAME}) in each client's messages"
+    if then != now:
+        names = f"give every client a name that stays ({hint}), and " if nameless else ""
+        gone = ", ".join(sorted(then - now)) or "none more"
+        new = ", ".join(sorted(now - then)) or "none more"
+        raise UserError(f"{plan.folder} holds a run of other clients ({gone}) than those of today ({new}); {names}"
+                        "choose another output=..., or remove the folder")  # fmt: skip
+    if nameless:
+        logger.warning("fedsim: clients are called by their nodes, which change from run to run, so that this run "
+                       "cannot be resumed; %s", hint)  # fmt: skip
+
+
+def refuse_other_configs(folder: Path, configs: Mapping[str, JsonTable]) -> None:
+    """Raises UserError when the run in a folder sent its clients another train_config or evaluate_config."""
+    recorded = read_environment(folder).get("app", configs)
+    for argument, config in configs.items():
+        then = recorded.get(argument, {})
+        changed = sorted(name for name in then.keys() | config.keys() if then.get(name) != config.get(name))
+        if changed:
+            name = changed[0]
+            raise UserError(f"{folder} holds a run with another {argument}: {name} was {then.get(name, 'absent')}, and "
+                            f"is {config.get(name, 'absent')}; choose another output=..., or remove the "
+                            "folder")  # fmt: skip
+
+
+def add_recorded(result: Result, folder: Path) -> None:
+    """Adds the metrics of the rounds that an earlier start has recorded, and this one did not play."""
+    clients: dict[int, dict[str, dict[str, float]]] = {}
+    lines = (folder / "clients.csv").read_text().splitlines()
+    for row in csv.DictReader(lines):
+        numbers = {name: float(cell) for name, cell in row.items() if cell and name not in TEXTS}
+        clients.setdefault(int(row["round"]), {})[row["client"]] = numbers
+    for number, rows in clients.items():
+        if number and number not in result.train_metrics_clientapp:
+            of_training, of_validation = client_means(rows)
+            result.train_metrics_clientapp[number] = of_training
+            if of_validation:
+                result.evaluate_metrics_clientapp[number] = of_validation
+    for scores in CsvFile(folder / "rounds.csv", ROUND_COLUMNS).numbers():
+        number = int(scores["round"])
+        if "target_accuracy" in scores and number not in result.evaluate_metrics_serverapp:
+            record = MetricRecord({"accuracy": scores["target_accuracy"], "loss": scores.get("target_loss", 0.0)})
+            result.evaluate_metrics_serverapp[number] = record
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        in_order = sorted(getattr(result, name).items())
+        setattr(result, name, dict(in_order))
+
+
+def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, MetricRecord]:
+    """Returns the means over the clients of a round (of what they say of training, of validation)."""
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
+    of_training = [name for name in shown if not name.startswith("validation_")]
+    of_validation = [name for name in shown if name.startswith("validation_")]
+    return means_of(rows, of_training), means_of(rows, of_validation)
+
+
+TEXTS = ("round", "client", "domain", "status")  # columns of clients.csv that are no numbers of the client
 NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images")  # beginnings of columns
 
 
@@ -174,12 +263,7 @@ class Metrics(Sink):
 
     def _add_clients(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Logs and keeps the means over the clients of a round, whose rows are given by the name of the client."""
-        columns = dict.fromkeys(name for row in rows.values() for name in row)
-        shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
-        of_training = [name for name in shown if not name.startswith("validation_")]
-        of_validation = [name for name in shown if name.startswith("validation_")]
-        self.of_training[number] = means_of(rows, of_training)
-        self.of_validation[number] = means_of(rows, of_validation)
+        self.of_training[number], self.of_validation[number] = client_means(rows)
         logger.info("\t clients: %s", {**self.of_training[number], **self.of_validation[number]})
 
     def add_to(self, result: Result) -> None:

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedsim.apps.given import Model, made, named_model, named_recipe
-from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, renamed
+from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, add_recorded, renamed
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES
 from fedsim.common.values import Json, JsonTable
@@ -219,7 +219,8 @@ class AppStrategy(WholeRounds):
         if not introductions:
             return self._with_any_clients(nodes, roster, call)
         if train_config or evaluate_config:
-            raise UserError("fedsim.client_app takes no train_config and evaluate_config: give settings to it")
+            raise UserError("remove train_config and evaluate_config from strategy.start: lr and other settings "
+                            "of the training go into fedsim.client_app(...)")  # fmt: skip
         return self._with_our_clients(grid, call, roster, introductions)
 
     def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:
@@ -333,9 +334,9 @@ class AppStrategy(WholeRounds):
             run = {"output": folder, **self._output()}
             plan = resolve(experiment.replace(data=of_data, model=model, run=run))
             serve(QuickGrid(grid), plan, sinks=[metrics])
-            arrays = load_file(plan.folder / "last.safetensors")
-        result = Result(arrays=renamed(arrays, names))
-        metrics.add_to(result)
+            result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
+            metrics.add_to(result)
+            add_recorded(result, plan.folder)
         return result
 
 
