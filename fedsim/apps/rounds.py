@@ -1,6 +1,5 @@
 """The rounds of an app whose clients know nothing of fedsim: they are those of `FedDG`, with and without records."""
 
-import csv
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -15,14 +14,10 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedsim.common.errors import UserError
 from fedsim.common.values import JsonTable
 from fedsim.models.tasks import TaskRules, rules_of
-from fedsim.records.csv_file import CsvFile
-from fedsim.records.environment import read_environment
-from fedsim.records.reading import read_settings
-from fedsim.records.recorder import ROUND_COLUMNS
 from fedsim.runs import admission
+from fedsim.runs.app_records import recorded_numbers, refuse_other_clients, refuse_other_configs
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
 from fedsim.runs.session import Session
@@ -37,7 +32,7 @@ from strategies.recipe import ServerRecipe
 from strategies.round import RoundResult
 from strategies.wire.grids import PatientGrid
 from strategies.wire.handshake import OpenRoster
-from strategies.wire.own_apps import AppGrid, means_of
+from strategies.wire.own_apps import AppGrid, means_of, metric_record
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("flwr.fedsim")  # by Flower's handler; a run of fedsim silences Flower's own lines
@@ -151,59 +146,17 @@ def plain(config: ConfigRecord) -> JsonTable:
     return dict(values)
 
 
-def refuse_other_clients(plan: Plan) -> None:
-    """Raises UserError when the run in the plan's folder has other clients.
-
-    Logs a warning when clients have no names of their own, because such a run cannot be resumed.
-    """
-    now = set(plan.experiment.data.domains)
-    then = now
-    if (plan.folder / "experiment.toml").is_file():
-        then = set(read_settings(plan.folder).data.domains)
-    nameless = any(name.startswith("node-") for name in now)
-    hint = "reply with ConfigRecord({'domain': NAME}) in each client's messages"
-    if then != now:
-        names = f"give every client a name that stays ({hint}), and " if nameless else ""
-        gone = ", ".join(sorted(then - now)) or "none more"
-        new = ", ".join(sorted(now - then)) or "none more"
-        raise UserError(f"{plan.folder} holds a run of other clients ({gone}) than those of today ({new}); {names}"
-                        "choose another output=..., or remove the folder")  # fmt: skip
-    if nameless:
-        logger.warning("fedsim: clients are called by their nodes, which change from run to run, so that this run "
-                       "cannot be resumed; %s", hint)  # fmt: skip
-
-
-def refuse_other_configs(folder: Path, configs: Mapping[str, JsonTable]) -> None:
-    """Raises UserError when the run in a folder sent its clients another train_config or evaluate_config."""
-    recorded = read_environment(folder).get("app", configs)
-    for argument, config in configs.items():
-        then = recorded.get(argument, {})
-        changed = sorted(name for name in then.keys() | config.keys() if then.get(name) != config.get(name))
-        if changed:
-            name = changed[0]
-            raise UserError(f"{folder} holds a run with another {argument}: {name} was {then.get(name, 'absent')}, and "
-                            f"is {config.get(name, 'absent')}; choose another output=..., or remove the "
-                            "folder")  # fmt: skip
-
-
 def add_recorded(result: Result, folder: Path) -> None:
     """Adds the metrics of the rounds that an earlier start has recorded, and this one did not play."""
-    clients: dict[int, dict[str, dict[str, float]]] = {}
-    lines = (folder / "clients.csv").read_text().splitlines()
-    for row in csv.DictReader(lines):
-        numbers = {name: float(cell) for name, cell in row.items() if cell and name not in TEXTS}
-        clients.setdefault(int(row["round"]), {})[row["client"]] = numbers
+    clients, scores = recorded_numbers(folder)
     for number, rows in clients.items():
         if number and number not in result.train_metrics_clientapp:
             of_training, of_validation = client_means(rows)
             result.train_metrics_clientapp[number] = of_training
             if of_validation:
                 result.evaluate_metrics_clientapp[number] = of_validation
-    for scores in CsvFile(folder / "rounds.csv", ROUND_COLUMNS).numbers():
-        number = int(scores["round"])
-        if "target_accuracy" in scores and number not in result.evaluate_metrics_serverapp:
-            record = MetricRecord({"accuracy": scores["target_accuracy"], "loss": scores.get("target_loss", 0.0)})
-            result.evaluate_metrics_serverapp[number] = record
+    for number, score in scores.items():
+        result.evaluate_metrics_serverapp.setdefault(number, metric_record(score))
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
         in_order = sorted(getattr(result, name).items())
         setattr(result, name, dict(in_order))
@@ -218,7 +171,6 @@ def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, M
     return means_of(rows, of_training), means_of(rows, of_validation)
 
 
-TEXTS = ("round", "client", "domain", "status")  # columns of clients.csv that are no numbers of the client
 NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images")  # beginnings of columns
 
 
@@ -266,13 +218,15 @@ class Metrics(Sink):
         self.of_training[number], self.of_validation[number] = client_means(rows)
         logger.info("\t clients: %s", {**self.of_training[number], **self.of_validation[number]})
 
-    def add_to(self, result: Result) -> None:
-        """Fills in the metrics of the clients and of the unseen domain."""
+    def add_to(self, result: Result, folder: Path | None = None) -> None:
+        """Fills in the metrics of the clients and of the unseen domain; folder: of records that have further rounds."""
         result.train_metrics_clientapp.update(self.of_training)
         result.evaluate_metrics_clientapp = {number: record for number, record in self.of_validation.items() if record}
         for number, record in self.of_target.items():
             metrics = result.evaluate_metrics_serverapp.setdefault(number, MetricRecord())
             metrics.update(record)
+        if folder:
+            add_recorded(result, folder)
 
 
 def renamed(arrays: Arrays, names: Mapping[str, str]) -> ArrayRecord:

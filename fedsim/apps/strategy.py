@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedsim.apps.given import Model, made, named_model, named_recipe
-from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, add_recorded, renamed
+from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, renamed
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES
 from fedsim.common.values import Json, JsonTable
@@ -62,6 +62,15 @@ RESERVED = {
     "output": "give it to fedsim.strategy(..., output=...)",
 }
 
+# Arguments of Flower's FedAvg that have other names here.
+OF_FLOWER = {
+    "fraction_train": "clients_per_round=N trains N clients in each round",
+    "fraction_evaluate": "evaluate_clients says which clients validate",
+    "min_train_nodes": "min_available_nodes=N awaits N clients before the first round",
+    "min_evaluate_nodes": "min_available_nodes=N awaits N clients before the first round",
+    "weighted_by_key": "the examples of a client are the metric num-examples of its replies",
+}
+
 Target = Any  # a Dataset, (name, Dataset), the name of a client, or None
 
 
@@ -93,6 +102,9 @@ def strategy(
     """
     if client not in ("any", "fedsim"):
         raise UserError(f"client is {client!r}; write 'any', or 'fedsim' where the ClientApp is fedsim.client_app")
+    for argument, instead in OF_FLOWER.items():
+        if argument in settings:
+            raise UserError(f"fedsim.strategy takes no {argument}, which is FedAvg's: {instead}")
     name = named_recipe(method)
     experiment = app_experiment(name, settings)
     recipe = build_recipe(experiment)
@@ -335,8 +347,7 @@ class AppStrategy(WholeRounds):
             plan = resolve(experiment.replace(data=of_data, model=model, run=run))
             serve(QuickGrid(grid), plan, sinks=[metrics])
             result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
-            metrics.add_to(result)
-            add_recorded(result, plan.folder)
+            metrics.add_to(result, plan.folder)
         return result
 
 

@@ -237,6 +237,11 @@ REFUSED = {
     ),
     "no examples": (lambda: play(shift_app(lambda n, r: {"num-examples": [1]})), "lacks the metric 'num-examples'"),
     "a gap that is missing": (lambda: play(shift_app(), "feddg-ga"), "lacks the metric 'gap' (or received_loss and"),
+    "one of two losses": (
+        lambda: play(shift_app(lambda n, r: {"received_loss": 3.0}), "feddg-ga"),
+        "lacks the metric 'trained_loss', the mean loss of the trained model on the same data; of it and its received",
+    ),
+    "an argument of FedAvg": (lambda: fedsim.strategy("fedavg", fraction_train=0.5), "clients_per_round=N trains N"),
     "steps that are missing": (lambda: play(shift_app(), "fednova"), "lacks the metric 'steps', the number of"),
     "a loss that is missing": (lambda: play(shift_app(), "afl"), "lacks the metric 'received_loss', the mean loss"),
     "a loss of the training": (lambda: play(shift_app(), "qfedavg"), "lacks the metric 'train_loss'"),
