@@ -7,7 +7,7 @@ Every message of a deployed run starts a new process. Each repetition starts a n
 client process imports, loads the app, opens cached data and takes one step. The import of PyTorch is measured in the
 same way. Wall seconds and processor seconds are printed; on a busy machine only processor seconds are useful.
 
-With --run it is the command `fedsim run` on a terminal, beside an import of PyTorch alone: wall seconds to its first
+With --run it is the command `fedsim run` on a terminal, next to an import of PyTorch alone: wall seconds to its first
 line and to its end, and processor seconds.
 """
 

@@ -5,7 +5,7 @@
     python benchmarks/steps.py --methods all --write fedsim/methods/step_costs.csv        (what `fedsim methods` shows)
     python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
     python benchmarks/steps.py --methods fedclip,promptfl,fedapt,plan --backbone tiny-clip --head text --bottleneck 0 \
-        --train head                                          (rows that learn texts, beside FedCLIP on the same CLIP)
+        --train head                                          (rows that learn texts, next to FedCLIP on the same CLIP)
     python benchmarks/steps.py --table csac-table-3 --record      (the times that `fedsim sweep TABLE --dry-run` uses)
 
 Ratios are to the first row. Each repetition measures every row once, so that other programs slow all rows equally; the
@@ -108,14 +108,14 @@ def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], Non
         module.eval()
     with torch.no_grad():
         net(data.images)  # so that the running statistics are not the initial 0 and 1
-    for number, phase in enumerate([recipe.client.prelude, "train", "train"]):
+    for number, phase in enumerate([recipe.step.prelude, "train", "train"]):
         if not phase:
             continue
         store.open_round(number)
         round = local_round(recipe, experiment, net, data, phase, number, store)
         round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
         round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
-        step = recipe.client.begin(round)
+        step = recipe.step.begin(round)
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(phase)]
         data.augment = recipe.augment.begin(round) if recipe.augment else None
 
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="with --table: write fedsim/studies/step_times.csv")
     parser.add_argument("--write", type=Path, help="write the ratios to this table")
     parser.add_argument("--again", action="store_true", help="with --write: measure what the table has, too")
-    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, beside the first one")
+    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, besides the first one")
     parser.add_argument("--data", default="pacs", help="data set whose classes, channels and task are taken")
     parser.add_argument("--inference", action="store_true", help="time prediction instead of a training step")
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")

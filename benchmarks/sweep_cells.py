@@ -1,4 +1,4 @@
-"""Wall time of a sweep, start of its command included, beside bare PyTorch loops of the same cells on the same cores.
+"""Wall time of a sweep, start of its command included, next to bare PyTorch loops of the same cells on the same cores.
 
     python benchmarks/sweep_cells.py
     python benchmarks/sweep_cells.py --config pacs --preset imagenet-small --root PACS --methods fedavg \\
@@ -10,7 +10,7 @@ are those of `overhead.py`, which use SGD, as many at a time as the sweep has jo
 takes its cells one after the other and has imported everything and read its data before the clock starts, so that only
 the work of the cells counts. Both sides take turns. The goal is a ratio of at most 1.10.
 
-With --fixed it is what a cell costs beside its rounds: the processor seconds of all processes of a sweep whose cells
+With --fixed it is what a cell costs besides its rounds: the processor seconds of all processes of a sweep whose cells
 have one round, with 1 seed and with 21, and their difference by cell. The goal is at most 0.15 (Linux alone).
 """
 
@@ -106,7 +106,7 @@ def fixed_cost(config: str, methods: str, overrides: list[str], repeats: int) ->
 def main() -> None:
     """Run both sides in turn and print the ratio of the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fixed", action="store_true", help="what a cell costs beside its rounds")
+    parser.add_argument("--fixed", action="store_true", help="what a cell costs besides its rounds")
     parser.add_argument("--config", default="")
     parser.add_argument("--preset", default="")
     parser.add_argument("--root", default="", help="folder of the images")

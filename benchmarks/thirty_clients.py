@@ -1,4 +1,4 @@
-"""Thirty clients of the digits CNN, five of ResNet-18, or a thousand with small pictures, beside a plain loop.
+"""Thirty clients of the digits CNN, five of ResNet-18, or a thousand with small pictures, next to a plain loop.
 
     python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet)
     python benchmarks/thirty_clients.py --ways one-process,default,ray,side-by-side,compiled --repeats 3

@@ -7,7 +7,7 @@ from results_read import digits, results_of
 from round_picture import picture
 
 from fedsim.commands.methods import first_try
-from fedsim.methods.groups import elsewhere_table, ideas, papers_of
+from fedsim.methods.groups import elsewhere_table, ideas, papers_of, printed_name, titled
 from fedsim.methods.listing import MethodRow, listed, step_costs
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.methods.registry import one_line
@@ -45,7 +45,7 @@ def leaves(recipe: Recipe) -> str:
 
 def tasks(recipe: Recipe) -> str:
     """The tasks that all parts of a recipe can have."""
-    return ", ".join(task for task in Recipe().client.tasks if all(task in part.tasks for _, part in recipe.pairs))
+    return ", ".join(task for task in Recipe().step.tasks if all(task in part.tasks for _, part in recipe.pairs))
 
 
 def methods_table(groups: dict[str, list[MethodRow]]) -> str:
@@ -58,7 +58,7 @@ def methods_table(groups: dict[str, list[MethodRow]]) -> str:
     for group, rows in groups.items():
         for row in rows:
             here = own.get(row.name, {})
-            idea = f"<br><small>{in_cell(ideas()[row.name])}</small>"
+            idea = f"<br><small>{in_cell(printed_name(row.name))}: {in_cell(ideas()[row.name])}</small>"
             cells = [f"[{row.name}](methods/{row.name}.md){idea}", group.partition(":")[0], leaves(row.recipe)]
             cells += ["" if row.cost is None else f"{row.cost:.2f}", here.get("bytes", ""), tasks(row.recipe)]
             lines.append(f"| {' | '.join([*cells, here.get('average', '').partition(' ')[0]])} |")
@@ -84,7 +84,7 @@ def cited(recipe: Recipe) -> str:
 
 def method_page(name: str, recipe: Recipe) -> str:
     """One method: idea, paper, commands, disclosure, recipe, results, and each part with its formula and settings."""
-    lines = [f"# {name}", "", f"**{in_cell(ideas()[name])}**", "", f"{cited(recipe)}.", ""]
+    lines = [f"# {titled(name)}", "", f"**{in_cell(ideas()[name])}**", "", f"{cited(recipe)}.", ""]
     lines += ["```bash", f"{first_try(name, recipe)} --target rot75", f"fedsim methods {name}", "```", ""]
     cost = step_costs()[0].get(name)
     lines += [f"- **What leaves the clients:** {in_cell(recipe.disclosure())}."]

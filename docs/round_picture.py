@@ -1,4 +1,4 @@
-"""Draws one round and the slots of a method as an SVG: the server left, the clients right, the round clockwise.
+"""Draws the five steps of a round, with the slots of a method where they act, as an SVG.
 
     python docs/round_picture.py      # writes docs/figures/round.svg, with all slots
 
@@ -28,22 +28,22 @@ class Slot(NamedTuple):
 SERVER, CLIENT, MODEL = "server", "client", "model"
 PLACES = {
     "weights": Slot(14, 46, SERVER, "who counts how"),
-    "fuse": Slot(14, 76, SERVER, "many into one"),
-    "banks": Slot(14, 106, SERVER, "what else goes"),
-    "visits": Slot(14, 136, SERVER, "asks the unseen"),
-    "refine": Slot(14, 166, SERVER, "a step after it"),
+    "fuse": Slot(14, 76, SERVER, "into one model"),
+    "banks": Slot(14, 106, SERVER, "beyond models"),
+    "visits": Slot(14, 136, SERVER, "of the unseen"),
+    "refine": Slot(14, 166, SERVER, "a last change"),
     "share": Slot(236, 46, SERVER),
     "compress": Slot(236, 76, SERVER),
     "reports": Slot(236, 222, CLIENT),
     "batches": Slot(346, 46, CLIENT, "which data"),
-    "augment": Slot(346, 76, CLIENT, "changed"),
+    "augment": Slot(346, 76, CLIENT, "changes it"),
     "objective": Slot(346, 106, CLIENT, "the loss"),
-    "terms": Slot(346, 136, CLIENT, "plus these"),
-    "update": Slot(346, 166, CLIENT, "one step"),
-    "companions": Slot(346, 196, CLIENT, "next to it"),
-    "client": Slot(346, 226, CLIENT, "or all new"),
-    "norm": Slot(14, 236, MODEL, "its norm layers"),
-    "inserts": Slot(14, 266, MODEL, "and in between"),
+    "terms": Slot(346, 136, CLIENT, "more loss"),
+    "update": Slot(346, 166, CLIENT, "each step"),
+    "companions": Slot(346, 196, CLIENT, "more nets"),
+    "step": Slot(346, 226, CLIENT, "whole step"),
+    "norm": Slot(14, 236, MODEL, "normalization"),
+    "inserts": Slot(14, 266, MODEL, "added layers"),
     "infer": Slot(14, 350, MODEL, "how the model predicts there"),
     "unlabelled": Slot(14, 380, CLIENT, "how that machine answers a visit, without labels"),
 }
@@ -88,28 +88,27 @@ def slots(lit: Collection[str]) -> Iterator[str]:
 def scenery() -> Iterator[str]:
     """The machines of a federation, and what goes from one to the other."""
     yield box(6, 10, 218, 190, "box")
-    yield text(14, 34, "server", "title")
+    yield text(14, 34, "4  the server averages", "title")
     for behind in (8, 4, 0):  # several clients
         yield box(338 + behind, 10 + behind, 178, 250, "box")
-    yield text(346, 34, "clients", "title")
-    yield text(420, 34, "a domain each", "caption")
+    yield text(346, 34, "2  clients train", "title")
     yield arrow("M 226 30 H 330")
-    yield text(281, 22, "the model", "text", "middle")
+    yield text(281, 22, "1  the model", "title", "middle")
     yield text(281, 118, "which tensors", "caption", "middle")
     yield text(281, 134, "go, and in", "caption", "middle")
     yield text(281, 150, "what form", "caption", "middle")
     yield arrow("M 336 174 H 232")
-    yield text(281, 191, "updates", "text", "middle")
-    yield arrow("M 281 220 V 198")
+    yield text(281, 192, "3  updates", "title", "middle")
+    yield arrow("M 281 221 V 201")
     yield text(281, 261, "measurements", "caption", "middle")
     yield box(6, 208, 218, 90, "box")
     yield text(14, 229, "model", "title")
     yield arrow("M 115 298 V 310")
     yield box(6, 312, 518, 100, "unseen")
-    yield text(14, 338, "unseen domain", "title")
-    yield text(160, 338, "no client has it, and it chooses nothing", "caption")
-    yield text(6, 436, "A coloured word is a slot. A method fills a few of them with its own parts;", "text")
-    yield text(6, 456, "the other slots have the parts of FedAvg.", "text")
+    yield text(14, 338, "5  test: unseen domain", "title")
+    yield text(250, 338, "no client has it, it selects nothing", "caption")
+    yield text(6, 436, "Each client has a domain of its own. A word in a box is a slot: a method fills", "text")
+    yield text(6, 456, "a few of them with parts of its own, and the others have FedAvg's parts.", "text")
 
 
 def picture(lit: Collection[str], title: str) -> str:

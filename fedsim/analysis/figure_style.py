@@ -120,13 +120,13 @@ Looks = Mapping[str, Style]  # by label: a method looks the same in all figures 
 
 
 def places(names: Iterable[str]) -> dict[str, int]:
-    """{name: the number of its style}, in figures and in the report.
+    """{name: the number of its style}, in figures and in the report; a name may come several times.
 
     FedAvg is black and solid, DeepAll grey and dashed, and no other method has one of these two colours.
     """
     reserved = {number % len(COLORS) for number in FIXED.values()}
     numbers = (number for number in count() if number % len(COLORS) not in reserved)
-    return {name: FIXED[name] if name in FIXED else next(numbers) for name in names}
+    return {name: FIXED[name] if name in FIXED else next(numbers) for name in dict.fromkeys(names)}
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:

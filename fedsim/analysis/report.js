@@ -6,6 +6,7 @@ const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot", "2
 const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star", "triangle-left",
   "triangle-right", "hexagon"];
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "--text", "#808080"];
+const NARROW = 700; // pixels; a narrower screen begins with the columns that say how good a method is
 const COSTS = [["gigabytes", "bytes", "GB exchanged in one run"],
   ["minutes", "seconds", "minutes of one run"], ["steps", "steps", "local steps of one run, all clients"]];
 const SCREEN = {width: undefined};
@@ -51,7 +52,7 @@ function chart(host, title, choices, figure) {
   function draw() {
     const chosen = Object.fromEntries(choices.map(([name, options]) => [name, options[0]?.[0]]));
     for (const select of own.querySelectorAll("select")) chosen[select.name] = select.value;
-    const width = SCREEN.width ?? plot.clientWidth, narrow = width < 700;
+    const width = SCREEN.width ?? plot.clientWidth, narrow = width < NARROW;
     const {traces, layout, missing} = figure(chosen, narrow);
     const axis = {gridcolor: colour("--line"), zerolinecolor: colour("--soft"), automargin: true};
     said.textContent = missing;
@@ -72,9 +73,9 @@ function chart(host, title, choices, figure) {
 }
 
 function legend(names, narrow, height = 420) {
-  const below = {orientation: "h", x: 0, xanchor: "left", y: -0.16, yanchor: "top"};
+  const below = {orientation: "h", x: 0, xanchor: "left", y: -0.22, yanchor: "top"};
   const rows = Math.ceil(names.length / 2);
-  return {showlegend: names.length > 1, height: narrow ? height + 20 * rows : Math.max(height, 20 * Math.min(names.length, 40)),
+  return {showlegend: names.length > 1, height: narrow ? height + 30 + 20 * rows : Math.max(height, 20 * Math.min(names.length, 40)),
     legend: {itemclick: "toggleothers", itemdoubleclick: "toggle", ...(narrow ? below : {})}};
 }
 
@@ -169,6 +170,10 @@ function dots(experiment, shown) {
   };
 }
 
+function sizeUnit(gigabytes) { // [the unit in which the largest value is one or more, units in a gigabyte]
+  return gigabytes >= 1 ? ["GB", 1] : gigabytes >= 1e-3 ? ["MB", 1e3] : ["kB", 1e6];
+}
+
 function costFront(experiment, shown) {
   return ({cost}, narrow) => {
     const methods = shown().filter(method => method.cells.average[0] != null && method.costs[cost] != null);
@@ -177,18 +182,19 @@ function costFront(experiment, shown) {
       .sort((one, other) => one.costs[cost] - other.costs[cost] || sign * (other.cells.average[0] - one.cells.average[0]));
     let best = -Infinity;
     const front = cheapest.filter(({cells: {average: [mean]}}) => sign * mean > best && (best = sign * mean, true));
-    const x = methods.map(method => method.costs[cost]), left = shown().filter(method => !methods.includes(method));
+    const [unit, factor] = cost === "gigabytes" ? sizeUnit(Math.max(...methods.map(method => method.costs[cost]))) : ["", 1];
+    const x = methods.map(method => factor * method.costs[cost]), left = shown().filter(method => !methods.includes(method));
     const logarithmic = Math.max(...x) > 10 * Math.min(...x) && Math.min(...x) > 0, scale = logarithmic ? Math.log : Number;
     const lowest = logarithmic ? scale(Math.min(...x)) : 0, width = scale(Math.max(...x)) - lowest || 1;
     const tops = methods.flatMap(({cells: {average: [mean, spread]}}) => [mean - spread, mean + spread]);
     const named = new Map(); // to [x, y, half of the name's width] in shares of the plot: names that would overlap wait for a hover
     for (const method of methods.length > MOST ? front : methods) {
-      const at = [(scale(method.costs[cost]) - lowest) / width, (method.cells.average[0] - Math.min(...tops)) / (Math.max(...tops) - Math.min(...tops) || 1),
+      const at = [(scale(factor * method.costs[cost]) - lowest) / width, (method.cells.average[0] - Math.min(...tops)) / (Math.max(...tops) - Math.min(...tops) || 1),
         method.shown.length * (narrow ? 0.012 : 0.003)];
       if ([...named.values()].every(other => Math.abs(at[1] - other[1]) > 0.06 || Math.abs(at[0] - other[0]) > at[2] + other[2])) named.set(method, at);
     }
     return {
-      traces: [{x: front.map(method => method.costs[cost]), y: front.map(method => method.cells.average[0]), mode: "lines",
+      traces: [{x: front.map(method => factor * method.costs[cost]), y: front.map(method => method.cells.average[0]), mode: "lines",
         line: {shape: "hv", color: colour("--soft"), width: 1}, hoverinfo: "skip"},
       {x, y: methods.map(method => method.cells.average[0]), mode: "markers+text", cliponaxis: false,
         text: methods.map(method => named.has(method) ? method.shown : ""),
@@ -197,7 +203,7 @@ function costFront(experiment, shown) {
         error_y: {array: methods.map(method => method.cells.average[1] ?? 0), color: colour("--soft"), thickness: 1, width: 3},
         hovertext: methods.map(method => method.shown), hovertemplate: "%{hovertext}<br>%{y:.4~g}" + experiment.unit + " for %{x:.4~g}<extra></extra>"}],
       layout: {showlegend: false, yaxis: {title: {text: `average ${experiment.metric}`}},
-        xaxis: {title: {text: COSTS.find(([key]) => key === cost)[2]}, nticks: 8,
+        xaxis: {title: {text: COSTS.find(([key]) => key === cost)[2].replace("GB", unit || "GB")}, nticks: 8,
           ...(logarithmic ? {type: "log", dtick: "D2"} : {rangemode: "tozero"})}},
       missing: (named.size < methods.length ? "Hover shows the other names. " : "") + (left.length ? `Not drawn, because a target or the cost is missing: ${left.map(method => method.shown).join(", ")}.` : ""),
     };
@@ -280,7 +286,7 @@ function runPage(run, place) {
       [client, ...values.map((value, number) => run.messages[0][number].startsWith("bytes_") ? (value / 1e6).toPrecision(4) : value)]))),
     ...text("Failures", run.failures?.length && make("ul", {}, ...run.failures.map(line => make("li", {}, line)))),
     ...text("Recipe", Object.keys(run.recipe).length && plainTable(["part", "settings"], Object.entries(run.recipe))),
-    ...text("Settings beside those that all runs share", Object.keys(run.settings).length && plainTable(["setting", "value"], Object.entries(run.settings))),
+    ...text("Settings besides those that all runs share", Object.keys(run.settings).length && plainTable(["setting", "value"], Object.entries(run.settings))),
     ...text("Run it again", make("pre", {}, run.command)));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
@@ -311,12 +317,18 @@ function enhance(table) {
   const isNumber = column => rows.length > 0 && rows[0].cells[column].hasAttribute("data-order");
   const isList = column => !isNumber(column) && new Set(rows.map(row => row.cells[column].textContent)).size <= 20;
   const filters = !table.classList.contains("text") && rows.length > 2;
+  const heading = column => table.tHead.rows[0].cells[column].textContent.trim();
+  const isFirst = table.classList.contains("methods") ? column => column === 0 || /^(Average|Δ|p$)/.test(heading(column))
+    : column => column < 4;
+  const isHidden = column => filters && innerWidth < NARROW && !isFirst(column);
+  const hidden = columns.filter(isHidden).length;
+  const button = hidden ? `columns: ${columns.length - hidden} of ${columns.length} are shown` : "columns";
   return new DataTable(table, {
     autoWidth: false, order: [], stateSave: Boolean(live), stateDuration: -1, paging: rows.length > 100, pageLength: 50, info: rows.length > 100, searching: filters || rows.length > 12,
     ordering: {indicators: false},
-    layout: {topStart: filters ? {buttons: [{extend: "colvis", text: "columns"}]} : null, topEnd: rows.length > 12 ? "search" : null},
+    layout: {topStart: filters ? {buttons: [{extend: "colvis", text: button}]} : null, topEnd: rows.length > 12 ? "search" : null},
     columnDefs: columns.map(column => ({
-      targets: column, type: isNumber(column) ? "num" : "html", orderSequence: isNumber(column) ? ["desc", "asc"] : ["asc", "desc"],
+      targets: column, visible: !isHidden(column), type: isNumber(column) ? "num" : "html", orderSequence: isNumber(column) ? ["desc", "asc"] : ["asc", "desc"],
       ...(filters ? {columnControl: [[isList(column) && column ? "searchList" : "search"]]} : {}),
     })),
   });

@@ -42,8 +42,13 @@ Cells = list[Cell | str]  # of a row
 Notes = Mapping[str, Mapping[str, str]]
 ByTarget = Mapping[str, Mapping[str, Sequence[Cases]]]  # {label: {target: the cases of each seed}}
 PIXELS_PER_INCH = 120
-RECIPE = ("format", "recipe", "defaults")  # of environment.json, which are no part of an environment
-RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
+# Of environment.json: what a run computed or is made of, which is no part of its environment.
+OF_THE_RUN = ("format", "recipe", "defaults", "scale", "doubt", "stopped")
+RULE_HEADS = {  # each is a number of the unseen domain, at the round that a rule selects
+    "best_validation": "target at best validation",
+    "last": "target at last round",
+    "oracle": "target at its best: ORACLE (upper bound)",
+}
 BYTES_NOTE = (
     "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "
     "(a first model or style of each client) is in clients.csv under round 0 and in the figure of costs."
@@ -337,7 +342,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
 
 
 def _other_metrics(runs: Runs, comparison: Comparison, by: Sequence[str]) -> dict[str, Comparison]:
-    """{metric: its comparison} of the metrics of the task beside its own; without those that no run has."""
+    """{metric: its comparison} of the metrics of the task besides its own; without those that no run has."""
     tables = {}
     for name in metrics_of(BY_METRIC[comparison.metric]):
         if name == comparison.metric:
@@ -573,7 +578,7 @@ def environment_tables(runs: Runs) -> list[Table]:
     texts: Counter[str] = Counter()
     for run in runs.experiments:
         environment = run_environment(runs, run)
-        for key in RECIPE:
+        for key in OF_THE_RUN:
             environment.pop(key, None)
         texts[json.dumps(environment)] += 1
     tables = []

@@ -200,7 +200,7 @@ class AppStrategy(WholeRounds):
         """Meets the clients, plays the rounds, and returns the last model and the metrics of each round.
 
         initial_arrays: the model from which the first round starts; left out: that of `fedsim.strategy`
-        train_config, evaluate_config: what the messages' config contains beside `server-round`
+        train_config, evaluate_config: what the messages' config contains besides `server-round`
         evaluate_fn: called with the number of a round and its model, before the first round (0) and after each
         target: the unseen domain, which decides nothing: a Dataset of (input, class), (its name, such a Dataset), or
         the name of a client that holds it and does not train; None: there is none

@@ -75,10 +75,11 @@ def _only(group: str, groups: "dict[str, list[MethodRow]]") -> "dict[str, list[M
 
 def _cells(row: "MethodRow", plain: str) -> tuple[str, str, str]:
     """Name, cost, and a method's idea, what it changes and discloses, where that is not the plain disclosure."""
-    from fedsim.methods.groups import ideas_of
+    from fedsim.methods.groups import ideas_of, printed_name
 
     outside = "" if row.origin == "fedsim" else f"{row.origin}: "
-    lines = [*ideas_of(row.name), f"{outside}{row.changes}", row.recipe.paper]
+    named = [f"{printed_name(row.name)}: {idea}" for idea in ideas_of(row.name)]
+    lines = [*named, f"{outside}{row.changes}", row.recipe.paper]
     disclosure = row.recipe.disclosure()
     if disclosure != plain:
         lines.append(disclosure)
@@ -134,10 +135,10 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
 def _show_idea(name: str, recipe: "Recipe") -> None:
     """Print a method's idea, its papers with their links, and the sentence that its parts give."""
-    from fedsim.methods.groups import ideas_of, papers_of
+    from fedsim.methods.groups import ideas_of, papers_of, titled
     from fedsim.methods.listing import in_words
 
-    console.print(Text(f"{name}: {recipe.paper}", "bold"))
+    console.print(Text(f"{titled(name)}: {recipe.paper}", "bold"))
     for idea in ideas_of(name):
         _say_wrapped(idea)
     for paper in papers_of(recipe.paper):
@@ -146,7 +147,7 @@ def _show_idea(name: str, recipe: "Recipe") -> None:
 
 
 def _unweighted(recipe: "Recipe") -> list[str]:
-    """Return the names of the parts beside which no client counts with its weight."""
+    """Return the names of the parts with which no client counts with its weight."""
     from fedsim.parts.facts import Fact
     from fedsim.parts.part import part_name
 

@@ -31,11 +31,44 @@ def groups() -> dict[str, list[str]]:
     return groups
 
 
+class Idea(NamedTuple):
+    """A line of the file of ideas: a row of METHODS, its name as papers print it, and a short sentence."""
+
+    method: str
+    printed: str
+    idea: str
+
+
 @cache
+def _ideas() -> dict[str, Idea]:
+    """{method: its line}, for the rows of METHODS."""
+    with IDEAS.open(encoding="utf-8", newline="") as handle:
+        return {row["method"]: Idea(**row) for row in csv.DictReader(handle)}
+
+
 def ideas() -> dict[str, str]:
     """{method: what it does, in one sentence of at most 20 plain words}, for the rows of METHODS."""
-    with IDEAS.open(encoding="utf-8", newline="") as handle:
-        return {row["method"]: row["idea"] for row in csv.DictReader(handle)}
+    return {method: line.idea for method, line in _ideas().items()}
+
+
+def printed_name(name: str) -> str:
+    """A method's name as papers print it; rows of other packages keep their name.
+
+    >>> printed_name("gperxan+feddg-ga")
+    'gPerXAN + FedDG-GA'
+    """
+    rows = [_ideas()[row].printed if row in _ideas() else row for row in name.split("+")]
+    return " + ".join(rows)
+
+
+def titled(name: str) -> str:
+    """A method's name with its printed name in brackets where both differ.
+
+    >>> titled("gperxan"), titled("mixup")
+    ('gperxan (gPerXAN)', 'mixup')
+    """
+    printed = printed_name(name)
+    return name if printed == name else f"{name} ({printed})"
 
 
 def ideas_of(name: str) -> list[str]:

@@ -27,12 +27,12 @@ from strategies.wire.target_site import PHASE as TARGET_PHASE
 EXAMPLES = "num-examples"
 PARTITION = "partition-id"
 DOMAIN = "domain"
-FEDSIM = "fedsim"  # key of what fedsim's own client says of itself, beside its domain
+FEDSIM = "fedsim"  # key of what fedsim's own client says of itself, besides its domain
 SCORES = ("eval_acc", "eval_accuracy", "accuracy", "acc")  # names of the accuracy in Flower's own examples
 LOSSES = ("eval_loss", "loss")
 NO_EVALUATION = "No evaluate function registered"  # in the error of a ClientApp without one
 HISTORY = "apps"  # key of the losses of trained models in the server's state
-# What a method may need of a reply to a train message, beside the model and the number of examples.
+# What a method may need of a reply to a train message, besides the model and the number of examples.
 MEANINGS = {
     "train_loss": "the mean loss of the training",
     "received_loss": "the mean loss of the received model on the client's training data",

@@ -131,6 +131,7 @@ def test_no_panel_has_more_curves_than_one_can_tell_apart():
     ]
     assert places(["fedavg", "a", "deepall", *"bcdefg"]) == {
         "fedavg": 14, "a": 0, "deepall": 15, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 8}  # fmt: skip
+    assert places(["a", "b", "a", "b", "c"]) == {"a": 0, "b": 1, "c": 2}  # each run of a method has its label
     labels = [f"m{index}" for index in range(56)] + ["fedavg"]
     assert few_enough(labels[:12], labels) == (labels[:12], "")
     assert few_enough(labels, labels[::-1]) == (labels[45:], "; 12 of 57 methods: the best")

@@ -41,6 +41,13 @@ SIDEWAYS = """
 const table = document.querySelector("table.methods");
 return table.offsetWidth - table.closest(".dt-layout-table").clientWidth;
 """
+# The tables of up to eight columns that scroll sideways, by their headings.
+NARROW_TABLES = """
+return [...document.querySelectorAll(".dt-layout-table > *, .scroll")]
+  .filter(box => box.scrollWidth > box.clientWidth + 1)
+  .map(box => [...box.querySelectorAll("thead tr:first-child th")].map(head => head.innerText))
+  .filter(heads => heads.length <= 8);
+"""
 COLOURS = "const of = getComputedStyle(document.body); return [of.color, of.backgroundColor];"
 
 
@@ -56,6 +63,7 @@ def report(tmp_path_factory):
 @pytest.fixture
 def page(browser, report):
     """The browser with the report freshly loaded and drawn, and all that is folded opened."""
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get("about:blank")
     browser.get_log("performance"), browser.get_log("browser")
     browser.get(report.as_uri())
@@ -124,6 +132,25 @@ def test_loads_nothing_and_fits_the_screen_in_both_schemes_and_on_paper(page, re
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert requests(page) == [report.as_uri()]
     assert page.get_log("browser") == []
+
+
+def test_a_narrow_screen_begins_with_what_says_how_good_a_method_is(browser, report):
+    """On 400 pixels the first table has the average and its difference; a button shows the other columns."""
+    metrics = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get("about:blank")
+    browser.get(report.as_uri())
+    until(browser, "return document.documentElement.dataset.ready")
+    titles = "document.querySelectorAll('table.methods thead .dt-column-title')"
+    heads = f"return [...{titles}].map(head => head.textContent.trim())"
+    browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert browser.execute_script(NARROW_TABLES) == []
+    assert browser.execute_script(heads) == ["Method", "Average", "Δ fedavg", "p"]
+    button = browser.find_element("css selector", ".dt-buttons button")
+    assert button.text.split("\n")[0].startswith("columns: 4 of ")
+    button.click()
+    browser.find_elements("css selector", ".dt-button-collection button")[1].click()
+    assert len(browser.execute_script(heads)) == 5
 
 
 def choose(page, table, name, value):
