@@ -189,7 +189,7 @@ class AppGrid(WrappedGrid):
         self._complete(client, metrics)
         for name in self.needs:
             if name not in metrics:
-                raise UnfitReplyError(f"its reply to train lacks the metric {lacking(name)}")
+                raise UnfitReplyError(f"its reply to train lacks the metric {lacking(name, metrics)}")
         answer = RecordDict({"arrays": next(iter(models.values()))})
         answer.update({name: records[name] for name in self.banks})
         answer["metrics"] = metric_record({EXAMPLES: examples, **metrics})
@@ -271,10 +271,17 @@ def column(name: str) -> str:
     return f"reported_{plain}" if taken else plain
 
 
-def lacking(name: str) -> str:
-    """The name of a metric that is missing, with what it means and of what the server could make it."""
+def lacking(name: str, metrics: Collection[str]) -> str:
+    """The name of a metric that is missing, with what it means and of what the server could make it.
+
+    metrics: those that the reply has; where it has a part of the sources, the missing one is named
+    """
     name = "gap" if name == "gap_valid" else name
     sources = MADE_OF.get(name, ())
+    present = [source for source in sources if source in metrics]
+    if present:
+        absent = next(source for source in sources if source not in metrics)
+        return f"{absent!r}, {MEANINGS[absent]}; of it and its {present[0]} the server makes {name!r}"
     instead = f" (or {' and '.join(sources)}, of which the server makes it)" if sources else ""
     meaning = f", {MEANINGS[name]}" if name in MEANINGS else ""
     return f"{name!r}{instead}{meaning}"
