@@ -446,6 +446,10 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     first = next(iter(tables))
     groups: dict[str, list[tuple[Path, TextTable]]] = {}
     for file, table in tables.items():
+        if "domain" in data.columns and columns.domain not in table:
+            hint = f"{nearest(columns.domain, table.columns)}it has: {', '.join(table.columns)}"
+            raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; where "
+                            "the name of each file is its domain, leave the setting out")  # fmt: skip
         columns = with_features(columns, table.columns, file)
         for domain, rows in _rows_by_domain(file, table, columns):
             groups.setdefault(domain, []).append((file, rows))

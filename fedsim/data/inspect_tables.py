@@ -22,6 +22,7 @@ from fedsim.data.feature_tables import (
     text_of_names,
     with_features,
 )
+from fedsim.data.findings import joined_names
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import header_of, read_pieces
@@ -33,6 +34,9 @@ MOST_VALUES = 30  # different texts of a column of categories; a column with mor
 FEW_VALUES = 10  # a column with so few different numbers may have a 0 that means 0
 GAP = 0.1  # a 0 that is so far below all other numbers, as a share of their span, was perhaps not measured
 SHOWN = 10  # pairs of equal rows that are listed
+FILE_NAMES = "no column {column!r}: the name of each file is the domain of its rows; data.columns.domain names a column"
+SAYS_WHICH = "whether the cell is empty says which domain it is; consider leaving the column out of the features"
+MOSTLY_EMPTY = 0.9  # the share of a domain's rows from which an empty feature says which domain it is
 TELLS = (  # of a column
     "alone tells the class of every row, perhaps as the label in other words; the experiment file below leaves it out "
     "of the features"
@@ -90,7 +94,8 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     cells = TextTable.of(rows)
     empty = {name: columns.empty(cells, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
-    problems = left_out + [text for _, text in suspects]
+    problems = [] if columns.domain in header_of(files[0]) else [FILE_NAMES.format(column=columns.domain)]
+    problems += left_out + [text for _, text in suspects]
     telling = [] if has_targets else _tell_the_class(columns, rows, labels)
     problems += [f"{name} {TELLS}" for name in telling]
     problems += [] if has_targets else _one_class(labels, domains)
@@ -113,7 +118,7 @@ def _labels(path: Path, columns: Columns, rows: pd.DataFrame, task: str) -> pd.S
     return pd.Series(STRATUM, index=rows.index)
 
 
-def _named(names: np.ndarray, rows: pd.DataFrame) -> pd.Series:
+def _named(names: np.ndarray, rows: pd.DataFrame | pd.Series) -> pd.Series:
     return pd.Series(names, index=rows.index)
 
 
@@ -121,7 +126,8 @@ def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
     """A table with its column of domains; in a folder of tables it may be the name of the file."""
     table, columns = read_table(file).frame(), columns_of(data, {})
     for name, key in (*((label, "label") for label in columns.labels), (columns.domain, "domain")):
-        if name not in table and not (key == "domain" and len(tables_in(file.parent)) > 1):
+        may_be_file_name = key == "domain" and "domain" not in data.columns and len(tables_in(file.parent)) > 1
+        if name not in table and not may_be_file_name:
             raise UserError(f"{file} has no column {name!r}; say which one it is with --set data.columns.{key}=NAME; "
                             f"it has: {', '.join(table.columns)}")  # fmt: skip
     return table if columns.domain in table else table.assign(**{columns.domain: file.stem})
@@ -255,12 +261,26 @@ def _one_class(labels: pd.Series, domains: pd.Series) -> list[str]:
 
 
 def _without_values(domains: pd.Series, empty: Mapping[str, np.ndarray]) -> list[str]:
+    """Sentences on features that are empty in all rows of a domain, or in most of one and few of another."""
     sentences = []
     for name, cells in empty.items():
-        bare = [str(domain) for domain in sorted(domains.unique()) if cells[domains == domain].all()]
+        shares = _named(cells, domains).groupby(domains).mean()
+        bare = [str(domain) for domain in shares.index[shares == 1]]
         if bare:
             sentences.append(f"{name} has no value in {', '.join(bare)}")
+        least = str(shares.idxmin())
+        mostly = [str(domain) for domain in shares.index[(shares >= MOSTLY_EMPTY) & (shares < 1)]]
+        if mostly and shares[least] <= 1 - MOSTLY_EMPTY:
+            full = _share_of_rows(cells, domains, least)
+            places = ", ".join(_share_of_rows(cells, domains, domain) for domain in mostly)
+            sentences.append(f"{name} is empty in {places}, and in {full}: {SAYS_WHICH}")
     return sentences
+
+
+def _share_of_rows(cells: np.ndarray, domains: pd.Series, domain: str) -> str:
+    """Says in how many of a domain's rows the flag of a cell [N] holds: '3 of 20 rows of Hungary'."""
+    of_domain = cells[domains == domain]
+    return f"{of_domain.sum()} of {len(of_domain)} rows of {domain}"
 
 
 def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> list[str]:
@@ -268,17 +288,19 @@ def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> lis
     seen: dict[tuple[str, ...], list[int]] = {}
     for position, cells in enumerate(rows[list(columns.features)].itertuples(index=False, name=None)):
         seen.setdefault(cells, []).append(position)
-    sentences, within = [], 0
+    sentences: list[str] = []
+    within: list[str] = []
     for first, *others in seen.values():
         apart = [position for position in others if domains[position] != domains[first]]
-        within += len(others) - len(apart)
+        within += [f"row {position + 2} repeats row {first + 2}" for position in others if position not in apart]
         for position in apart[:1]:
             pair = f"row {first + 2} ({domains[first]}) and row {position + 2} ({domains[position]})"
             sentences.append(f"{pair} have equal features: is it one patient in two domains?")
     more = len(sentences) - SHOWN
     sentences = sentences[:SHOWN] + ([f"and {more} more such pairs"] if more > 0 else [])
     if within:
-        sentences.append(f"{within} {'row repeats' if within == 1 else 'rows repeat'} another one of their domain")
+        count = f"{len(within)} {'row repeats' if len(within) == 1 else 'rows repeat'} another one of their domain"
+        sentences.append(f"{count}: {joined_names(within, SHOWN)}")
     return sentences
 
 
