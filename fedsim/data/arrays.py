@@ -13,6 +13,7 @@ With data.task = "regression" a label is a number, and with "multi-label" it is 
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,7 +41,7 @@ from fedsim.data.feature_tables import (
     with_features,
 )
 from fedsim.data.findings import Finding
-from fedsim.data.label_findings import count_names, label_findings, one_hot_hint
+from fedsim.data.label_findings import class_findings, count_names, label_findings, one_hot_hint
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
@@ -158,9 +159,12 @@ class ArrayReader(Reader):
         """What the names of classes in the used domains show; nothing where targets are no classes."""
         if not TASKS[self.found.task].has_classes:
             return []
-        labels = np.concatenate([self._examples(domain).labels for domain in self.found.domains])
+        counts = {domain: count_names(self._examples(domain).labels.tolist()) for domain in self.found.domains}
+        names = sum(map(Counter, counts.values()), Counter[str]())
         place = data_root(self.data) if self.found.name == "arrays" else self.found.title
-        return label_findings(count_names(labels.tolist()), place, self.data.column("label", "label"))
+        column = self.data.column("label", "label")
+        findings = label_findings(names, place, column)
+        return [*findings, *class_findings(counts, f"{place}, column {column!r}")]
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""

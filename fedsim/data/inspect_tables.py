@@ -9,8 +9,8 @@ import pandas as pd
 import tomli_w
 
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import MULTI_LABEL, OF_TENSORS
-from fedsim.data.benchmarks import benchmark
+from fedsim.common.tasks import BINARY, MULTI_LABEL, OF_TENSORS
+from fedsim.data.benchmarks import benchmark, find_dataset, with_task
 from fedsim.data.feature_tables import (
     TRUTHS,
     Columns,
@@ -23,6 +23,7 @@ from fedsim.data.feature_tables import (
     with_features,
 )
 from fedsim.data.findings import joined_names
+from fedsim.data.label_findings import class_findings, count_names, spelling_findings
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import header_of, read_pieces
@@ -98,7 +99,8 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     problems += left_out + [text for _, text in suspects]
     telling = [] if has_targets else _tell_the_class(columns, rows, labels)
     problems += [f"{name} {TELLS}" for name in telling]
-    problems += [] if has_targets else _one_class(labels, domains)
+    problems += [] if has_targets else _of_classes(labels, domains, f"{path}, column {columns.label!r}", data.task)
+    problems += _odd_texts(columns, rows, cells)
     problems += _without_values(domains, empty)
     problems += _equal_rows(columns, rows, domains)
     return TableInspection(
@@ -144,7 +146,7 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
         if len(values) == len(rows) and (is_text or _counts_up(cells)):
             left_out.append(f"{name} has another value in every row; it is left out of the features")
         elif name not in categories and is_text and len(values) > MOST_VALUES:
-            left_out.append(f"{name} has {len(values)} different texts; it is left out of the features")
+            left_out.append(f"{name} has {_texts_and_numbers(cells)}; it is left out of the features")
         else:
             features.append(name)
             if is_text or name in categories:
@@ -152,6 +154,18 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
     if not features:
         raise UserError("the table has no column that can be a feature: each has another text in every row")
     return replace(columns, features=tuple(features), categories=categories), left_out
+
+
+def _texts_and_numbers(cells: pd.Series) -> str:
+    """Says how many different texts a column has; where few rows have no number, which the first of them is."""
+    texts = cells[_as_numbers(cells).isna()]
+    if len(texts) > len(cells) / FEW_VALUES:
+        return f"{cells.nunique()} different texts"
+    others = "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+    return (
+        f"{len(cells) - len(texts)} numbers and {others}, such as {texts.iloc[0]!r} in row {texts.index[0] + 2}; correct "
+        f"it, or name it with --set 'data.columns.missing={{{texts.name} = [\"{texts.iloc[0]}\"]}}'"
+    )
 
 
 def _counts_up(cells: pd.Series) -> bool:
@@ -250,6 +264,34 @@ def _without(columns: Columns, names: Collection[str]) -> Columns:
         return columns
     categories = {name: values for name, values in columns.categories.items() if name in features}
     return replace(columns, features=features, categories=categories)
+
+
+def _of_classes(labels: pd.Series, domains: pd.Series, place: str, task: str) -> list[str]:
+    """Sentences on domains that lack classes; UserError for a task of two classes with other labels, as in a run."""
+    classes = sorted(labels.unique(), key=class_order)
+    if task == BINARY.name:
+        with_task(replace(find_dataset("arrays"), classes=tuple(classes)), DataSettings(task=task, root=place))
+    counts = {str(domain): count_names(names.tolist()) for domain, names in labels.groupby(domains)}
+    one_class = _one_class(labels, domains)
+    findings = class_findings(counts, place)
+    if len(classes) == 2 and one_class:  # it says the same
+        return one_class
+    return one_class + [finding.line for finding in findings]
+
+
+def _odd_texts(columns: Columns, rows: pd.DataFrame, cells: TextTable) -> list[str]:
+    """Sentences on categories that differ in spelling only, and on texts of a feature that count as empty cells."""
+    sentences = []
+    for name in columns.features:
+        texts = rows.loc[columns.empty(cells, name), name]
+        unnamed = texts[(texts != "") & ~texts.isin(columns.missing.get(name, ()))]
+        for text, count in unnamed.value_counts().items():
+            rows_of_text = "1 row" if count == 1 else f"{count} rows"
+            sentences.append(f"{name} is {text!r} in {rows_of_text}, which counts as an empty cell")
+        if name in columns.categories:
+            counts = count_names(rows.loc[~columns.empty(cells, name), name].tolist())
+            sentences += [finding.line for finding in spelling_findings(counts, f"column {name!r}")]
+    return sentences
 
 
 def _one_class(labels: pd.Series, domains: pd.Series) -> list[str]:
