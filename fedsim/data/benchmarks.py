@@ -77,7 +77,7 @@ def with_task(bench: Benchmark, data: DataSettings) -> Benchmark:
     if task != bench.task and not has_classes:
         raise UserError(f"data.task = {task!r}: {bench.title} is a data set for {bench.task}; leave data.task out")
     if task == BINARY.name and bench.classes and len(bench.classes) != 2:
-        title = data.root or bench.title
+        title = data.root if bench.name == "arrays" else bench.title
         raise UserError(f"data.task = 'binary' needs two classes, and {title} has {len(bench.classes)}: "
                         f"{', '.join(bench.classes)}; write a column that has two, such as yes for all grades above 0 "
                         "(without data.task each of these is a class of its own)")  # fmt: skip

@@ -99,7 +99,7 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     problems += left_out + [text for _, text in suspects]
     telling = [] if has_targets else _tell_the_class(columns, rows, labels)
     problems += [f"{name} {TELLS}" for name in telling]
-    problems += [] if has_targets else _of_classes(labels, domains, f"{path}, column {columns.label!r}", data.task)
+    problems += [] if has_targets else _of_classes(labels, domains, f"{path}, column {columns.label!r}", data)
     problems += _odd_texts(columns, rows, cells)
     problems += _without_values(domains, empty)
     problems += _equal_rows(columns, rows, domains)
@@ -161,11 +161,10 @@ def _texts_and_numbers(cells: pd.Series) -> str:
     texts = cells[_as_numbers(cells).isna()]
     if len(texts) > len(cells) / FEW_VALUES:
         return f"{cells.nunique()} different texts"
-    others = "1 text" if len(texts) == 1 else f"{len(texts)} texts"
-    return (
-        f"{len(cells) - len(texts)} numbers and {others}, such as {texts.iloc[0]!r} in row {texts.index[0] + 2}; correct "
-        f"it, or name it with --set 'data.columns.missing={{{texts.name} = [\"{texts.iloc[0]}\"]}}'"
-    )
+    others = "1 text:" if len(texts) == 1 else f"{len(texts)} texts, such as"
+    first = texts.iloc[0]
+    remedy = f"correct it, or name it with data.columns.missing = {{{texts.name} = ['{first}']}}"
+    return f"{len(cells) - len(texts)} numbers and {others} {first!r} in row {texts.index[0] + 2}; {remedy}"
 
 
 def _counts_up(cells: pd.Series) -> bool:
@@ -266,11 +265,12 @@ def _without(columns: Columns, names: Collection[str]) -> Columns:
     return replace(columns, features=features, categories=categories)
 
 
-def _of_classes(labels: pd.Series, domains: pd.Series, place: str, task: str) -> list[str]:
+def _of_classes(labels: pd.Series, domains: pd.Series, place: str, data: DataSettings) -> list[str]:
     """Sentences on domains that lack classes; UserError for a task of two classes with other labels, as in a run."""
     classes = sorted(labels.unique(), key=class_order)
-    if task == BINARY.name:
-        with_task(replace(find_dataset("arrays"), classes=tuple(classes)), DataSettings(task=task, root=place))
+    if data.task == BINARY.name:
+        named = data.model_copy(update={"root": place})
+        with_task(replace(find_dataset("arrays"), classes=tuple(classes)), named)
     counts = {str(domain): count_names(names.tolist()) for domain, names in labels.groupby(domains)}
     one_class = _one_class(labels, domains)
     findings = class_findings(counts, place)

@@ -9,8 +9,10 @@ import pytest
 from fedsim.commands.data import show_inspection
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
+from fedsim.data.benchmarks import benchmark
 from fedsim.data.inspect import given_in
 from fedsim.data.inspect_tables import SAYS_WHICH, inspect_npz, inspect_table, is_table_of_numbers
+from fedsim.data.reader import reader
 from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import from_table
 
@@ -121,3 +123,36 @@ def test_a_feature_that_is_empty_in_most_rows_of_one_domain_only_is_named(tmp_pa
     inspection = inspect_table(tmp_path / "t.csv", given_in([]))
     start = "ca is empty in 9 of 10 rows of b, and in 0 of 10 rows of a: whether the cell is empty says which domain"
     assert [text for text in inspection.problems if text.startswith(start)]
+
+
+def test_grades_absent_classes_and_odd_texts_are_named(tmp_path):
+    """Hospital a has the grades 0 to 2 and b those of 0 and 1; sex is spelled twice, and one dose is a text."""
+    lines = []
+    for n in range(40):
+        sex = "male" if n == 3 else ("Male", "Female")[n % 2]
+        dose = "unknown" if n == 5 else "n/a" if n == 7 else str(1.5 * n)
+        lines.append(f"{dose},{n * n % 37},{sex},{n % 3 if n < 20 else n % 2},{'ab'[n >= 20]}")
+    file = tmp_path / "t.csv"
+    file.write_text("dose,x,sex,grade,domain\n" + "\n".join(lines) + "\n")
+    problems = inspect_table(file, given_in(["data.columns.label=grade"])).problems
+    expected = [
+        "dose has 38 numbers and 1 text: 'unknown' in row 7; correct it",
+        "b: no row has the class 2, which other domains have",
+        f"{file}, column 'grade': the classes are the numbers 0 to 2, perhaps grades",
+        "column 'sex': 'Male' (rows: 20), 'male' (rows: 1) differ in spelling only and are 2 names",
+    ]
+    for start in expected:
+        assert [text for text in problems if text.startswith(start)], (start, problems)
+    with pytest.raises(UserError, match=r"needs two classes, and .* has 3: 0, 1, 2; write a column that has two"):
+        inspect_table(file, given_in(["data.columns.label=grade", "data.task=binary"]))
+    lines[5] = "1,1,Male,0,a"
+    file.write_text("dose,x,sex,grade,domain\n" + "\n".join(lines) + "\n")
+    problems = inspect_table(file, given_in(["data.columns.label=grade"])).problems
+    assert "dose is 'n/a' in 1 row, which counts as an empty cell" in problems
+    columns = {"label": "grade", "features": ["x"]}
+    settings = from_table({"data": {"dataset": "arrays", "root": str(file), "columns": columns}})
+    findings = reader(settings.data, benchmark(settings.data)).findings()
+    assert [(finding.kind, finding.where) for finding in findings if not finding.is_grave] == [
+        ("absent-classes", "b"),
+        ("grades", f"{file}, column 'grade'"),
+    ]
