@@ -9,7 +9,7 @@ import typer
 from fedsim.common.console import console, errors, say
 from fedsim.common.errors import printable
 from fedsim.common.files import atomic_write
-from fedsim.common.tasks import TASKS
+from fedsim.common.tasks import BINARY, TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,6 +113,8 @@ def _headings(model: "TrainedModel") -> list[str]:
     if model.has_targets:
         return list(model.classes)
     headings = ["class", "probability"]
+    if model.plan.data.task == BINARY.name:
+        headings.append(f"p({model.classes[1]})")
     if model.doubt:
         share = 100 * (1 - model.doubt.alpha)
         headings += ["calibrated", f"set ({share:g} %)"]
@@ -124,6 +126,8 @@ def _cells(model: "TrainedModel", row: Any) -> list[str]:
     if model.has_targets:
         return [f"{value:.4g}" for value in row[1:]]
     cells = [row.predicted, f"{100 * row.probability:.1f} %"]
+    if model.plan.data.task == BINARY.name:
+        cells.append(f"{100 * row[-1]:.1f} %")  # of the second class, the positive one
     if model.doubt:
         cells += [f"{100 * row.probability_calibrated:.1f} %", row.set]
     return cells

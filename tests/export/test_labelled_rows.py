@@ -15,7 +15,8 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.cell_notes import cell_notes
-from fedsim.export.inference import evaluate_rows
+from fedsim.export.cli import _cells, _headings
+from fedsim.export.inference import evaluate_rows, predict
 from fedsim.settings.experiment import read_experiment
 
 
@@ -164,3 +165,12 @@ def test_predict_names_the_cells_that_the_model_does_not_know(tmp_path):
         "4: x 'n/a' counts as an empty cell",
     ]
     assert "counts as an empty cell" in " ".join(result.stderr.split())
+
+
+def test_predict_shows_the_probability_of_the_positive_class(tmp_path):
+    """With the logits 0 and x, the positive class v has the probability 1 / (1 + 3) at x = -ln 3."""
+    model = trained(tmp_path, "uv", [[0.0], [1.0]], "data.task=binary")
+    predictions = predict(model, [written(tmp_path / "new.csv", f"x\n{-math.log(3)}\n")])
+    row = next(predictions.itertuples(index=False))
+    assert _headings(model) == ["class", "probability", "p(v)"]
+    assert _cells(model, row) == ["u", "75.0 %", "25.0 %"]
