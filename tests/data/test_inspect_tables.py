@@ -81,7 +81,10 @@ def test_what_the_command_prints_and_refuses(tmp_path, capsys):
     with pytest.raises(UserError, match="--grid draws pictures"):
         show_inspection(file, tmp_path / "g.png", NAMES)
     show_inspection(file, None, NAMES)
-    assert 'backbone = "mlp"' in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert 'backbone = "mlp"' in output
+    assert "empty cells" in " ".join(output.split())
+    assert "\u2026" not in output
     pd.DataFrame({"path": ["a.png"], "label": ["x"], "domain": ["d"]}).to_csv(tmp_path / "images.csv", index=False)
     assert not is_table_of_numbers(tmp_path / "images.csv", given_in([]))
 
