@@ -450,10 +450,8 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     first = next(iter(tables))
     groups: dict[str, list[tuple[Path, TextTable]]] = {}
     for file, table in tables.items():
-        if "domain" in data.columns and columns.domain not in table:
-            hint = f"{nearest(columns.domain, table.columns)}it has: {', '.join(table.columns)}"
-            raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; where "
-                            "the name of each file is its domain, leave the setting out")  # fmt: skip
+        if "domain" in data.columns:
+            _refuse_without_domain(file, table, columns)
         columns = with_features(columns, table.columns, file)
         for domain, rows in _rows_by_domain(file, table, columns):
             groups.setdefault(domain, []).append((file, rows))
@@ -469,6 +467,16 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     shape, features, numeric = _shape_of_rows(columns, data.missing)
     refuse_alike([[name] for name in domains], "domains", first)
     return Opened(domains, classes, shape, features, numeric)
+
+
+def _refuse_without_domain(file: Path, table: TextTable, columns: Columns) -> None:
+    """Raises UserError for a table without the column of domains that the settings name."""
+    if columns.domain in table:
+        return
+    header = table.columns
+    hint = f"{nearest(columns.domain, header)}it has: {', '.join(header)}"
+    raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; where the name "
+                    "of each file is its domain, leave the setting out")  # fmt: skip
 
 
 def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tuple[str, TextTable]]:

@@ -95,14 +95,11 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     cells = TextTable.of(rows)
     empty = {name: columns.empty(cells, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
-    problems = [] if columns.domain in header_of(files[0]) else [FILE_NAMES.format(column=columns.domain)]
-    problems += left_out + [text for _, text in suspects]
+    problems = _of_file_names(files[0], columns) + left_out + [text for _, text in suspects]
     telling = [] if has_targets else _tell_the_class(columns, rows, labels)
     problems += [f"{name} {TELLS}" for name in telling]
-    problems += [] if has_targets else _of_classes(labels, domains, f"{path}, column {columns.label!r}", data)
-    problems += _odd_texts(columns, rows, cells)
-    problems += _without_values(domains, empty)
-    problems += _equal_rows(columns, rows, domains)
+    problems += _of_classes(labels, domains, f"{path}, column {columns.label!r}", data)
+    problems += _of_cells(columns, rows, domains, empty)
     return TableInspection(
         _counts(labels, domains),
         _described(columns, rows, domains, empty),
@@ -267,6 +264,8 @@ def _without(columns: Columns, names: Collection[str]) -> Columns:
 
 def _of_classes(labels: pd.Series, domains: pd.Series, place: str, data: DataSettings) -> list[str]:
     """Sentences on domains that lack classes; UserError for a task of two classes with other labels, as in a run."""
+    if data.task in OF_TENSORS:
+        return []
     classes = sorted(labels.unique(), key=class_order)
     if data.task == BINARY.name:
         named = data.model_copy(update={"root": place})
@@ -277,6 +276,19 @@ def _of_classes(labels: pd.Series, domains: pd.Series, place: str, data: DataSet
     if len(classes) == 2 and one_class:  # it says the same
         return one_class
     return one_class + [finding.line for finding in findings]
+
+
+def _of_file_names(file: Path, columns: Columns) -> list[str]:
+    """A sentence where a table has no column of domains, so that the names of files are those of domains."""
+    if columns.domain in header_of(file):
+        return []
+    return [FILE_NAMES.format(column=columns.domain)]
+
+
+def _of_cells(columns: Columns, rows: pd.DataFrame, domains: pd.Series, empty: Mapping[str, np.ndarray]) -> list[str]:
+    """Sentences on the cells of the features: odd texts, empty cells and equal rows."""
+    odd = _odd_texts(columns, rows, TextTable.of(rows))
+    return [*odd, *_without_values(domains, empty), *_equal_rows(columns, rows, domains)]
 
 
 def _odd_texts(columns: Columns, rows: pd.DataFrame, cells: TextTable) -> list[str]:

@@ -186,7 +186,7 @@ def _note(text: str) -> None:
 
 def _note_cells(model: "TrainedModel", files: Sequence[Path]) -> None:
     """Prints a note for each cell of tables that the model does not know as it is written."""
-    from fedsim.data.cell_notes import cell_notes
+    from fedsim.data.feature_tables import cell_notes
 
     if not model.plan.data.features:
         return

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
-from fedsim.data.cell_notes import cell_notes
+from fedsim.data.feature_tables import cell_notes
 from fedsim.export.cli import _cells, _headings
 from fedsim.export.inference import evaluate_rows, predict
 from fedsim.settings.experiment import read_experiment
