@@ -102,7 +102,11 @@ def show_table(path: Path, data: DataSettings) -> None:
 
     inspection = inspect_npz(path, data) if path.suffix.lower() == ".npz" else inspect_table(path, data)
     show_frame(inspection.counts.reset_index(), f"{path}: rows")
-    show_frame(inspection.columns, f"{path}: columns")
+    empty = [name for name in inspection.columns if name.startswith("empty in ")]
+    show_frame(inspection.columns.drop(columns=empty), f"{path}: columns")
+    if empty:
+        cells = inspection.columns[["column", *empty]].rename(columns=lambda name: name.removeprefix("empty in "))
+        show_frame(cells, f"{path}: empty cells")
     say("\n".join(inspection.problems) if inspection.problems else "no problem was found")
     say("An experiment file for it, e.g. mine.toml, which `fedsim run mine.toml --target DOMAIN` runs:\n")
     print(inspection.experiment)
@@ -110,7 +114,9 @@ def show_table(path: Path, data: DataSettings) -> None:
 
 def show_frame(frame: "pd.DataFrame", title: str) -> None:
     """Print a table of a frame's rows."""
-    table = Table(*(escape(str(name)) for name in frame.columns), title=escape(title))
+    table = Table(title=escape(title))
+    for name in frame.columns:
+        table.add_column(escape(str(name)), overflow="fold")  # no name is cut, because it may have to be copied
     for row in frame.itertuples(index=False):
         table.add_row(*(escape(str(value)) for value in row))
     console.print(table)

@@ -13,6 +13,7 @@ With data.task = "regression" a label is a number, and with "multi-label" it is 
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,7 +41,7 @@ from fedsim.data.feature_tables import (
     with_features,
 )
 from fedsim.data.findings import Finding
-from fedsim.data.label_findings import count_names, label_findings, one_hot_hint
+from fedsim.data.label_findings import class_findings, count_names, label_findings, one_hot_hint
 from fedsim.data.lists import PARTS, reads_lists
 from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numbers_of_groups
@@ -158,9 +159,12 @@ class ArrayReader(Reader):
         """What the names of classes in the used domains show; nothing where targets are no classes."""
         if not TASKS[self.found.task].has_classes:
             return []
-        labels = np.concatenate([self._examples(domain).labels for domain in self.found.domains])
+        counts = {domain: count_names(self._examples(domain).labels.tolist()) for domain in self.found.domains}
+        names = sum(map(Counter, counts.values()), Counter[str]())
         place = data_root(self.data) if self.found.name == "arrays" else self.found.title
-        return label_findings(count_names(labels.tolist()), place, self.data.column("label", "label"))
+        column = self.data.column("label", "label")
+        findings = label_findings(names, place, column)
+        return [*findings, *class_findings(counts, f"{place}, column {column!r}")]
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""
@@ -446,6 +450,8 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     first = next(iter(tables))
     groups: dict[str, list[tuple[Path, TextTable]]] = {}
     for file, table in tables.items():
+        if "domain" in data.columns:
+            _refuse_without_domain(file, table, columns)
         columns = with_features(columns, table.columns, file)
         for domain, rows in _rows_by_domain(file, table, columns):
             groups.setdefault(domain, []).append((file, rows))
@@ -461,6 +467,16 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     shape, features, numeric = _shape_of_rows(columns, data.missing)
     refuse_alike([[name] for name in domains], "domains", first)
     return Opened(domains, classes, shape, features, numeric)
+
+
+def _refuse_without_domain(file: Path, table: TextTable, columns: Columns) -> None:
+    """Raises UserError for a table without the column of domains that the settings name."""
+    if columns.domain in table:
+        return
+    header = table.columns
+    hint = f"{nearest(columns.domain, header)}it has: {', '.join(header)}"
+    raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; where the name "
+                    "of each file is its domain, leave the setting out")  # fmt: skip
 
 
 def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tuple[str, TextTable]]:

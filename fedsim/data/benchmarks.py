@@ -77,8 +77,10 @@ def with_task(bench: Benchmark, data: DataSettings) -> Benchmark:
     if task != bench.task and not has_classes:
         raise UserError(f"data.task = {task!r}: {bench.title} is a data set for {bench.task}; leave data.task out")
     if task == BINARY.name and bench.classes and len(bench.classes) != 2:
-        raise UserError(f"data.task = 'binary' needs two classes, and {bench.title} has {len(bench.classes)}: "
-                        f"{', '.join(bench.classes)}; leave data.task out")  # fmt: skip
+        title = data.root if bench.name == "arrays" else bench.title
+        raise UserError(f"data.task = 'binary' needs two classes, and {title} has {len(bench.classes)}: "
+                        f"{', '.join(bench.classes)}; write a column that has two, such as yes for all grades above 0 "
+                        "(without data.task each of these is a class of its own)")  # fmt: skip
     return replace(bench, task=task)
 
 

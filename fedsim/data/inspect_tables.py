@@ -9,8 +9,8 @@ import pandas as pd
 import tomli_w
 
 from fedsim.common.errors import UserError
-from fedsim.common.tasks import MULTI_LABEL, OF_TENSORS
-from fedsim.data.benchmarks import benchmark
+from fedsim.common.tasks import BINARY, MULTI_LABEL, OF_TENSORS
+from fedsim.data.benchmarks import benchmark, find_dataset, with_task
 from fedsim.data.feature_tables import (
     TRUTHS,
     Columns,
@@ -22,6 +22,8 @@ from fedsim.data.feature_tables import (
     text_of_names,
     with_features,
 )
+from fedsim.data.findings import joined_names
+from fedsim.data.label_findings import class_findings, count_names, spelling_findings
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import header_of, read_pieces
@@ -33,6 +35,9 @@ MOST_VALUES = 30  # different texts of a column of categories; a column with mor
 FEW_VALUES = 10  # a column with so few different numbers may have a 0 that means 0
 GAP = 0.1  # a 0 that is so far below all other numbers, as a share of their span, was perhaps not measured
 SHOWN = 10  # pairs of equal rows that are listed
+FILE_NAMES = "no column {column!r}: the name of each file is the domain of its rows; data.columns.domain names a column"
+SAYS_WHICH = "whether the cell is empty says which domain it is; consider leaving the column out of the features"
+MOSTLY_EMPTY = 0.9  # the share of a domain's rows from which an empty feature says which domain it is
 TELLS = (  # of a column
     "alone tells the class of every row, perhaps as the label in other words; the experiment file below leaves it out "
     "of the features"
@@ -90,12 +95,11 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     cells = TextTable.of(rows)
     empty = {name: columns.empty(cells, name) for name in columns.features}
     suspects = _suspects(columns, rows, domains, empty)
-    problems = left_out + [text for _, text in suspects]
+    problems = _of_file_names(files[0], columns) + left_out + [text for _, text in suspects]
     telling = [] if has_targets else _tell_the_class(columns, rows, labels)
     problems += [f"{name} {TELLS}" for name in telling]
-    problems += [] if has_targets else _one_class(labels, domains)
-    problems += _without_values(domains, empty)
-    problems += _equal_rows(columns, rows, domains)
+    problems += _of_classes(labels, domains, f"{path}, column {columns.label!r}", data)
+    problems += _of_cells(columns, rows, domains, empty)
     return TableInspection(
         _counts(labels, domains),
         _described(columns, rows, domains, empty),
@@ -113,7 +117,7 @@ def _labels(path: Path, columns: Columns, rows: pd.DataFrame, task: str) -> pd.S
     return pd.Series(STRATUM, index=rows.index)
 
 
-def _named(names: np.ndarray, rows: pd.DataFrame) -> pd.Series:
+def _named(names: np.ndarray, rows: pd.DataFrame | pd.Series) -> pd.Series:
     return pd.Series(names, index=rows.index)
 
 
@@ -121,7 +125,8 @@ def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
     """A table with its column of domains; in a folder of tables it may be the name of the file."""
     table, columns = read_table(file).frame(), columns_of(data, {})
     for name, key in (*((label, "label") for label in columns.labels), (columns.domain, "domain")):
-        if name not in table and not (key == "domain" and len(tables_in(file.parent)) > 1):
+        may_be_file_name = key == "domain" and "domain" not in data.columns and len(tables_in(file.parent)) > 1
+        if name not in table and not may_be_file_name:
             raise UserError(f"{file} has no column {name!r}; say which one it is with --set data.columns.{key}=NAME; "
                             f"it has: {', '.join(table.columns)}")  # fmt: skip
     return table if columns.domain in table else table.assign(**{columns.domain: file.stem})
@@ -138,7 +143,7 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
         if len(values) == len(rows) and (is_text or _counts_up(cells)):
             left_out.append(f"{name} has another value in every row; it is left out of the features")
         elif name not in categories and is_text and len(values) > MOST_VALUES:
-            left_out.append(f"{name} has {len(values)} different texts; it is left out of the features")
+            left_out.append(f"{name} has {_texts_and_numbers(cells)}; it is left out of the features")
         else:
             features.append(name)
             if is_text or name in categories:
@@ -146,6 +151,17 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
     if not features:
         raise UserError("the table has no column that can be a feature: each has another text in every row")
     return replace(columns, features=tuple(features), categories=categories), left_out
+
+
+def _texts_and_numbers(cells: pd.Series) -> str:
+    """Says how many different texts a column has; where few rows have no number, which the first of them is."""
+    texts = cells[_as_numbers(cells).isna()]
+    if len(texts) > len(cells) / FEW_VALUES:
+        return f"{cells.nunique()} different texts"
+    others = "1 text:" if len(texts) == 1 else f"{len(texts)} texts, such as"
+    first = texts.iloc[0]
+    remedy = f"correct it, or name it with data.columns.missing = {{{texts.name} = ['{first}']}}"
+    return f"{len(cells) - len(texts)} numbers and {others} {first!r} in row {texts.index[0] + 2}; {remedy}"
 
 
 def _counts_up(cells: pd.Series) -> bool:
@@ -246,6 +262,50 @@ def _without(columns: Columns, names: Collection[str]) -> Columns:
     return replace(columns, features=features, categories=categories)
 
 
+def _of_classes(labels: pd.Series, domains: pd.Series, place: str, data: DataSettings) -> list[str]:
+    """Sentences on domains that lack classes; UserError for a task of two classes with other labels, as in a run."""
+    if data.task in OF_TENSORS:
+        return []
+    classes = sorted(labels.unique(), key=class_order)
+    if data.task == BINARY.name:
+        named = data.model_copy(update={"root": place})
+        with_task(replace(find_dataset("arrays"), classes=tuple(classes)), named)
+    counts = {str(domain): count_names(names.tolist()) for domain, names in labels.groupby(domains)}
+    one_class = _one_class(labels, domains)
+    findings = class_findings(counts, place)
+    if len(classes) == 2 and one_class:  # it says the same
+        return one_class
+    return one_class + [finding.line for finding in findings]
+
+
+def _of_file_names(file: Path, columns: Columns) -> list[str]:
+    """A sentence where a table has no column of domains, so that the names of files are those of domains."""
+    if columns.domain in header_of(file):
+        return []
+    return [FILE_NAMES.format(column=columns.domain)]
+
+
+def _of_cells(columns: Columns, rows: pd.DataFrame, domains: pd.Series, empty: Mapping[str, np.ndarray]) -> list[str]:
+    """Sentences on the cells of the features: odd texts, empty cells and equal rows."""
+    odd = _odd_texts(columns, rows, TextTable.of(rows))
+    return [*odd, *_without_values(domains, empty), *_equal_rows(columns, rows, domains)]
+
+
+def _odd_texts(columns: Columns, rows: pd.DataFrame, cells: TextTable) -> list[str]:
+    """Sentences on categories that differ in spelling only, and on texts of a feature that count as empty cells."""
+    sentences = []
+    for name in columns.features:
+        texts = rows.loc[columns.empty(cells, name), name]
+        unnamed = texts[(texts != "") & ~texts.isin(columns.missing.get(name, ()))]
+        for text, count in unnamed.value_counts().items():
+            rows_of_text = "1 row" if count == 1 else f"{count} rows"
+            sentences.append(f"{name} is {text!r} in {rows_of_text}, which counts as an empty cell")
+        if name in columns.categories:
+            counts = count_names(rows.loc[~columns.empty(cells, name), name].tolist())
+            sentences += [finding.line for finding in spelling_findings(counts, f"column {name!r}")]
+    return sentences
+
+
 def _one_class(labels: pd.Series, domains: pd.Series) -> list[str]:
     sentences = []
     for domain, names in labels.groupby(domains):
@@ -255,12 +315,26 @@ def _one_class(labels: pd.Series, domains: pd.Series) -> list[str]:
 
 
 def _without_values(domains: pd.Series, empty: Mapping[str, np.ndarray]) -> list[str]:
+    """Sentences on features that are empty in all rows of a domain, or in most of one and few of another."""
     sentences = []
     for name, cells in empty.items():
-        bare = [str(domain) for domain in sorted(domains.unique()) if cells[domains == domain].all()]
+        shares = _named(cells, domains).groupby(domains).mean()
+        bare = [str(domain) for domain in shares.index[shares == 1]]
         if bare:
             sentences.append(f"{name} has no value in {', '.join(bare)}")
+        least = str(shares.idxmin())
+        mostly = [str(domain) for domain in shares.index[(shares >= MOSTLY_EMPTY) & (shares < 1)]]
+        if mostly and shares[least] <= 1 - MOSTLY_EMPTY:
+            full = _share_of_rows(cells, domains, least)
+            places = ", ".join(_share_of_rows(cells, domains, domain) for domain in mostly)
+            sentences.append(f"{name} is empty in {places}, and in {full}: {SAYS_WHICH}")
     return sentences
+
+
+def _share_of_rows(cells: np.ndarray, domains: pd.Series, domain: str) -> str:
+    """Says in how many of a domain's rows the flag of a cell [N] holds: '3 of 20 rows of Hungary'."""
+    of_domain = cells[domains == domain]
+    return f"{of_domain.sum()} of {len(of_domain)} rows of {domain}"
 
 
 def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> list[str]:
@@ -268,17 +342,19 @@ def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> lis
     seen: dict[tuple[str, ...], list[int]] = {}
     for position, cells in enumerate(rows[list(columns.features)].itertuples(index=False, name=None)):
         seen.setdefault(cells, []).append(position)
-    sentences, within = [], 0
+    sentences: list[str] = []
+    within: list[str] = []
     for first, *others in seen.values():
         apart = [position for position in others if domains[position] != domains[first]]
-        within += len(others) - len(apart)
+        within += [f"row {position + 2} repeats row {first + 2}" for position in others if position not in apart]
         for position in apart[:1]:
             pair = f"row {first + 2} ({domains[first]}) and row {position + 2} ({domains[position]})"
             sentences.append(f"{pair} have equal features: is it one patient in two domains?")
     more = len(sentences) - SHOWN
     sentences = sentences[:SHOWN] + ([f"and {more} more such pairs"] if more > 0 else [])
     if within:
-        sentences.append(f"{within} {'row repeats' if within == 1 else 'rows repeat'} another one of their domain")
+        count = f"{len(within)} {'row repeats' if len(within) == 1 else 'rows repeat'} another one of their domain"
+        sentences.append(f"{count}: {joined_names(within, SHOWN)}")
     return sentences
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SEPARATORS = "|;,+&"  # that stand between the labels of one image
 MEASURED = 10  # different numbers from which labels may be measured values
+GRADES = range(3, 8)  # so many classes that are numbers from 0 on may be grades
 FEW_ROWS = 3  # for each number, below which whole numbers look measured
 # Texts that pandas reads as an empty cell, besides an empty text.
 READ_AS_EMPTY = {
@@ -43,7 +44,7 @@ def name_findings(counts: Counts, where: object, column: str, first_row: FirstRo
     place = f"{where}, column {column!r}"
     return [
         *_hidden(counts, place, first_row),
-        *_spelling(counts, place),
+        *spelling_findings(counts, place),
         *_number_forms(counts, place, first_row),
         *_missing(counts, place, first_row),
     ]
@@ -85,7 +86,7 @@ def _hidden(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
     return findings
 
 
-def _spelling(counts: Counts, place: str) -> list[Finding]:
+def spelling_findings(counts: Counts, place: str) -> list[Finding]:
     """A finding for names that differ in blanks, separators or case only, as Cat and cat; they may be meant as two."""
     alike: dict[str, list[str]] = {}
     for name in counts:
@@ -189,6 +190,27 @@ def _below_zero(counts: Counts, place: str, first_row: FirstRow) -> list[Finding
     text = f"{place}: {_rows(counts[name])} {name!r}{_row(name, first_row)}, the only number below 0, as a class"
     remedy = "if it marks what is not known, leave these rows out"
     return [Finding("below-zero", place, counts[name], text, remedy)]
+
+
+def class_findings(counts: Mapping[str, Counts], place: str) -> list[Finding]:
+    """The findings in the classes of a table's rows, which are no reason to refuse it. counts: of each domain
+
+    They are domains that lack a class which others have, and labels that are the numbers 0, 1, 2 and so on.
+    """
+    classes = {name for of_domain in counts.values() for name, count in of_domain.items() if count}
+    ordered = sorted(classes, key=lambda name: (len(name), name))
+    findings = []
+    for domain, of_domain in counts.items():
+        absent = [name for name in ordered if not of_domain.get(name)]
+        if absent:
+            text = f"{domain}: no row has the class {joined_names(absent, 10)}, which other domains have"
+            remedy = "a domain can neither teach nor test a class that it lacks"
+            findings.append(Finding("absent-classes", domain, len(absent), text, remedy))
+    if len(ordered) in GRADES and ordered == [str(number) for number in range(len(ordered))]:
+        text = f"{place}: the classes are the numbers 0 to {len(ordered) - 1}, perhaps grades, of which each is a class"
+        remedy = "where only some against all others count, write a column with two names of classes"
+        findings.append(Finding("grades", place, len(ordered), text, remedy))
+    return findings
 
 
 def one_hot(rows: "pd.DataFrame") -> tuple[list[str], bool]:

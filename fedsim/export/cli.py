@@ -1,5 +1,6 @@
 """The commands of a trained model: `evaluate`, `predict`, `export`, `features`. Slow imports are inside them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from fedsim.common.console import console, errors, say
 from fedsim.common.errors import printable
 from fedsim.common.files import atomic_write
-from fedsim.common.tasks import TASKS
+from fedsim.common.tasks import BINARY, TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,7 @@ def evaluate(
         measures, predictions = inference.evaluate(model, inference.labelled_images(data, model.classes))
     else:
         measures, predictions = inference.evaluate_rows(model, data)
+        _note_cells(model, [data])
     headings = [column.replace("_", " ") for column in measures.columns]
     table = Table(*headings, title=escape(f"{run} ({which})"))
     task = TASKS[model.plan.data.task]
@@ -94,7 +96,8 @@ def predict(
 
     model = _model(run, which, trust)
     predictions = inference.predict(model, images)
-    headings = ["image", *_headings(model)]
+    _note_cells(model, images)
+    headings = ["image" if model.plan.data.images else "row", *_headings(model)]
     table = Table(*map(escape, headings))
     for row in predictions.head(SHOWN).itertuples(index=False):
         cells = [row[0], *_cells(model, row)]
@@ -110,6 +113,8 @@ def _headings(model: "TrainedModel") -> list[str]:
     if model.has_targets:
         return list(model.classes)
     headings = ["class", "probability"]
+    if model.plan.data.task == BINARY.name:
+        headings.append(f"p({model.classes[1]})")
     if model.doubt:
         share = 100 * (1 - model.doubt.alpha)
         headings += ["calibrated", f"set ({share:g} %)"]
@@ -121,6 +126,8 @@ def _cells(model: "TrainedModel", row: Any) -> list[str]:
     if model.has_targets:
         return [f"{value:.4g}" for value in row[1:]]
     cells = [row.predicted, f"{100 * row.probability:.1f} %"]
+    if model.plan.data.task == BINARY.name:
+        cells.append(f"{100 * row[-1]:.1f} %")  # of the second class, the positive one
     if model.doubt:
         cells += [f"{100 * row.probability_calibrated:.1f} %", row.set]
     return cells
@@ -175,6 +182,18 @@ def _note(text: str) -> None:
     """Prints a note on the error stream, unless it is empty."""
     if text:
         errors.print(f"note: {text}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _note_cells(model: "TrainedModel", files: Sequence[Path]) -> None:
+    """Prints a note for each cell of tables that the model does not know as it is written."""
+    from fedsim.data.feature_tables import cell_notes
+
+    if not model.plan.data.features:
+        return
+    for file in files:
+        if file.suffix.lower() != ".npz":
+            for text in cell_notes(file, model.experiment.data, model.plan.data, model.feature_scale):
+                _note(text)
 
 
 def _write(table: "pd.DataFrame", output: Path | None) -> None:

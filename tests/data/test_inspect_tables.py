@@ -9,8 +9,10 @@ import pytest
 from fedsim.commands.data import show_inspection
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
+from fedsim.data.benchmarks import benchmark
 from fedsim.data.inspect import given_in
-from fedsim.data.inspect_tables import inspect_npz, inspect_table, is_table_of_numbers
+from fedsim.data.inspect_tables import SAYS_WHICH, inspect_npz, inspect_table, is_table_of_numbers
+from fedsim.data.reader import reader
 from fedsim.runs.plan import resolve
 from fedsim.settings.experiment import from_table
 
@@ -30,7 +32,10 @@ def test_the_hospitals_are_described():
         'means that it was not measured, set missing = {chol = ["0"]}',
         "num alone tells the class of every row, perhaps as the label in other words; the experiment file below leaves "
         "it out of the features",
-        "2 rows repeat another one of their domain",
+        "ca is empty in 290 of 293 rows of hungary, 118 of 123 rows of switzerland, 198 of 200 rows of va_long_beach, "
+        f"and in 5 of 304 rows of cleveland: {SAYS_WHICH}",
+        f"thal is empty in 265 of 293 rows of hungary, and in 3 of 304 rows of cleveland: {SAYS_WHICH}",
+        "2 rows repeat another one of their domain: row 407 repeats row 406, row 909 repeats row 861",
     ]
     plan = resolve(from_table(tomllib.loads(found.experiment)))
     assert (plan.data.domains, plan.data.classes) == (tuple(found.counts.index), ("no", "yes"))
@@ -76,7 +81,10 @@ def test_what_the_command_prints_and_refuses(tmp_path, capsys):
     with pytest.raises(UserError, match="--grid draws pictures"):
         show_inspection(file, tmp_path / "g.png", NAMES)
     show_inspection(file, None, NAMES)
-    assert 'backbone = "mlp"' in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert 'backbone = "mlp"' in output
+    assert "empty cells" in " ".join(output.split())
+    assert "\u2026" not in output
     pd.DataFrame({"path": ["a.png"], "label": ["x"], "domain": ["d"]}).to_csv(tmp_path / "images.csv", index=False)
     assert not is_table_of_numbers(tmp_path / "images.csv", given_in([]))
 
@@ -98,3 +106,56 @@ def test_a_table_of_targets_is_described_and_its_experiment_has_the_task(tmp_pat
     assert 'label = [\n    "flu",\n]' in several.experiment
     with pytest.raises(UserError, match=r"row 2: the label '1.5' is neither 0 nor 1"):
         inspect_table(file, given_in(['data.columns.label=["days"]', "data.task=multi-label"]))
+
+
+def test_a_named_column_of_domains_must_be_there_also_beside_other_tables(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("x,label,site\n1,u,a\n2,v,b\n3,u,b\n4,v,a\n")
+    (tmp_path / "other.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(UserError, match="has no column 'hospital'; say which one it is"):
+        inspect_table(file, given_in(["data.columns.domain=hospital"]))
+    settings = {"data": {"dataset": "arrays", "root": str(file), "columns": {"domain": "hospital"}}}
+    with pytest.raises(UserError, match=r"has no column 'hospital', which data\.columns\.domain names"):
+        resolve(from_table(settings))
+    assert inspect_table(file, given_in([])).problems[0].startswith("no column 'domain': the name of each file is")
+
+
+def test_a_feature_that_is_empty_in_most_rows_of_one_domain_only_is_named(tmp_path):
+    lines = [f"{n},{n if n < 10 or n == 19 else ''},{'uv'[n % 2]},{'ab'[n >= 10]}" for n in range(20)]
+    (tmp_path / "t.csv").write_text("x,ca,label,domain\n" + "\n".join(lines) + "\n")
+    inspection = inspect_table(tmp_path / "t.csv", given_in([]))
+    start = "ca is empty in 9 of 10 rows of b, and in 0 of 10 rows of a: whether the cell is empty says which domain"
+    assert [text for text in inspection.problems if text.startswith(start)]
+
+
+def test_grades_absent_classes_and_odd_texts_are_named(tmp_path):
+    """Hospital a has the grades 0 to 2 and b those of 0 and 1; sex is spelled twice, and one dose is a text."""
+    lines = []
+    for n in range(40):
+        sex = "male" if n == 3 else ("Male", "Female")[n % 2]
+        dose = "unknown" if n == 5 else "n/a" if n == 7 else str(1.5 * n)
+        lines.append(f"{dose},{n * n % 37},{sex},{n % 3 if n < 20 else n % 2},{'ab'[n >= 20]}")
+    file = tmp_path / "t.csv"
+    file.write_text("dose,x,sex,grade,domain\n" + "\n".join(lines) + "\n")
+    problems = inspect_table(file, given_in(["data.columns.label=grade"])).problems
+    expected = [
+        "dose has 38 numbers and 1 text: 'unknown' in row 7; correct it",
+        "b: no row has the class 2, which other domains have",
+        f"{file}, column 'grade': the classes are the numbers 0 to 2, perhaps grades",
+        "column 'sex': 'Male' (rows: 20), 'male' (rows: 1) differ in spelling only and are 2 names",
+    ]
+    for start in expected:
+        assert [text for text in problems if text.startswith(start)], (start, problems)
+    with pytest.raises(UserError, match=r"needs two classes, and .* has 3: 0, 1, 2; write a column that has two"):
+        inspect_table(file, given_in(["data.columns.label=grade", "data.task=binary"]))
+    lines[5] = "1,1,Male,0,a"
+    file.write_text("dose,x,sex,grade,domain\n" + "\n".join(lines) + "\n")
+    problems = inspect_table(file, given_in(["data.columns.label=grade"])).problems
+    assert "dose is 'n/a' in 1 row, which counts as an empty cell" in problems
+    columns = {"label": "grade", "features": ["x"]}
+    settings = from_table({"data": {"dataset": "arrays", "root": str(file), "columns": columns}})
+    findings = reader(settings.data, benchmark(settings.data)).findings()
+    assert [(finding.kind, finding.where) for finding in findings if not finding.is_grave] == [
+        ("absent-classes", "b"),
+        ("grades", f"{file}, column 'grade'"),
+    ]

@@ -14,7 +14,9 @@ import fedsim
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
-from fedsim.export.inference import evaluate_rows
+from fedsim.data.feature_tables import cell_notes
+from fedsim.export.cli import _cells, _headings
+from fedsim.export.inference import evaluate_rows, predict
 from fedsim.settings.experiment import read_experiment
 
 
@@ -137,3 +139,38 @@ def test_the_unseen_hospital_has_the_score_of_the_run(tmp_path, preset, scale):
     predictions = pd.read_csv(tmp_path / "predictions.csv")
     hungary = predictions[predictions["domain"] == "hungary"]
     assert (hungary["label"] == hungary["predicted"]).mean() == pytest.approx(target)
+
+
+def test_predict_names_the_cells_that_the_model_does_not_know(tmp_path):
+    """The features are x, with the values 0 to 23, and sex; their mean over the source b is that of the run."""
+    frame = pd.DataFrame({"x": np.arange(24), "sex": ["Male", "Female"] * 12, "label": list("uvvu") * 6})
+    frame["site"] = ["ab"[n % 4 > 1] for n in range(24)]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    given = [
+        "data.dataset=arrays", f"data.root={tmp_path / 't.csv'}", "data.scale=federated", "model.backbone=linear",
+        "data.columns={features=['x', 'sex'], categories=['sex'], domain='site'}", "run.target=a",
+        f"run.output={tmp_path}", "train.rounds=1",
+    ]  # fmt: skip
+    run, _ = run_small(read_experiment("digits", given))
+    file = written(tmp_path / "new.csv", "x,sex\n3,male\n610,Male\nn/a,other\n,Female\n")
+    result = CliRunner().invoke(app, ["predict", str(run), str(file), "--which", "last"])
+    assert result.exit_code == 0, result.output
+    model = fedsim.load(run, "last")
+    notes = cell_notes(file, model.experiment.data, model.plan.data, model.feature_scale)
+    start = f"{file}, row "
+    assert [note.removeprefix(start).split(" (")[0] for note in notes] == [
+        "2: sex 'male' is no category of the model and counts as another value; write 'Male' if that is meant",
+        "3: x 610 is far from the values that trained",
+        "4: sex 'other' is no category of the model and counts as another value; known: Female, Male",
+        "4: x 'n/a' counts as an empty cell",
+    ]
+    assert "counts as an empty cell" in " ".join(result.stderr.split())
+
+
+def test_predict_shows_the_probability_of_the_positive_class(tmp_path):
+    """With the logits 0 and x, the positive class v has the probability 1 / (1 + 3) at x = -ln 3."""
+    model = trained(tmp_path, "uv", [[0.0], [1.0]], "data.task=binary")
+    predictions = predict(model, [written(tmp_path / "new.csv", f"x\n{-math.log(3)}\n")])
+    row = next(predictions.itertuples(index=False))
+    assert _headings(model) == ["class", "probability", "p(v)"]
+    assert _cells(model, row) == ["u", "75.0 %", "25.0 %"]
