@@ -25,6 +25,7 @@ from fedsim.common.errors import UserError, nearest
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
+HASH = "sha256:"  # stands before the hash of a module that has no version
 OWN = ("fedsim", "strategies", "clients")  # the packages of fedsim
 WAYS_OUT = {  # what to do with an object of one's own that is not of the kind
     "Backbone": "name the class of the network, or a function that says it returns one: `def net() -> Net:`",
@@ -160,7 +161,7 @@ def _source_hash(module: str) -> str:
     if spec and not folders and spec.origin:
         files = [Path(spec.origin)]
     texts = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
-    return f"sha256:{hashlib.sha256(b''.join(texts)).hexdigest()[:12]}" if texts else ""
+    return f"{HASH}{hashlib.sha256(b''.join(texts)).hexdigest()[:12]}" if texts else ""
 
 
 def origin(group: str, name: str) -> str:
