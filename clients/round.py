@@ -4,6 +4,7 @@ clients/parts.py has the order of a round and the contracts of parts; clients/ba
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clients.batch import Transfer
+from clients.blame import has_own_loss, watch
 from clients.budget import Amount, local_plan
 from clients.compiled import Compiled
 from clients.local_data import LocalData
@@ -24,6 +26,7 @@ from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from clients.validation import local_validation
+from fedsim.common.errors import UserError
 from fedsim.common.seeding import seed_library
 from fedsim.common.tasks import BY_METRIC
 from fedsim.models.infer.base import Predict
@@ -103,7 +106,26 @@ class LocalClient:
         Returns the tensors to send (views of the network, in its memory layout), the number of examples and metrics.
         """
         training = self.begin_training(tensors, order)
-        return self.end_training(training, self._take_steps(training.round))
+        try:
+            loss = self._take_steps(training.round)
+        except (RuntimeError, TypeError) as error:
+            if has_own_loss(training.round) and not isinstance(error, torch.OutOfMemoryError):
+                self._blame(tensors, order)
+            raise
+        if not math.isfinite(loss) and has_own_loss(training.round):
+            training = self.begin_training(tensors, order)
+            loss = self._take_steps(training.round, is_watched=True)
+        return self.end_training(training, loss)
+
+    def _blame(self, tensors: Arrays, order: Order) -> None:
+        """Repeats the steps of a round that failed; UserError names a term or an objective whose value is no loss."""
+        training = self.begin_training(tensors, order)
+        try:
+            self._take_steps(training.round, is_watched=True)
+        except UserError as error:
+            raise error from None
+        except Exception:  # it fails as it did before, which is what the caller raises
+            return
 
     def begin_training(self, tensors: Arrays, order: Order) -> Training:
         """Opens the round, loads the received tensors and lets the reports measure, before the first step."""
@@ -229,9 +251,14 @@ class LocalClient:
         personal = self.store.get("personal") or self.initial
         fill(self.state, {name: value for name, value in personal.items() if not only or self.places[name] == only})
 
-    def _take_steps(self, round: LocalRound) -> float:
-        """Takes the steps of a round; returns the mean loss over them."""
+    def _take_steps(self, round: LocalRound, is_watched: bool = False) -> float:
+        """Takes the steps of a round; returns the mean loss over them.
+
+        is_watched: raises UserError where a term or an objective of a user's own gives no finite number
+        """
         steps = self.begin_steps(round)
+        if is_watched:
+            watch(round, lambda: steps.taken + 1)
         for positions in steps.plan:
             steps.take(self.data.batch(positions, steps.transfer, steps.moment))
         return self.end_steps(steps)
