@@ -7,6 +7,7 @@ from support import numbers, run_small, tiny_experiment
 
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.common.exit_codes import explain
+from fedsim.testing.contract import findings
 
 LOSS = """from dataclasses import dataclass
 import torch
@@ -91,3 +92,35 @@ def test_an_unexpected_error_names_the_line_of_a_users_own_file(run):
     line, code = explain(error.value)
     assert line.startswith("NameError: name 'nothing' is not defined (in a file of yours, typo.py:8, in weigh; trace")
     assert code == 1
+
+
+@pytest.mark.parametrize(("name", "body", "failing"), [
+    ("detached", "return batch.features.square().mean().detach()",
+     [("It differs from FedAvg", "sup_con adds a value without a gradient: all tensors are FedAvg's")]),
+    ("infinite", "return batch.features.square().mean() * float('inf')",
+     [("Losses are finite", "client rot0: the term sup_con was inf at step 1 (infinite.py:10, in term)")]),
+])  # fmt: skip
+def test_check_method_names_the_property_of_a_wrong_loss(name, body, failing, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSIM_PLUGINS", str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(LOSS.replace("BODY", body))
+    faults = [(text, reason) for text, reason in findings(f"{name}:row") if reason]
+    assert len(faults) == len(failing)
+    for (text, reason), (start, beginning) in zip(faults, failing, strict=True):
+        assert text.startswith(start)
+        assert reason.startswith(beginning)
+
+
+@pytest.mark.parametrize(("name", "text", "reason"), [
+    ("misspelt", LOSS.replace("def begin", "def beginn"), "SupCon defines no begin(round); did you mean 'beginn'?"),
+    ("unruly", RULE.replace("def weigh", "def weight"),
+     "Mine defines no weigh(updates, server); did you mean 'weight'?"),
+    ("missing", LOSS.replace("import Recipe", "import Recipe, Facts"),
+     "importing missing failed: ImportError: cannot import name 'Facts' from 'fedsim'"),
+    ("argument", LOSS.replace("terms=", "term="),
+     "keyword argument 'term' (argument.py:15, in <module>); did you mean 'terms'?"),
+])  # fmt: skip
+def test_a_mistake_in_the_file_is_found_before_the_run(name, text, reason, run):
+    with pytest.raises(UserError, match=re.escape(reason)) as error:
+        run(text.replace("BODY", "pass"), name)
+    assert name == "argument" or "missing.py:4, in <module>" in str(error.value) or "defines no" in reason
+    assert "start in the folder" not in str(error.value)
