@@ -7,6 +7,7 @@ from support import numbers, run_small, tiny_experiment
 
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.common.exit_codes import explain
+from fedsim.studies.search import Search, plan_search
 from fedsim.testing.contract import findings
 
 LOSS = """from dataclasses import dataclass
@@ -124,3 +125,17 @@ def test_a_mistake_in_the_file_is_found_before_the_run(name, text, reason, run):
         run(text.replace("BODY", "pass"), name)
     assert name == "argument" or "missing.py:4, in <module>" in str(error.value) or "defines no" in reason
     assert "start in the folder" not in str(error.value)
+
+
+def test_a_search_says_which_fields_have_no_range(tmp_path, monkeypatch, capsys):
+    """Trial 0 has the file's values; the term's weight has a range, and its temperature has none."""
+    monkeypatch.setenv("FEDSIM_PLUGINS", str(tmp_path))
+    fields = """class SupCon(Term):
+    weight: Annotated[float, Tuned("log:0.1:1", "a test")] = 0.1
+    temperature: float = 0.5
+"""
+    text = "from typing import Annotated\nfrom fedsim.settings.tuned import Tuned\n" + LOSS.replace("BODY", "pass")
+    (tmp_path / "ranged.py").write_text(text.replace("class SupCon(Term):\n", fields))
+    plan_search("digits", Search("ranged:row", ("rot0",), [0], (), 2), [f"run.output={tmp_path}"], "")
+    line = "sup_con: temperature without a range (Tuned): not searched"
+    assert line in capsys.readouterr().out.replace("\n", " ")
