@@ -4,7 +4,6 @@ clients/parts.py has the order of a round and the contracts of parts; clients/ba
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,16 @@ import torch
 from torch import Tensor
 
 from clients.batch import Transfer
-from clients.blame import has_own_loss, watch
 from clients.budget import Amount, local_plan
 from clients.compiled import Compiled
 from clients.local_data import LocalData
-from clients.local_steps import BestIterate, LocalSteps, Order, Trained, Training
+from clients.local_steps import BestIterate, LocalSteps, Order, Trained, Training, steps_taken, watch
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, StepFunction, departing
 from clients.recipe import ClientRecipe
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from clients.validation import local_validation
-from fedsim.common.errors import UserError
 from fedsim.common.seeding import seed_library
 from fedsim.common.tasks import BY_METRIC
 from fedsim.models.infer.base import Predict
@@ -105,27 +102,8 @@ class LocalClient:
 
         Returns the tensors to send (views of the network, in its memory layout), the number of examples and metrics.
         """
-        training = self.begin_training(tensors, order)
-        try:
-            loss = self._take_steps(training.round)
-        except (RuntimeError, TypeError) as error:
-            if has_own_loss(training.round) and not isinstance(error, torch.OutOfMemoryError):
-                self._blame(tensors, order)
-            raise
-        if not math.isfinite(loss) and has_own_loss(training.round):
-            training = self.begin_training(tensors, order)
-            loss = self._take_steps(training.round, is_watched=True)
+        training, loss = steps_taken(lambda: self.begin_training(tensors, order), self._take_steps)
         return self.end_training(training, loss)
-
-    def _blame(self, tensors: Arrays, order: Order) -> None:
-        """Repeats the steps of a round that failed; UserError names a term or an objective whose value is no loss."""
-        training = self.begin_training(tensors, order)
-        try:
-            self._take_steps(training.round, is_watched=True)
-        except UserError as error:
-            raise error from None
-        except Exception:  # it fails as it did before, which is what the caller raises
-            return
 
     def begin_training(self, tensors: Arrays, order: Order) -> Training:
         """Opens the round, loads the received tensors and lets the reports measure, before the first step."""
@@ -252,10 +230,7 @@ class LocalClient:
         fill(self.state, {name: value for name, value in personal.items() if not only or self.places[name] == only})
 
     def _take_steps(self, round: LocalRound, is_watched: bool = False) -> float:
-        """Takes the steps of a round; returns the mean loss over them.
-
-        is_watched: raises UserError where a term or an objective of a user's own gives no finite number
-        """
+        """Takes the steps of a round; returns the mean loss over them. With `is_watched`, see `steps_taken`."""
         steps = self.begin_steps(round)
         if is_watched:
             watch(round, lambda: steps.taken + 1)

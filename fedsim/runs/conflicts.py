@@ -84,11 +84,7 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
         raise UserError(
             f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(parts[:5])}; {ELSEWHERE}"
         )
-    modules = changed_modules(recorded, experiment)
-    if modules and (is_finished(folder) or (folder / FOLDER / STATE).is_file()):  # otherwise it begins anew
-        raise UserError(
-            f"{folder} holds a run with other code ({', '.join(modules)} has changed since); put that back, {ELSEWHERE}"
-        )
+    refuse_other_code(folder, recorded, experiment)
     weights = weights_record(experiment.model.weights).get(WEIGHTS_KEY)
     if weights and recorded.get(WEIGHTS_KEY) != weights:
         raise UserError(
@@ -103,10 +99,17 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
             _refuse(folder, came_and_went(recorded["data"], data))
 
 
-def changed_modules(recorded: Mapping[str, Any], experiment: Experiment) -> list[str]:
-    """Returns the modules from outside whose source has another hash than the recorded one; none without a record."""
+def refuse_other_code(folder: Path, recorded: Mapping[str, Any], experiment: Experiment) -> None:
+    """Raises UserError when a module from outside has another hash than the recorded one; none without a record.
+
+    A run without a checkpoint begins anew, so that its code may change.
+    """
     then, now = recorded.get("packages", {}), outside_versions(packages_of(experiment))
-    return [name for name, version in now.items() if then.get(name, "").startswith(HASH) and then[name] != version]
+    modules = [name for name, version in now.items() if then.get(name, "").startswith(HASH) and then[name] != version]
+    if modules and (is_finished(folder) or (folder / FOLDER / STATE).is_file()):
+        raise UserError(
+            f"{folder} holds a run with other code ({', '.join(modules)} has changed since); put that back, {ELSEWHERE}"
+        )
 
 
 def changed_settings(then: Experiment, now: Experiment) -> list[str]:

@@ -26,7 +26,6 @@ from safetensors.numpy import load_file
 from fedsim.common.errors import UserError
 from fedsim.common.user_code import place_of_error
 from fedsim.methods.assembly import assemble
-from fedsim.parts.part import part_name
 from fedsim.records.callbacks import RunCallback
 from fedsim.runs.plan import Plan, resolve
 from fedsim.runs.serve import serve
@@ -165,7 +164,8 @@ def differs_from_fedavg(evidence: Evidence) -> str:
     is_equal = evidence.rounds.equals(plain.rounds) and evidence.clients.equals(plain.clients)
     if is_equal and _exchanges(evidence) == _exchanges(plain):
         return "all tensors, messages and records are FedAvg's: the method does nothing here"
-    terms = [part_name(term) for term in evidence.plan.recipe.terms]
+    recipe = evidence.plan.recipe
+    terms = [name for name, part in recipe.named.items() if part in recipe.terms]
     if not terms:
         return ""
     return (
